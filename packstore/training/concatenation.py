@@ -29,8 +29,10 @@ _Path = str | os.PathLike[str]
 
 
 class ConcatDataset(PackedDataset):
-    """Dataset over the concatenated records of several stores; see :func:`concat`, also for errors. Its ``path`` is the
-    stores' paths, joined by " + "."""
+    """Dataset over the concatenated records of several stores. See :func:`concat`, also for errors.
+
+    Its ``path`` is the stores' paths, joined by " + ".
+    """
 
     def __init__(self, stores: Sequence[_Path], split: str | None = None, **options: Any) -> None:
         if isinstance(stores, str | os.PathLike) or not isinstance(stores, Sequence):
@@ -44,8 +46,12 @@ class ConcatDataset(PackedDataset):
         self.path = Path(" + ".join(map(str, self.paths)))
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
-        """Opens all stores, each remote one at the version that was opened first, and joins them; ignores ``head``.
-        Raises :class:`StoreError` if one does not open or they do not go together."""
+        """Opens all stores and joins them. Ignores ``head``.
+
+        A remote store is opened again at its first version, even if it has grown.
+
+        Raises :class:`StoreError` if a store does not open, or if the stores do not fit together.
+        """
         with ExitStack() as opened:
             readers = [
                 opened.enter_context(open_checked(path, self.checksums, known))
@@ -58,13 +64,18 @@ class ConcatDataset(PackedDataset):
 
 
 def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) -> PackedDataset:
-    """Opens several stores as one dataset, the records of the first, then those of the second; writes nothing.
+    """Opens several stores as one dataset: the records of the first, then those of the second, and so on. Writes
+    nothing.
 
-    The stores need the same columns, as for :func:`packstore.merge`, and images of one mode. Image files and 8-bit
-    pixels go together: pixels are then read as netpbm files (``output="bytes"`` returns these). So do floating point
-    images of one size and normalisation, which are then read as float32. Classes are matched by name: first the classes
-    of the first store, then new ones of the others; ``ds.classes`` lists them. Splits are matched by name too:
-    ``split="train"`` takes the records of this split from each store that has it.
+    The stores need the same columns, as for :func:`packstore.merge`, and images of one mode. Two kinds of different
+    encodings fit together:
+
+    - Image files and 8-bit pixels. The pixels are read as netpbm files, which ``output="bytes"`` returns.
+    - Floating point images of one size and normalisation. They are read as float32.
+
+    Classes are matched by name. ``ds.classes`` lists the classes of the first store, followed by new classes of the
+    others. Splits are matched by name, too: ``split="train"`` takes the records of this split from each store that has
+    the split.
 
     Args:
         stores: Paths or URLs of stores of any formats. If one is at a URL, a loader's ``shuffle=True`` means lanes.
@@ -73,7 +84,7 @@ def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) ->
 
     Raises:
         StoreError: A store does not open, or the stores differ in columns, or their images in mode or normalisation.
-        UsageError: As for :class:`packstore.PackedDataset`; ``stores`` is no list of paths, or empty.
+        UsageError: ``stores`` is no list of paths, or empty. Also as for :class:`packstore.PackedDataset`.
     """
     return ConcatDataset(stores, split, **options)
 
@@ -82,16 +93,19 @@ class Mix(ConcatDataset):
     """Mixes several stores by weights into one training set: ``Mix({"photos.lmdb": 3, "drawings.lmdb": 1},
     "train")``.
 
-    As a dataset it is :func:`packstore.concat` of the stores. A :class:`packstore.PackedLoader` draws from it: an epoch
-    contains exactly each store's share, rounded to a record, and any part of the epoch does too, to within two records
-    at each end. All records of a store are drawn, in random order with ``shuffle=True``, before any is repeated; an
-    epoch continues where the previous one stopped. Batches depend only on seed and epoch: they are the same for any
-    number of ranks, and can be resumed at any batch. A record that is repeated in an epoch gets two crops. A store at a
-    URL is read shard by shard, unless ``shuffle="full"``: shards in random order, records shuffled within the loader's
-    ``window`` of shards.
+    As a dataset it is :func:`packstore.concat` of the stores. A :class:`packstore.PackedLoader` draws from it:
+
+    - An epoch contains each store's share, rounded to a record. So does any part of an epoch, to within two records at
+      each end.
+    - All records of a store are drawn before any is repeated. Their order is random with ``shuffle=True``.
+    - An epoch continues where the previous epoch stopped.
+    - A record that is repeated in an epoch gets two crops.
+    - Batches depend only on seed and epoch. They are the same for any number of ranks, and can be resumed at any batch.
+    - A store at a URL is read shard by shard. Its shards come in random order, and its records are shuffled within the
+      loader's ``window`` of shards. ``shuffle="full"`` reads it in fully random order instead.
 
     Args:
-        weights: Weight of each store by its path or URL: any positive number; only the ratio counts. In a list of
+        weights: Weight of each store by its path or URL, any positive number. Only their ratio counts. In a list of
             paths, each store's weight is its number of records.
         split: The split to use, see :class:`packstore.PackedDataset`.
         temperature: Weights become ``weight ** (1 / temperature)``: 1 keeps them, larger values even them out.
@@ -103,8 +117,8 @@ class Mix(ConcatDataset):
 
     Raises:
         StoreError: A store does not open, or the stores do not go together, as for :func:`packstore.concat`.
-        UsageError: Weights or a temperature that are not positive; a store without records in the split, or none in an
-            epoch.
+        UsageError: Weights or a temperature that are not positive, a store without records in the split, or an epoch
+            so short that a store gets no record. Also as for :func:`packstore.concat`.
     """
 
     def __init__(
@@ -150,8 +164,9 @@ class Mix(ConcatDataset):
 def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
     """Returns the order in which an epoch of ``mix`` draws from its stores.
 
-    Unless ``shuffle`` is ``"full"``, records of a remote store are drawn shard by shard, since shards are fetched
-    whole."""
+    Records of remote stores are drawn shard by shard, because shards are fetched whole. ``shuffle="full"`` disables
+    that.
+    """
     joined = mix.reader.unchecked_reader
     assert isinstance(joined, ConcatReader)
     if shuffle == "full":
@@ -166,7 +181,7 @@ def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
 
 
 def _is_positive(number: Any) -> bool:
-    """Tells if a value is a finite number above 0; a bool is none."""
+    """Tells if a value is a finite number above 0. False for a bool."""
     return (
         isinstance(number, int | float | Fraction) and not isinstance(number, bool) and isfinite(number) and number > 0
     )

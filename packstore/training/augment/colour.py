@@ -35,10 +35,10 @@ class ColorJitter(_Colours):
     """Changes brightness, contrast, saturation and hue in a random order, as torchvision's ``ColorJitter``.
 
     Args:
-        brightness: Factors are uniform in ``(1 - brightness, 1 + brightness)``, at least 0; or in a pair's range.
+        brightness: A number b draws factors from 1 - b (at least 0) to 1 + b. A pair is the range of the factors.
         contrast: As ``brightness``.
         saturation: As ``brightness``.
-        hue: Shifts are uniform in ``(-hue, hue)``, at most 0.5; or in a pair's range.
+        hue: A number h, at most 0.5, draws shifts from -h to h. A pair is the range of the shifts.
 
     Raises:
         UsageError: A number or range below 0, a hue beyond 0.5, or a range that is not ascending.
@@ -53,8 +53,10 @@ class ColorJitter(_Colours):
         self._factor_ranges()
 
     def _factor_ranges(self) -> list[tuple[Code, float, float]]:
-        """Returns code, lowest and highest factor of each change; leaves out changes without effect. Raises
-        :class:`UsageError` for invalid numbers."""
+        """Returns code, lowest and highest factor of each change. Leaves out changes without effect.
+
+        Raises :class:`UsageError` for invalid numbers.
+        """
         found = []
         for name, code in _FACTORS.items():
             value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
@@ -69,7 +71,7 @@ class ColorJitter(_Colours):
         return found
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws a factor for each change, and the order of the changes for each image."""
+        """Draws a factor for each change, and the order of the changes, for each image."""
         ranges = self._factor_ranges()
         program = new_program(len(draws), len(ranges))
         places = np.argsort(permutation(draws, len(ranges), 4), 1)
@@ -95,7 +97,7 @@ class Grayscale(_Colours):
             raise UsageError(f"Grayscale: a batch keeps its 3 channels, got {self.num_output_channels!r}")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Returns a step that makes all images gray; draws nothing."""
+        """Returns a step that makes all images gray. Draws nothing."""
         return step(len(draws), Code.GRAY)
 
 
@@ -250,11 +252,11 @@ class RandomChannelPermutation(_Colours):
 class RandomPhotometricDistort(_Colours):
     """Changes brightness, contrast, saturation, hue and the order of channels, each with probability ``p``.
 
-    As torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016): contrast
-    comes before saturation and hue, or after them.
+    Equals torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016). Contrast
+    comes at random before saturation and hue, or after them.
 
     Raises:
-        UsageError: ``p`` is not a probability, or a range is not ascending or beyond its limits: 0, for the hue 0.5.
+        UsageError: ``p`` is not a probability, a range is not ascending, a factor is below 0, or a hue beyond 0.5.
     """
 
     brightness: Range = (0.875, 1.125)
@@ -270,7 +272,7 @@ class RandomPhotometricDistort(_Colours):
             object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws if each change runs, its factor, and if contrast comes first or last."""
+        """Draws for each image which changes run, their factors, and whether contrast comes first or last."""
         count = len(draws)
         first = chance(draws, 0.5, 8)
         steps = {}
@@ -316,7 +318,8 @@ class GaussianBlur(_Colours):
         return tuple(self.kernel_size) if isinstance(self.kernel_size, list | tuple) else (self.kernel_size,) * 2
 
     def _sigma_range(self) -> Range:
-        """Returns the range of standard deviations. Raises :class:`UsageError` unless it is ascending and positive."""
+        """Returns the range of standard deviations. Raises :class:`UsageError` unless it is ascending within 0.001 …
+        1000."""
         pair = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
         return parse_range(self, "sigma", pair, 1e-3, 1e3)
 
@@ -332,10 +335,14 @@ _LARGEST_KERNEL = 256
 
 @dataclass(frozen=True)
 class GaussianNoise(_Colours):
-    """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are fractions of 255.
+    """Adds noise to every value, as torchvision's ``GaussianNoise``.
 
-    The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations. Results are cut off at
-    0 and 255, without ``clip`` they wrap around.
+    The noise is a sum of four uniform bytes. It is nearly normal, but never beyond 3.45 standard deviations.
+
+    Args:
+        mean: Mean of the noise, as a fraction of 255.
+        sigma: Standard deviation of the noise, as a fraction of 255.
+        clip: Clip results to 0 … 255. Without it, they wrap around.
 
     Raises:
         UsageError: ``sigma`` is below 0, or ``mean`` is not a finite number.
@@ -364,5 +371,5 @@ class GaussianNoise(_Colours):
 
 
 def seed_parameters(bits: Any) -> tuple[Any, Any]:
-    """Splits 32-bit seeds into lower and upper 16 bits, which the float32 parameters of a program store exactly."""
+    """Splits 32-bit seeds into lower and upper 16 bits. The float32 parameters of a program store these exactly."""
     return bits & 0xFFFF, bits >> 16

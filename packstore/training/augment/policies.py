@@ -46,7 +46,8 @@ _WIDE = {
 
 @lru_cache(256)
 def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
-    """Computes the ``bins`` magnitudes of an operation for images of ``size``, float64 from float32 as torchvision.
+    """Computes the ``bins`` magnitudes of an operation for images of ``size``, in float32 as torchvision. Returns
+    float64.
 
     Returns None for an operation without magnitudes. Cached.
 
@@ -69,8 +70,12 @@ def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitu
 
 
 def _largest_magnitude(name: str, length: int, policy: str) -> float:
-    """Returns the largest magnitude of an operation, except for policy ``"wide"``: pixels of a side of ``length`` for
-    translations, degrees for rotation, else a share."""
+    """Returns the largest magnitude of an operation, for other policies than ``"wide"``.
+
+    - Translations: in pixels, for a side of ``length`` pixels.
+    - Rotations: in degrees.
+    - Others: a share.
+    """
     if name.startswith("Translate"):
         return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length
     return {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}.get(name, 0.9)
@@ -86,7 +91,7 @@ def write_steps(
         rows: int64 ``(k,)``.
         column: Index of the step.
         name: Torchvision's name.
-        magnitude: float64 ``(k,)``, signed; ignored by operations without one.
+        magnitude: float64 ``(k,)``, signed. Operations without magnitudes ignore it.
         size: Height and width of the images.
         flags: Interpolation and fill of warps, encoded.
     """
@@ -119,7 +124,7 @@ def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
 
 
 class _Policy(Operation):
-    """Base of policies: checks interpolation and fill of warps, and looks up steps in a table."""
+    """Base of policies. Raises :class:`UsageError` for an unknown interpolation or an invalid fill of warps."""
 
     interpolation: str
     fill: Any
@@ -147,9 +152,16 @@ class _Policy(Operation):
         level: NDArray[np.int64] | int,
         negative: NDArray[np.bool_],
     ) -> Program:
-        """Returns the steps of operations ``names[chosen]`` at magnitude number ``level``, of the shape of ``chosen``.
+        """Looks up the steps of operations in a table. The result has the shape of ``chosen``.
 
-        ``policy`` is its name and its number of magnitudes; ``negative`` says which magnitudes are negated."""
+        Args:
+            names: Names of the operations.
+            policy: Name of the policy, and its number of magnitudes.
+            size: Height and width of the images.
+            chosen: Index in ``names`` of each operation.
+            level: Number of the magnitude of each operation, or of all.
+            negative: Which magnitudes are negated.
+        """
         table = tabulate_steps(tuple(names), policy, size, self._warp_flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
@@ -157,7 +169,7 @@ class _Policy(Operation):
 
 @lru_cache(32)
 def tabulate_steps(names: tuple[str, ...], policy: tuple[str, int], size: Size, flags: int) -> Program:
-    """Builds the table of steps of operations by magnitude and sign, ``(names, bins, 2)``: positive, then negative.
+    """Builds the table of steps of operations, ``(names, bins, 2)``: by name, magnitude and sign. Positive comes first.
     Cached.
 
     Args:
@@ -283,7 +295,7 @@ class AutoAugment(_Policy, ProgramOperation):
             raise UsageError(f"AutoAugment: policy should be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws a pair of the policy for each image, and if each of its operations runs."""
+        """Draws a pair of the policy for each image, and which of its two operations run."""
         pairs = POLICIES[self.policy]
         program = new_program(len(draws), 2)
         chosen = draws.integers(len(pairs), 0)
@@ -301,9 +313,9 @@ class AugMix(_Policy, ProgramOperation):
     """Mixes an image with several chains of random operations on it, as torchvision's ``AugMix`` (Hendrycks, 2019).
 
     Args:
-        severity: Number of magnitudes from the weakest on, 1 … 10.
+        severity: How many of the ten magnitudes are used, from the weakest on.
         mixture_width: Number of chains.
-        chain_depth: Operations in each; below 1 for a random number, 1 … 3.
+        chain_depth: Number of operations in each chain. Below 1, it is random for each chain: 1 … 3.
         alpha: Parameter of the distributions of weights.
         all_ops: Include brightness, contrast, colour and sharpness.
         interpolation: As for :class:`RandAugment`.
@@ -333,8 +345,7 @@ class AugMix(_Policy, ProgramOperation):
             raise UsageError(f"AugMix: alpha should be positive, got {self.alpha!r}")
 
     def draw_chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
-        """Draws the program of each chain of operations, and float32 weights ``(B, 1 + chains)``: of the image itself,
-        then of each chain's result."""
+        """Draws the program of each chain of operations, and the weights for :func:`mix_chains`."""
         names = _AUG_MIX if self.all_ops else _AUG_MIX[:_PARTIAL]
         own, most, chains = draws.child(2), max(self.chain_depth, 0) or 3, self.mixture_width
         count = chains * most
@@ -356,16 +367,21 @@ class AugMix(_Policy, ProgramOperation):
 
 
 def draw_chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32]:
-    """Draws AugMix's weights, float32 ``(B, 1 + chains)``, which sum to 1: of the image itself, then of each chain's
-    result."""
+    """Draws AugMix's weights, float32 ``(B, 1 + chains)``, which sum to 1.
+
+    The first is the weight of the image itself. The others are those of the chains' results.
+    """
     own = dirichlet(draws, alpha, 2, 0)
     shares = dirichlet(draws, alpha, chains, 2 * GAMMA_DRAWS)
     return np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
 
 
 def mix_chains(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
-    """Joins the programs of ``chains`` to one program, which runs each chain on the image and sums image and results by
-    the ``weights`` of :func:`draw_chain_weights`."""
+    """Joins the programs of ``chains`` to one program. It runs each chain on the image itself, and sums image and
+    results.
+
+    ``weights``: weights of the sum, as from :func:`draw_chain_weights`.
+    """
     program = new_program(len(weights), 2 + sum(chain.shape[1] + 1 for chain in chains))
     codes, shares, place = program["code"], program["p"][..., 0], 1
     codes[:, 0], shares[:, 0], codes[:, -1] = Code.KEEP, weights[:, 0], Code.MIX
@@ -387,8 +403,7 @@ def check_bins(operation: Operation, bins: Any) -> None:
 class ThreeAugment(ProgramOperation):
     """Makes each image gray, solarised or blurred, with equal probabilities, as 3-Augment of DeiT III.
 
-    Source: facebookresearch/deit, augment.py. Pillow's blur with a radius from 0.1 to 2 is a Gaussian blur of that
-    deviation.
+    Source: facebookresearch/deit, augment.py. Its blur by Pillow has a radius of 0.1 to 2, which is the deviation here.
     """
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
