@@ -605,15 +605,30 @@ def test_texts_that_differ_are_labels_if_they_are_coded(name: str, coded: bool, 
 
 
 def test_times_with_nanoseconds_are_texts(tmp_path: Path, out: Path) -> None:
+    day, when = 86_400_000_000_001, pa.timestamp("ns")
+    taken = pa.struct([("day", when), ("days", pa.map_(pa.string(), when))])
+    objects = pa.struct([("bbox", pa.list_(pa.float32())), ("when", when)])
     columns = {
         "image": pa.array([{"bytes": tiny(1), "path": None}], IMAGE),
-        "when": pa.array([86_400_000_000_001], pa.timestamp("ns")),
+        "when": pa.array([day], when),
         "time": pa.array([1], pa.time64("ns")),
+        "days": pa.array([[day, None]], pa.list_(when)),
+        "taken": pa.array([{"day": day, "days": [("a", day)]}], taken),
+        "objects": pa.array([[{"bbox": [0, 0, 1, 1], "when": day}]], pa.list_(objects)),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    convert(tmp_path, out)
-    [row] = PackedDataset(out, columns=("when", "time"), output="bytes")
-    assert row == ("1970-01-02T00:00:00.000000001", "00:00:00.000000001")
+    text = "1970-01-02T00:00:00.000000001"
+    values = (text, "00:00:00.000000001", [text, None], {"day": text, "days": [["a", text]]})
+    convert(tmp_path, out, layout="xyxy")
+    [row] = PackedDataset(out, columns=("when", "time", "days", "taken", "objects"), output="bytes")
+    assert row == (*values, [{"when": text}])
+    del columns["objects"]
+    columns["image"] = pa.array(["a.png"])
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (tmp_path / "a.png").write_bytes(tiny(1))
+    convert(tmp_path, out.with_name("table.h5"))
+    [row] = PackedDataset(out.with_name("table.h5"), columns=("when", "time", "days", "taken"), output="bytes")
+    assert row == values
 
 
 def test_a_null_in_an_array_is_a_bad_value() -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.yolo import layout as yolo_layout
 from packstore.testing import SourceSuite
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.images import encode, picture
@@ -294,6 +295,13 @@ def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, 
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
         labels = [source.read(entry).values["labels"] for entry in source.entries()]  # type: ignore[union-attr]
         assert labels == [[], [1], [0], [1]]
+
+
+def test_more_names_of_classes_than_are_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yolo_layout, "_MAX_CLASSES", 2)
+    files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\ncow\n", "0.jpg": jpeg(0), "0.txt": "1 0.5 0.5 0.2 0.5\n"}
+    with pytest.raises(SourceError, match=r"classes\.txt has more than 2 names of classes"):
+        open_source(fill(tmp_path, files))
 
 
 def darknet(root: Path, top: str, said: str) -> Path:

@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 
 from packstore.core.errors import printable
-from packstore.sources.huggingface.arrow_types import is_file_struct
+from packstore.sources.huggingface.arrow_types import is_file_struct, is_list, load_pyarrow
 
 Cells = Callable[[int], Any]
 """Function that returns the converted value of a row."""
@@ -85,14 +85,14 @@ def class_name_reader(names: Sequence[str]) -> CellReader:
 
 def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
     """Makes a cell reader: a function of an array that returns a function of a row number. The latter applies
-    ``convert`` to the plain Python value of the row, and converts the result to JSON."""
-    return lambda array: ArrayCells(array, lambda scalar: _to_json(convert(scalar.as_py())))
+    ``convert`` to the row as a value of JSON."""
+    return lambda array: ArrayCells(array, lambda scalar: convert(_to_json(scalar)))
 
 
 def json_cells(array: Any) -> Cells:
     """Returns a function that reads a row of the array, by its number, as a value of JSON; dates, times and decimals
     become texts."""
-    return ArrayCells(array, lambda scalar: _to_json(scalar.as_py()))
+    return ArrayCells(array, _to_json)
 
 
 def text_cells(array: Any) -> Cells:
@@ -100,12 +100,7 @@ def text_cells(array: Any) -> Cells:
     becomes None."""
 
     def text(scalar: Any) -> str | None:
-        try:
-            value = scalar.as_py()
-        except ValueError:  # nanoseconds, which Python's dates and times lack
-            plain = str(scalar.cast("string"))
-            return f"{plain} ns" if plain.lstrip("-").isdigit() else plain.replace(" ", "T")
-        return None if value is None else str(_to_json(value))
+        return None if (value := _to_json(scalar)) is None else str(value)
 
     return ArrayCells(array, text)
 
@@ -193,13 +188,31 @@ class _FileCells(ArrayCells):
         return TableFile(data, path, self._start + int(self._offsets[self._data.offset + row]))
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(scalar: Any) -> Any:
+    """Converts an Arrow scalar to a value of JSON; dates, times, decimals and UUIDs become texts."""
+    try:
+        return _plain_to_json(scalar.as_py())
+    except ValueError:  # nanoseconds, which Python's dates and times lack
+        types = load_pyarrow("pyarrow.types")
+        if types.is_map(scalar.type):
+            return [[_to_json(item[0]), _to_json(item[1])] for item in scalar.values]
+        if is_list(scalar.type):
+            return [_to_json(item) for item in scalar.values]
+        if not types.is_struct(scalar.type):
+            plain = str(scalar.cast("string"))
+            return f"{plain} ns" if plain.lstrip("-").isdigit() else plain.replace(" ", "T")
+        if len({*(names := [field.name for field in scalar.type])}) < len(names):
+            raise
+        return {name: _to_json(scalar[name]) for name in names}
+
+
+def _plain_to_json(value: Any) -> Any:
     """Converts a plain Python value of Arrow to JSON: dates and times to ISO format, durations, decimals and UUIDs to
     texts; keeps other values."""
     if isinstance(value, dict):
-        return {str(name): _to_json(each) for name, each in value.items()}
+        return {str(name): _plain_to_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_to_json(each) for each in value]
+        return [_plain_to_json(each) for each in value]
     if isinstance(value, (date, datetime, time)):
         return value.isoformat()
     return str(value) if isinstance(value, (timedelta, Decimal, UUID)) else value

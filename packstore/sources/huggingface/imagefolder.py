@@ -44,10 +44,13 @@ _PROBED_MASKS = 64
 class HfImageFolderSource(FileRowSource):
     """Source for an image folder of Hugging Face.
 
-    With metadata, the samples are the metadata's rows in order. Later rows of one image have keys such as ``a.jpg#1``.
-    Without, they are the images of the splits in the card. Like ``datasets``, takes names of folders as labels if all
-    images lie on one level, in several folders. Opening raises :class:`SourceError` if there are neither metadata nor a
-    card that states files.
+    With metadata files, each of their rows is a sample, in order. Later rows of one image have keys such as
+    ``a.jpg#1``.
+
+    Without metadata files, the images to which the card gives a split are the samples. Their labels are the names of
+    their folders, under the conditions of ``datasets``: all images lie on one level, and in several folders.
+
+    Opening raises :class:`SourceError` if there are no metadata files and no card that states files.
     """
 
     kind = "hf_imagefolder"
@@ -62,8 +65,11 @@ class HfImageFolderSource(FileRowSource):
         self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits of all samples; reads all rows first. Raises :class:`SourceError` for an image of two
-        splits, and :class:`AmbiguousSourceError` if the names of folders give only some images a split."""
+        """Returns the splits of all samples; reads all rows first.
+
+        Raises :class:`SourceError` for an image of two splits. Raises :class:`AmbiguousSourceError` if only some images
+        lie in folders that name a split.
+        """
         return self._splits
 
     def describing_files(self) -> Iterable[str]:
@@ -71,8 +77,10 @@ class HfImageFolderSource(FileRowSource):
         return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, the columns of the metadata, and boxes with labels; without metadata, the folder as
-        ``label`` if folders are classes."""
+        """Declares the image, the columns of the metadata, and boxes with labels.
+
+        Without metadata, declares the image, and ``label`` if folders are classes.
+        """
         found: dict[str, Field] = {"image": Image()}
         if self._metadata is None:
             return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
@@ -93,8 +101,11 @@ class HfImageFolderSource(FileRowSource):
         return found | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the files and values of a row. If a column holds boxes, converts them to corners in pixels, and
-        separates boxes, labels and the rest of the column. Raises :class:`ValueError` for invalid boxes and labels."""
+        """Reads the files and values of a row. Converts its boxes, if any, to corners in pixels.
+
+        Separates objects into boxes, labels and the other members. Raises :class:`ValueError` for invalid boxes and
+        labels.
+        """
         found = dict(super().read_values(ref))
         objects = self._object_column
         if objects is None:
@@ -112,13 +123,16 @@ class HfImageFolderSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of the metadata; without metadata, the images to which the card gives the split."""
+        """Yields the rows of the metadata that are of the split.
+
+        Without metadata, yields the images to which the card gives the split.
+        """
         return self._card_rows(split) if self._metadata is None else self._metadata_rows(split)
 
     def _card_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, for a folder without metadata files. The label is the image's folder.
+        """Yields a row for each image to which the card gives the split.
 
-        The ``data_files`` in the dataset card, its README, decide the split of an image.
+        If folders are classes, the label is the name of the image's folder.
         """
         for file in self._list_images():
             if lower_known_split(self._find_split(file)) == split:
@@ -126,8 +140,10 @@ class HfImageFolderSource(FileRowSource):
                 yield FileRow(file, {"label": folder} if self._folder_classes else {})
 
     def _metadata_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split in the metadata. Further rows of one image get a number behind the path as key:
-        ``a.jpg#1``."""
+        """Yields the rows of a split in the metadata. Later rows of one image have keys such as ``a.jpg#1``.
+
+        Raises :class:`SourceError` for a row without a main image, and for a value that does not fit its field.
+        """
         assert self._metadata is not None
         times: Counter[str] = Counter()
         for row in self._metadata.rows():
@@ -147,7 +163,8 @@ class HfImageFolderSource(FileRowSource):
             yield FileRow(file, values, key)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason for images: no metadata name them, or they are of no split. None for other files."""
+        """Returns the reason why an image is left out: no metadata name it, or it is of no split. None for other
+        files."""
         if name.lower().endswith(IMAGE_SUFFIXES):
             return "images that the metadata do not name" if self._metadata else "images of no split"
         return None
@@ -191,8 +208,11 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _field_names(self) -> dict[str, str]:
-        """Name of the field of each column of the metadata; empty without metadata. The column of the main images is
-        left out, unless it has lists of images: then it is the field ``further_…``, for the images after the first."""
+        """Name of the field of each column of the metadata; empty without metadata.
+
+        A column with one main image a row has no field here. A column with lists of images has the field ``further_…``,
+        which holds the images after the first.
+        """
         if self._metadata is None:
             return {}
         wanted = self._metadata.images | {name: name for name in self._metadata.fields}
@@ -204,7 +224,10 @@ class HfImageFolderSource(FileRowSource):
         return {column: unique[name] for column, name in wanted.items()}
 
     def _declare_further_image(self, column: str) -> Image | Mask:
-        """Declares the images in a column beside the main ones: masks by their name and their first 64 files."""
+        """Declares a column of images beside the main ones, as optional images.
+
+        If the column's name means masks, declares masks of the form that its first 64 files have.
+        """
         assert self._metadata is not None
         if not looks_like_mask(self._field_names[column]):
             return Image(optional=True)
@@ -239,9 +262,11 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _folder_classes(self) -> tuple[str, ...]:
-        """Names of folders as classes, sorted; empty if folders are no classes. The dataset's card decides. If the card
-        says nothing, folders are classes if all images are on one level and in folders of several names, as in
-        ``datasets`` (``FolderBasedBuilder._split_generators``)."""
+        """Names of folders as classes, sorted; empty if folders are no classes.
+
+        The ``drop_labels`` of the card decides. If the card lacks this, two conditions decide, as in ``datasets``
+        (``FolderBasedBuilder._split_generators``): all images are on one level, and their folders have several names.
+        """
         if self._card.drop_labels:
             return ()
         folders, depths = set(), set()
@@ -254,9 +279,11 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _patterns(self) -> Patterns | None:
-        """Patterns of the files of each split: the card's, else words such as ``train`` in the names of folders or
-        files; None without splits. Raises :class:`AmbiguousSourceError` if the names of folders give only some images a
-        split."""
+        """Patterns of the files of each split; None without splits.
+
+        The patterns are the card's. If the card has none, they are words such as ``train`` in the names of folders or
+        files. Raises :class:`AmbiguousSourceError` if only some images lie in folders that name a split.
+        """
         if self._card.data_files is not None:
             return self._card.data_files
         return choose_word_patterns(self._main_files, self.tree.name(), self.path)
@@ -269,8 +296,11 @@ class HfImageFolderSource(FileRowSource):
         return in_packing_order({lower_known_split(self._find_split(file)) for file in self._main_files()})
 
     def _find_split(self, file: str) -> str:
-        """Returns the split of an image, by the image's path or that of its metadata file. Returns ``""`` without
-        splits, and for an image to which the card gives none. Raises :class:`SourceError` for two splits."""
+        """Returns the split of an image, by the image's path. If that has none, decides by the path of the metadata
+        file.
+
+        Returns ``""`` if neither path has a split. Raises :class:`SourceError` for an image of two splits.
+        """
         if self._patterns is None:
             return ""
         found = find_splits(file, self._patterns)
@@ -279,14 +309,17 @@ class HfImageFolderSource(FileRowSource):
                 f"{self.tree.name(file)} is of {' and '.join(map(printable, found))} by the card's data_files"
             )
         if not found and self._metadata is not None:
-            beside = [name for name in self._metadata.files if file.startswith(name.rpartition("/")[0])]
+            beside = [name for name in self._metadata.files if file.startswith(join(name.rpartition("/")[0], ""))]
             found = find_splits(max(beside, key=len), self._patterns) if beside else ()
         return found[0] if found else ""
 
 
 def _read_card(tree: Tree, path: Path) -> Card:
-    """Reads the dataset card (``README.md``) of a tree; an empty one if there is none. Raises :class:`SourceError` for
-    a malformed card, and :class:`AmbiguousSourceError` for several configurations without a default."""
+    """Reads the dataset card (``README.md``) of a tree; an empty one if there is none.
+
+    Raises :class:`SourceError` for a malformed card. Raises :class:`AmbiguousSourceError` for several configurations
+    without a default.
+    """
     try:
         return parse_card(tree.first_bytes(CARD, _CARD_BYTES), path)
     except AmbiguousSourceError:
@@ -296,7 +329,7 @@ def _read_card(tree: Tree, path: Path) -> Card:
 
 
 def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
-    """Yields the paths of all metadata files."""
+    """Yields the paths of all metadata files, in all folders. ``skip_cycles``: skips links that form a cycle."""
     for directory, _ in tree.walk("", tree.above, skip_cycles=skip_cycles):
         for name in tree.names(directory).ending(".csv", ".jsonl", ".parquet"):
             if name in FILES:
@@ -317,9 +350,12 @@ def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder or archive with images and metadata files that name files, or with a card whose
-    patterns match images, else ``NO``. Looks into the upper four levels of folders. Raises :class:`SourceError` for a
-    malformed card, and :class:`AmbiguousSourceError` for several configurations without a default."""
+    """Recognises metadata files beside images, or a card whose patterns match images: ``CERTAIN``, else ``NO``.
+
+    Looks into the upper four levels of folders. Returns ``NO`` if some metadata file names no files. Raises
+    :class:`SourceError` for a malformed card. Raises :class:`AmbiguousSourceError` for several configurations without a
+    default.
+    """
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -16,6 +16,7 @@ from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Image, Images
 from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.huggingface.arrow_types import load_pyarrow
+from packstore.sources.huggingface.cells import json_cells
 from packstore.sources.huggingface.columns import TableColumn, TableFacts, declare_columns, find_box_column
 from packstore.sources.huggingface.features import (
     class_names,
@@ -215,7 +216,7 @@ class ScannedTables(ShardSource):
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
         for number in range(len(self.shards)):
             with self._open_for_scan(number) as table:
-                columns = [chain.from_iterable(each.to_pylist() for each in table.read_column(name)) for name in names]
+                columns = [chain.from_iterable(map(_read_json_values, table.read_column(name))) for name in names]
                 for values, labels, *size in zip(*columns, strict=True):
                     facts.add_row(values, labels, (size[0], size[1]) if len(size) == 2 else None)
         return facts.decide_convention(convention, printable(str(self.path)), self.path)
@@ -232,6 +233,11 @@ class ScannedTables(ShardSource):
         for name, feature in read_features(schema).items():
             if name in self._features and class_names(feature) != class_names(self._features[name]):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
+
+
+def _read_json_values(array: Any) -> Iterator[Any]:
+    """Yields the values of an array as JSON."""
+    return map(json_cells(array), range(len(array)))
 
 
 def _average_group_sizes(

@@ -44,9 +44,11 @@ _NO_KEYWORD = "not a DICOM keyword, such as PatientAge"
 
 
 class _DicomFile(NamedTuple):
-    """DICOM file with pixels, or a damaged one.
+    """DICOM file with pixels, or a damaged file.
 
     Attributes:
+        modified_ns: Time of its last modification, in nanoseconds.
+        changed_ns: Time of its last change, contents or attributes, in nanoseconds.
         header: Its header; None if the file is damaged.
         error: Reason why it cannot be read; ``""`` for a good header.
         numbers: Numbers of its patient, study and series, from 0; -1 for a damaged file.
@@ -62,13 +64,17 @@ class _DicomFile(NamedTuple):
 
 
 class DicomSource(HeaderScanSource):
-    """Frames of DICOM files, as stored values unless ``--column image=`` chooses another form. Files without pixels are
-    left out. Raises :class:`UsageError` for another form, an unknown keyword, or whole files with volumes, and
-    :class:`SourceError` for gray images of more than 8 bits together with colours.
+    """Source of the frames in DICOM files. Leaves out files without pixels, and sorts the planes of each series.
 
-    The header scan also sorts the planes of a series. Elements that may identify a person are left out unless
-    ``--column keep=`` names them. ``keep=file`` adds a column with the whole file; only the first frame of a file has
-    it. ``image=volumes`` makes each series a record: a volume and its middle slice.
+    The options of ``--column``:
+
+    - ``image=``: the pixels are stored values, rescaled or windowed; stored values by default.
+    - ``image=volumes``: each series is a record, a volume and its middle slice.
+    - ``keep=KEYWORD``: keeps an element that may identify a person. Without this, such elements are left out.
+    - ``keep=file``: adds a column with the whole file; only the first frame of a file has it.
+
+    Opening raises :class:`UsageError` for any other value, for an unknown keyword, and for whole files with volumes.
+    Reading headers raises :class:`SourceError` if gray images of more than 8 bits lie beside coloured ones.
     """
 
     kind = "dicom"
@@ -102,7 +108,7 @@ class DicomSource(HeaderScanSource):
         self.evidence = "files that are DICOM"
 
     def scan_headers(self) -> int:
-        """Reads all headers on the first call; returns the number of image files."""
+        """Reads all headers on the first call. Returns the number of image files, damaged ones included."""
         return len(self._files)
 
     def splits(self) -> Sequence[str]:
@@ -110,10 +116,13 @@ class DicomSource(HeaderScanSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image; the numbers ``patient``, ``study`` and ``series``, of a frame also ``instance``,
-        ``frame`` and ``position``; ``slope``, ``intercept`` and ``window``; and the kept elements as JSON, ``dicom``.
-        Adds ``file`` if whole files are kept. With volumes, adds ``volume`` with its order, positions, spacing, affine
-        and orientation."""
+        """Declares the image and the columns of its elements.
+
+        - Always: ``patient``, ``study``, ``series``, ``slope``, ``intercept``, ``window``; and kept elements as JSON,
+          ``dicom``.
+        - Frames: also ``instance``, ``frame`` and ``position``; and ``file`` if whole files are kept.
+        - Volumes: also ``volume`` with its order, positions, spacing, affine and orientation.
+        """
         if self._as_volumes:
             return {
                 "image": declare_image_field(self._mode),
@@ -138,8 +147,10 @@ class DicomSource(HeaderScanSource):
         }
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys as the base does. Adds a note if the source keeps whole files, since these identify patients. Adds a
-        note if slices have no positions."""
+        """Surveys the source. Adds a note if whole files are kept, which identify patients.
+
+        Adds a note about volumes whose slices have no positions.
+        """
         survey = super().survey(split, progress)
         notes = [_FILE_NOTE] if self._keeps_file else []
         if self._as_volumes and (unplaced := [each[0] for each in self._series if not _are_placed(each)]):
@@ -150,8 +161,10 @@ class DicomSource(HeaderScanSource):
         return replace(survey, notes=(*survey.notes, *notes))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each frame or volume, series by series. For each damaged file, yields a row whose reading
-        fails. The key is the path, that of a frame of several ``PATH#FRAME``."""
+        """Yields one row for each frame or volume, series by series. A damaged file has a row whose reading fails.
+
+        The key is the path. In a file of several frames, it is ``PATH#FRAME``.
+        """
         if self._as_volumes:
             yield from self._volume_rows()
             return
@@ -168,8 +181,10 @@ class DicomSource(HeaderScanSource):
                 yield Row(key, (file.path, file.size, file.modified_ns, rest), nbytes, 512, *times)
 
     def _volume_rows(self) -> Iterator[Row]:
-        """Yields for each damaged file a row whose reading fails, then a row for each series, with the path of its
-        first file as key."""
+        """Yields a row for each series; its key is the path of its first file.
+
+        First yields, for each damaged file, a row whose reading fails.
+        """
         for file in self._files:
             if file.header is None:
                 yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, file.modified_ns, file.changed_ns)
@@ -193,10 +208,15 @@ class DicomSource(HeaderScanSource):
         return list(found.values())
 
     def _read_volume(self, ref: Any) -> Mapping[str, Any]:
-        """Reads all slices of a series, and stacks them to a volume with its columns. ``image`` is the middle slice,
-        and ``window`` its windows; ``dicom`` has the elements that are equal in all slices; slope and intercept are
-        None if they differ. Raises :class:`ValueError` for damaged slices, slices that are no volume, stored values of
-        different scales, and too large a volume."""
+        """Reads all slices of a series and stacks them to a volume. Returns the volume's columns:
+
+        - ``image``: the middle slice; ``window`` holds its windows.
+        - ``dicom``: the elements that are equal in all slices.
+        - ``slope`` and ``intercept``: None if the slices' values differ.
+
+        Raises :class:`ValueError` for damaged slices, slices that form no volume, and too large a volume. Raises it
+        also for stored values whose slopes or intercepts differ, and for another number of slices than listed.
+        """
         files, count, (patient, study, series) = ref
         slices: list[Slice] = []
         columns: list[dict[str, Any]] = []
@@ -251,9 +271,12 @@ class DicomSource(HeaderScanSource):
         }
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the columns of a frame: the pixels as ``image``, the numbers, the scale, the elements, and with
-        ``keep=file`` for the first frame also the whole ``file``. With volumes, reads a whole series instead. Raises
-        :class:`ValueError` for damaged files, and slices that are no volume."""
+        """Reads the columns of a frame: pixels, numbers, scale and elements. For a row of a volume, reads a whole
+        series.
+
+        With ``keep=file``, the first frame also has the whole ``file``. Raises :class:`ValueError` for damaged files,
+        and for slices that form no volume.
+        """
         if self._as_volumes and len(ref) == 3:
             return self._read_volume(ref)
         file, size, modified, rest = ref
@@ -300,12 +323,14 @@ class DicomSource(HeaderScanSource):
         return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
     def stamp(self) -> str:
-        """Adds size and time of the first image file. Reads all headers first, if this has not been done."""
+        """Adds size and time of the first image file to the base's stamp. Reads all headers if nothing has yet."""
         return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
 
     def _read_dataset(self, file: str, size: int, modified: int) -> Any:
-        """Reads and parses a file; keeps the result for each thread's last file, for its next frame. Raises
-        :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one."""
+        """Reads and parses a file. Each thread keeps its last file, of which it may read further frames.
+
+        Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one.
+        """
         key = file, size, modified
         if getattr(self._last, "key", None) != key:
             data = self.tree.read(file, size, modified, self._max_bytes)
@@ -361,9 +386,13 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images. float32 if some images are floating point. int32 if no integer type
-        holds all possible values: then an image with a larger value is a bad sample. Raises :class:`SourceError` if
-        some images are gray of more than 8 bits, and others have colours."""
+        """Mode that holds the pixels of all images.
+
+        float32 if some images are floating point. int32 if no integer type holds all possible values; reading an image
+        with a larger value then fails.
+
+        Raises :class:`SourceError` if some images are gray of more than 8 bits, and others have colours.
+        """
         ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
         channels = max((each for each, *_ in ranges), default=1)
         floating = any(is_float for _, _, _, is_float in ranges)
@@ -383,8 +412,10 @@ class DicomSource(HeaderScanSource):
         return mode_of(channels, dtype)
 
     def _pixel_range(self, header: DicomHeader) -> tuple[int, int, int, bool]:
-        """Returns channels, least value, greatest value, and if pixels are floating point, after the conversion that
-        the option ``image`` chooses (``window``, ``rescaled`` or stored values)."""
+        """Returns (channels, least value, greatest value, True for floating point) of the pixels of an image.
+
+        These are pixels after the conversion that the option ``image`` chooses.
+        """
         if self._value_form == "window" and header.channels == 1:
             return 1, 0, 255, False
         if self._value_form == "rescaled" and header.channels == 1:
@@ -393,7 +424,7 @@ class DicomSource(HeaderScanSource):
 
 
 def _sort_key(file: _DicomFile) -> tuple[Any, ...]:
-    """Orders files by series, plane, instance number and path; damaged files last."""
+    """Returns the key that sorts files by series, plane, instance number and path; damaged files last."""
     if file.header is None:
         return 1, 0, 0.0, 0, file.path
     return 0, file.numbers[2], file.header.position, file.header.instance, file.path
@@ -405,16 +436,18 @@ def _are_placed(files: Sequence[_DicomFile]) -> bool:
 
 
 def _is_dicom(tree: Tree, path: str) -> bool:
-    """Tells if a file has DICOM's signature. Does not read files with the suffix of another image format: False."""
+    """Tells if a file has DICOM's signature. Returns False, unread, for the suffix of another image format."""
     if path.lower().endswith(IMAGE_SUFFIXES):
         return False
     return tree.first_bytes(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too.
-    Recognises files by their suffix. Among files without a suffix, or with a number as suffix, recognises the first 64
-    of a folder by signature."""
+    """Recognises a folder or archive with DICOM files: ``CERTAIN``; ``PARTIAL`` if it also has images of other formats.
+
+    A suffix such as ``.dcm`` is enough. Files without a suffix, or with a number as suffix, need DICOM's signature;
+    only the first 64 of a folder are read.
+    """
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -21,9 +21,11 @@ _PARTS = {"train": "0", "valid": "1", "test": "2"}
 
 
 class CelebA(NamedSource):
-    """Source of CelebA's images with their attributes as ``labels``, in the order of ``list_eval_partition.txt``. The
-    columns ``identity``, ``bbox`` and ``keypoints`` exist if their lists do. Refuses an image that one of the lists
-    lacks."""
+    """Source of CelebA's images with their attributes as ``labels``, in the order of ``list_eval_partition.txt``.
+
+    The columns ``identity``, ``bbox`` and ``keypoints`` exist if their lists do. Listing the images raises
+    :class:`SourceError` for one that a list lacks.
+    """
 
     kind = "celeba"
     title = "CelebA"
@@ -36,8 +38,10 @@ class CelebA(NamedSource):
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and ``labels`` (attributes), and for each optional list that exists ``identity``, ``bbox`` (an
-        array, no boxes) or ``keypoints``."""
+        """Declares the image and its attributes as ``labels``.
+
+        For each optional list that exists, also declares ``identity``, ``bbox`` (an array, no boxes) or ``keypoints``.
+        """
         found: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
         more: dict[str, Field] = {
             _IDENTITY: Label(),
@@ -47,9 +51,11 @@ class CelebA(NamedSource):
         return found | {name: more[file] for file, name in self._optional_columns.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split: ``labels`` has the numbers of the attributes that an image has, and each optional
-        list that exists gives one more value. Raises :class:`SourceError` for an invalid line, or an image that a list
-        lacks."""
+        """Yields the rows of a split. ``labels`` are the numbers of the attributes that an image has.
+
+        Each optional list that exists gives one more value. Raises :class:`SourceError` for an invalid line, and for an
+        image that a list lacks.
+        """
         attributes, partition = self.read_table(_ATTRIBUTES, skip=2), self.read_table(_PARTITION)
         tables = {file: self.read_table(file, skip=0 if file == _IDENTITY else 2) for file in self._optional_columns}
         for line in partition:
@@ -80,8 +86,8 @@ class CelebA(NamedSource):
 
 
 def _parse_image_line(table: TextTable, image: str, count: int) -> list[int]:
-    """Returns the ``count`` whole numbers in the line of an image. Raises :class:`SourceError` if the line is missing,
-    or has other values."""
+    """Returns the ``count`` whole numbers in the line of an image. Raises :class:`SourceError` if the line is
+    missing, or does not hold just these numbers."""
     line = table.require_line(image, count + 1, f"{image} and {count} numbers")
     return table.parse_ints(line[1:], "whole numbers", line)
 

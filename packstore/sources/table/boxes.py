@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.boxes import BoxConventionCounter
 from packstore.sources.table.box_cells import is_blank, parse_boxes, parse_number_cell
 from packstore.sources.table.columns import ColumnRoles
+from packstore.sources.table.image_rows import ImageRows
 from packstore.sources.table.images import batch_rows
+from packstore.sources.tree import Tree
+
+_MEASURED, _HEADER = 512, 1 << 16
 
 
 def find_convention(
     where: str, roles: ColumnRoles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
 ) -> str:
-    """Finds the convention that all boxes follow, by the names of their columns and by the sizes of images: those in
-    ``sized``, and columns ``width`` and ``height``. Its name ends in ``n`` if boxes are fractions of the image. Names
-    of corners are believed even if boxes do not fit. Returns ``xyxy`` if there are no boxes.
+    """Finds the convention that all boxes follow, by the names of their columns and the sizes of images.
+
+    The name of the convention ends in ``n`` if boxes are fractions of the image. Sizes are those in ``sized``, and
+    columns ``width`` and ``height``. Columns named like corners are ``xyxy``, even if boxes do not fit. Without boxes,
+    returns the first convention that the names allow.
 
     Args:
         where: Name of the table, for messages.
@@ -27,7 +36,7 @@ def find_convention(
         rows: Place and cells of each row.
         sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
             outside of an image.
-        said: Convention that the user names: it is returned, once all rows are checked.
+        said: Convention that the user names: it is returned, after all cells are checked.
 
     Raises:
         AmbiguousSourceError: The boxes fit several conventions, or none.
@@ -75,8 +84,10 @@ def find_convention(
 
 
 def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
-    """Reads the boxes of a row; none if all cells are blank. Raises :class:`ValueError` for a cell that is no number,
-    or no box."""
+    """Reads the boxes of a row; none if all cells are blank. A single column may hold several boxes in a cell.
+
+    Raises :class:`ValueError` for a cell that is no number, or no box.
+    """
     values = [cells.get(name) for name in columns]
     if all(map(is_blank, values)):
         return []
@@ -91,3 +102,29 @@ def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[lis
         if number is None:
             raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
     return [[number for number in numbers if number is not None]]
+
+
+def measure_images(tree: Tree, rows: ImageRows) -> dict[int, tuple[int, int]]:
+    """Reads (width, height), upright, of about 512 images, spread over all.
+
+    Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for image in range(0, rows.image_count, max(1, rows.image_count // _MEASURED)):
+        start = tree.first_bytes(rows.image_path(image), _HEADER)
+        with suppress(HeaderError, SampleError, ValueError):
+            info = sniff(start)
+            turned = swaps_sides(read_orientation(start, info))
+            sides = (info.height, info.width) if turned else (info.width, info.height)
+            found |= dict.fromkeys(rows.numbers_of(image), sides)
+    return found
+
+
+def read_sides(image: bytes) -> tuple[int, int]:
+    """Reads width and height, as stored, in the header of an image file. Raises :class:`ValueError` if it is no
+    image."""
+    try:
+        info = sniff(image)
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    return info.width, info.height

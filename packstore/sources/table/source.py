@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -13,23 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.base import SourceOptions, Survey, find_split_in_path
+from packstore.sources.base import SourceOptions, Survey
 from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import to_corners
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import suffix_of
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
-from packstore.sources.labels import lower_known_split
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
-from packstore.sources.table.boxes import find_convention, read_row_boxes
+from packstore.sources.table.boxes import find_convention, measure_images, read_row_boxes, read_sides
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
 from packstore.sources.table.columns import convert_runs, find_roles
 from packstore.sources.table.finding import (
@@ -48,10 +44,10 @@ from packstore.sources.table.open_images import (
     read_hierarchy,
 )
 from packstore.sources.table.reading import TEXT
+from packstore.sources.table.splits import assign_splits
 from packstore.sources.values import looks_like_mask
 
-_MAX_SPLITS, _MOST_FURTHER = 100, 64
-_MEASURED, _HEADER, _NAMED = 512, 1 << 16, 8
+_MOST_FURTHER, _MEASURED, _NAMED = 64, 512, 8
 
 
 class TableSource(FileRowSource):
@@ -73,8 +69,6 @@ class TableSource(FileRowSource):
         self._find_tables(given)
         self._missing: Counter[str] = Counter()
         self._rows = ImageRows(self.tree, self._tables, self._read_rows())
-        self._split_names: list[str] = []
-        self._split_of = bytearray()
         self._further = {name: 1 for table in self._tables for name in table.further}
         for number in self._rows.images_with_several() if self._further else ():
             for name, paths in self._rows.list_different(number, self._further).items():
@@ -83,7 +77,7 @@ class TableSource(FileRowSource):
             raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
         plain = {name: each for name, each in self._rows.facts.items() if name not in self._further}
         self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
-        self._assign_splits()
+        self._split_names, self._split_of = assign_splits(self.tree.name(), self._tables, self._rows, self._roles.split)
         self._convention = self._find_convention()
         self.evidence = self._describe_evidence()
 
@@ -122,29 +116,6 @@ class TableSource(FileRowSource):
                     yield NamedRow(image, number, row.place, cells)
             for image, cells in joined.remaining_images():
                 yield NamedRow(image, number, self.tree.name(table.joined[0].file), cells)
-
-    def _assign_splits(self) -> None:
-        """Assigns each image its split. Takes the split from the column of splits, else from the path of the image's
-        table. If neither exists and the paths of all images name a split, takes that from the image's path. Raises
-        :class:`SourceError` for an image in two splits, and for more than 100 splits."""
-        tables = [table.split for table in self._tables]
-        by_path = not self._roles.split and not any(tables)
-        folders = (self._rows.image_path(number).rpartition("/")[0] for number in range(self._rows.image_count))
-        own = list(map(find_split_in_path, folders)) if by_path else []
-        for number in range(self._rows.image_count):
-            split = tables[self._rows.table_of[number]]
-            if self._roles.split:
-                values = {str(cells.get(self._roles.split) or "") for cells in self._rows.cells_of(number)}
-                split = lower_known_split(min(values)) or split
-                if len(values) > 1:
-                    raise SourceError(f"{self._rows.rows_of(number)[-1][0]}: its image is in two splits")
-            elif own and all(own):
-                split = own[number]
-            if split not in self._split_names:
-                self._split_names.append(split)
-            if len(self._split_names) > _MAX_SPLITS:
-                raise SourceError(f"{self.tree.name()}: more than {_MAX_SPLITS} splits in {self._roles.split!r}")
-            self._split_of.append(self._split_names.index(split))
 
     def _describe_evidence(self) -> str:
         """Formats the tables, and their columns by role, as the evidence of the source."""
@@ -264,7 +235,7 @@ class TableSource(FileRowSource):
             return {"boxes": boxes}, [(cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each]
         if roles.runs:
             masked = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
-            masks = [convert_runs(cells[roles.runs], *_read_sides(image)) for cells in masked]
+            masks = [convert_runs(cells[roles.runs], *read_sides(image)) for cells in masked]
             values = {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
             return values, [(cells, 1) for cells in masked]
         return {}, []
@@ -446,28 +417,6 @@ class TableSource(FileRowSource):
         if not self._roles.boxes:
             return ""
         where = self.tree.name(self._tables[0].file)
-        return find_convention(where, self._roles, iter(self._rows), self._measured_sides, self.options.layout)
-
-    @cached_property
-    def _measured_sides(self) -> dict[int, tuple[int, int]]:
-        """(width, height), upright, of about 512 images, spread over all, by the number of each of their rows. They
-        exclude conventions that put boxes outside an image. Images without a readable header are left out."""
-        found: dict[int, tuple[int, int]] = {}
-        step = max(1, self._rows.image_count // _MEASURED)
-        for image in range(0, self._rows.image_count, step):
-            start = self.tree.first_bytes(self._rows.image_path(image), _HEADER)
-            with suppress(HeaderError, SampleError, ValueError):
-                info = sniff(start)
-                turned = swaps_sides(read_orientation(start, info))
-                sides = (info.height, info.width) if turned else (info.width, info.height)
-                found |= dict.fromkeys(self._rows.numbers_of(image), sides)
-        return found
-
-
-def _read_sides(image: bytes) -> tuple[int, int]:
-    """Reads width and height in the header of an image file. Raises :class:`ValueError` if it is no image."""
-    try:
-        info = sniff(image)
-    except HeaderError as error:
-        raise ValueError(error.reason) from error
-    return info.width, info.height
+        return find_convention(
+            where, self._roles, iter(self._rows), measure_images(self.tree, self._rows), self.options.layout
+        )

@@ -292,8 +292,13 @@ def _is_name(value: Any) -> bool:
 
 
 def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
-    """Reads names of classes, one a line; takes the first 1,048,576. Numbers are added to names that occur twice."""
-    names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES)]
+    """Reads names of classes, one a line. Adds numbers to names that occur twice.
+
+    Raises :class:`SourceError` for more than 1,048,576 names.
+    """
+    names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES + 1)]
+    if len(names) > _MAX_CLASSES:
+        raise SourceError(f"{tree.name(file)} has more than {_MAX_CLASSES:,} names of classes")
     return number_repeated_names(names, range(len(names)))
 
 
