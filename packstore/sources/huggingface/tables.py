@@ -76,11 +76,13 @@ _NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None, lambda _: None)
 
 
 class HfTableSource(ScannedTables):
-    """Source whose samples are rows of tables in files, under keys of split and number.
+    """Base of sources whose samples are rows of tables, with keys of split and number.
 
-    Image files are kept as they are, and paths in their cells become further columns. A file that has only a path is
-    read from the table's folder; other places are refused. A class number below 0 is a missing label. Opening raises
-    :class:`SourceError` if there are no tables, or none with images.
+    Keeps image files unchanged. The paths beside their bytes in the cells become further columns. If a cell has only a
+    path, the file is read from the table's folder; a path out of this folder is a bad sample. A class number below 0 is
+    a missing label.
+
+    Opening raises :class:`SourceError` if there are no tables, or none with images.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -104,7 +106,8 @@ class HfTableSource(ScannedTables):
         return any(each.column in self._facts.optional for each in self._columns if each.path is not None)
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the tables, the card, and images beside tables that hold paths instead of bytes."""
+        """Claims the tables and the card. If some table holds a path instead of bytes, claims all images beside the
+        tables."""
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
         if self.path.is_dir() and self.has_images_by_path:
@@ -113,7 +116,7 @@ class HfTableSource(ScannedTables):
                     claims.claim(name)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason for Parquet files of no split, and for images that are no samples; None for other
+        """Returns the reason for Parquet files of no split, and for images that are no samples. None for other
         files."""
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
@@ -127,7 +130,7 @@ class HfTableSource(ScannedTables):
         return found
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields the rows; sizes are means of each row group."""
+        """Yields the rows of a file. Their sizes are means of their row group."""
         file = self._file_sizes[number]
         for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
             sizes = {name: each[group] for name, each in file.further.items()}
@@ -135,8 +138,10 @@ class HfTableSource(ScannedTables):
                 yield Row(key, (number, group, row), image, rest, sizes=sizes)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Returns the values of a row that :meth:`fetch` has read, or reads the row; keeps the last four decoded blocks
-        of rows. Raises :class:`ValueError` for a bad row."""
+        """Returns the values of a row. Reads the row unless :meth:`fetch` has read it.
+
+        Keeps the last four decoded blocks of rows. Raises :class:`ValueError` for a bad row.
+        """
         if isinstance(ref, dict):
             return ref
         if isinstance(ref, FailedSample):
@@ -161,7 +166,8 @@ class HfTableSource(ScannedTables):
         return chain.from_iterable(piece for piece, _ in pieces)
 
     def nbytes(self, entry: Entry) -> int:
-        """Returns the bytes of the values that :meth:`fetch` has read; before, an estimate."""
+        """Returns the bytes of the values that :meth:`fetch` has read. Estimates them for a row that it has not
+        read."""
         ref = self._row_ref(entry)
         return sum(map(nbytes_of, ref.values())) if isinstance(ref, dict) else entry.size_bytes
 
@@ -197,7 +203,8 @@ class HfTableSource(ScannedTables):
         return entry._replace(ref=values)
 
     def _open_shard_table(self, number: int) -> OpenTable:
-        """Returns the open table of a shard, opening it if necessary; closes the least recently used beyond four."""
+        """Returns the open table of a shard; opens it if necessary. Closes the least recently used table if more
+        than four are open."""
         table = self._open_tables.pop(number, None) or self.open_shard(number)
         self._open_tables[number] = table
         while len(self._open_tables) > _MAX_OPEN:
@@ -205,8 +212,10 @@ class HfTableSource(ScannedTables):
         return table
 
     def _decode_group(self, table: OpenTable, number: int, group: int, rows: int | None = None) -> Iterator[_Block]:
-        """Decodes the rows of a group block by block, of ``rows`` rows if given. Raises :class:`ValueError` for a
-        damaged group."""
+        """Decodes the rows of a group block by block. ``rows``: rows of a block; None lets the table choose.
+
+        Raises :class:`ValueError` for a damaged group.
+        """
         first = 0
         columns = self._columns
         try:
@@ -218,8 +227,10 @@ class HfTableSource(ScannedTables):
             raise ValueError(f"its rows cannot be read: {error_line(error)}") from error
 
     def _read_row(self, block: _Block, row: int) -> dict[str, Any]:
-        """Reads the values of a row of a block, with paths of files, the image's location, and boxes as corners. Raises
-        :class:`ValueError` for a bad value."""
+        """Reads the values of a row of a block, and the image's location. Paths of files become values of their own.
+
+        Converts boxes to corners. Raises :class:`ValueError` for a bad value.
+        """
         values = _RowValues()
         block.require_readable()
         for column, cells in zip(self._columns, block.cells, strict=True):
@@ -238,9 +249,11 @@ class HfTableSource(ScannedTables):
         return values
 
     def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Reads the file or the list of files in a cell: bytes, or the path if the table has only that. Returns other
-        values unchanged. Raises :class:`ValueError` for a missing image in a list, a file that is too large, and a path
-        out of the table's folder."""
+        """Reads the file or the list of files in a cell, as :meth:`_read_file` does each. Returns other values
+        unchanged.
+
+        Raises :class:`ValueError` also for a missing image in a list.
+        """
         if isinstance(column.field, Images) and value is not None:
             found = [self._read_file(column, block, each) for each in value]
             if None in found:
@@ -250,7 +263,9 @@ class HfTableSource(ScannedTables):
 
     def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
         """Returns the bytes of a file, or the file's path if the table lacks the bytes. Returns other values unchanged.
-        Raises :class:`ValueError` for a file that is too large, and a path that leads out of the table's folder."""
+
+        Raises :class:`ValueError` for too many bytes, and for a path that leads out of the table's folder.
+        """
         if isinstance(value, TableFile):
             value = value.data if value.data is not None else self._resolve_path(block.place[0], value.path)
         holds_files = isinstance(column.field, (Image, Images, Mask, Bytes))
@@ -262,8 +277,11 @@ class HfTableSource(ScannedTables):
         return value
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of a file that a table only names, in the table's folder; None for None. Raises
-        :class:`ValueError` for an absolute path, one that leads out of the folder, and one with a null character."""
+        """Returns the path of a file that a table only names, in the table's folder; None for None.
+
+        Raises :class:`ValueError` for an absolute path, for ``..`` in it, and for a null character. Does not look if
+        the file exists.
+        """
         if path is None:
             return None
         named = Path(path)
@@ -274,9 +292,12 @@ class HfTableSource(ScannedTables):
         return self.shards[number][1].parent / named
 
     def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
-        """Converts the boxes of a row to corners in pixels, in place. Reads the image's file if boxes are fractions.
-        Raises :class:`ValueError` for boxes of other than four numbers, and for fractions of an image that is not a
-        file."""
+        """Converts the boxes of a row to corners in pixels, in place; keeps None. Reads the image's file if boxes are
+        fractions.
+
+        Raises :class:`ValueError` for boxes of other than four numbers. Raises it also for fractions of an image whose
+        size cannot be read.
+        """
         image = values["image"]
         for column in self._columns:
             boxes = values[column.name] if isinstance(column.field, Boxes) else None
@@ -291,8 +312,11 @@ class HfTableSource(ScannedTables):
 
 
 class _RowReader:
-    """Reads rows of one file in their order, and decodes each block once. Does not decode a damaged group again. If the
-    file cannot be opened, every row is a :class:`FailedSample`."""
+    """Reads rows of one file in order, and decodes each block once; does not decode a damaged group again.
+
+    If the file cannot be opened, every row is a :class:`FailedSample`. A row before the last one decodes its group
+    again.
+    """
 
     def __init__(self, source: HfTableSource, number: int) -> None:
         self._source, self._number = source, number
@@ -319,8 +343,8 @@ class _RowReader:
             self._table.close()
 
     def _decode_to(self, group: int, row: int) -> _Block:
-        """Decodes blocks up to the one with a row, and returns that. Raises :class:`ValueError` for each row of a
-        damaged group."""
+        """Decodes the blocks up to that of a row, and returns this block. Raises :class:`ValueError` for each row of
+        a damaged group, or of a file that cannot be opened."""
         if self._table is None:
             raise ValueError(self._error)
         if group == self._failed_group[0]:
@@ -337,8 +361,8 @@ class _RowReader:
 
 
 def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
-    """Decodes blocks up to the one that contains a row, and returns that. Raises :class:`ValueError` if there is
-    none."""
+    """Decodes the blocks up to that of a row, and returns this block. Raises :class:`ValueError` if no block has the
+    row."""
     found = next((block for block in blocks if block.first <= row < block.stop), None)
     if found is None:
         raise ValueError("its table has fewer rows than it says")

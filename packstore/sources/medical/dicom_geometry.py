@@ -17,9 +17,13 @@ _LENGTH = 0.01
 
 
 def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int]) -> Slice:
-    """Reads the facts about a frame that place it in a volume: position, axes, distances, scale and number. The number
-    is InstanceNumber plus the frame's; frames of a dose are placed by their offsets. Raises :class:`ValueError` for
-    damaged elements."""
+    """Reads the facts about a frame that place it in a volume: position, axes, distances, scale and number.
+
+    Position and axes are empty if the file does not place each frame. The number is InstanceNumber plus that of the
+    frame. Offsets of frames, as in doses, are added to the position.
+
+    Raises :class:`ValueError` for damaged elements.
+    """
     with raise_as_damaged_file():
         place, axes, spacing, thickness, slope, intercept = (
             read_floats(dataset, frame, keyword)
@@ -47,8 +51,11 @@ def has_places(dataset: Any, frames: int) -> bool:
 
 
 def compute_plane_position(dataset: Any, frame: int) -> float:
-    """Computes the position of a frame's plane along the plane's normal, in mm. Returns infinity if the file lacks
-    position or axes, or if the axes are not perpendicular and of length 1."""
+    """Computes the position of a frame's plane along the plane's normal, in mm.
+
+    Returns infinity if the file lacks position or axes. Returns infinity also if the axes are not perpendicular and of
+    length 1.
+    """
     place = read_floats(dataset, frame, "ImagePositionPatient")
     axes = read_floats(dataset, frame, "ImageOrientationPatient")
     if len(place) != 3 or len(axes) != 6:

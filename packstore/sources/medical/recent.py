@@ -9,15 +9,16 @@ from typing import Any
 
 
 class RecentCache:
-    """Keeps the ``size`` most recently used values by key, and drops others. One thread makes a value; others that need
-    it meanwhile wait."""
+    """Keeps the ``size`` most recently used values by key. Only one thread makes a value; others that need the value
+    wait."""
 
     def __init__(self, size: int = 3) -> None:
         self._size, self._lock = size, threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[threading.Lock, list[Any]]] = OrderedDict()
 
     def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns the value of a key, made by ``make`` if the cache has none. If ``make`` raises, nothing is kept."""
+        """Returns the value of a key; calls ``make`` if the cache has none. If ``make`` raises, passes the error on
+        and keeps nothing."""
         with self._lock:
             lock, made = self._kept.setdefault(key, (threading.Lock(), []))
             self._kept.move_to_end(key)

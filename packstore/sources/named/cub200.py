@@ -20,8 +20,11 @@ _MAX_PARTS = 1000
 
 
 class Cub200(NamedSource):
-    """Source of CUB's images with label and box, in the order of ``images.txt``. If both files of parts exist, they are
-    ``keypoints``; attributes are left out. Refuses an image that a table of splits, labels or boxes lacks."""
+    """Source of CUB's images with label and box, in the order of ``images.txt``. Attributes are left out.
+
+    The column ``keypoints`` exists if both files of parts do. Listing the images raises :class:`SourceError` for one
+    that a table of splits, labels or boxes lacks.
+    """
 
     kind = "cub200"
     title = "CUB-200-2011"
@@ -44,8 +47,11 @@ class Cub200(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split: ``label`` from 0, ``boxes`` as corners, and ``keypoints`` if the files of parts
-        exist. Raises :class:`SourceError` for an invalid line, or an image that a table of splits, labels or boxes
-        lacks."""
+        exist.
+
+        Raises :class:`SourceError` for an invalid line. Raises it also for an image that a table of splits, labels or
+        boxes lacks.
+        """
         wanted = {"train": "1", "test": "0"}[split]
         for line in self.read_table("images.txt", " "):
             image, file = line[0], " ".join(line[1:])
@@ -75,7 +81,7 @@ class Cub200(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the lines of ``classes.txt``; the numbers in the lines are not used."""
+        """Names of the classes, in the order of the lines of ``classes.txt``. The numbers in the lines are not used."""
         return tuple(" ".join(line[1:]) for line in self.read_table("classes.txt"))
 
     @cached_property

@@ -50,14 +50,19 @@ _FLAG = re.compile(r"\s+[+-]?[01]$")
 class VocSource(FileRowSource):
     """Source of the images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
 
-    Splits are the sets of ``ImageSets/Main``, or else of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``; without
-    sets, all images are taken. The split ``trainval`` is left out if ``train`` and ``val`` exist, which together have
-    the same images. Columns: ``boxes``, ``labels`` and ``difficult``, and the whole annotation as ``json``, structured
-    as by torchvision's ``VOCDetection``; ``mask`` and ``object_mask``, the files; masks in the colours of CVAT's
-    ``labelmap.txt`` become class numbers, with ``mask_labels``. If an image has no such file, its values are missing.
+    Splits are the sets of ``ImageSets/Main``. If it has none, they are those of ``ImageSets/Segmentation``,
+    ``ImageSets`` or ``Main``, the first that has any. Without sets, takes all images. Leaves out ``trainval`` beside
+    ``train`` and ``val``, since it is their union.
 
-    Raises :class:`SourceError` for an image in two sets, or two images of one name without suffix, and
-    :class:`AmbiguousSourceError` for several folders with ``JPEGImages``.
+    The columns; if an image lacks the file, their values are missing:
+
+    - ``boxes``, ``labels`` and ``difficult`` from the annotation.
+    - ``json``: the whole annotation, structured as by torchvision's ``VOCDetection``.
+    - ``mask`` and ``object_mask``: the files. If CVAT's ``labelmap.txt`` fits, ``mask`` has class numbers instead of
+      colours, with ``mask_labels``.
+
+    Opening raises :class:`AmbiguousSourceError` for several folders with ``JPEGImages``. Listing raises
+    :class:`SourceError` for an image in two sets, and for two images that differ only by their suffix.
     """
 
     kind = "voc"
@@ -81,13 +86,16 @@ class VocSource(FileRowSource):
         self.evidence = f"{', '.join(parts)}{sets}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the sets in packing order, or ``("",)``. Raises :class:`SourceError` for an image in several sets, or
-        twice in one, and for images that differ only by their suffixes."""
+        """Returns the sets in packing order, or ``("",)``; reads all sets first.
+
+        Raises :class:`SourceError` for an image in several sets, or twice in one. Raises it also for images that differ
+        only by their suffixes.
+        """
         self._odd_suffixes  # noqa: B018 - raises for images in several sets
         return in_packing_order(self._sets) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns; opens the first masks, and reads all annotations for their classes."""
+        """Declares the columns. Opens the first masks, and reads all annotations for their classes."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
             found[name] = self._infer_mask_field(folder)
@@ -98,8 +106,10 @@ class VocSource(FileRowSource):
         return found
 
     def _infer_mask_field(self, folder: str) -> Field:
-        """Declares the column of the masks in a folder, by its first file that is a readable image. Tries 64 files; if
-        none is readable, declares a :class:`Mask`."""
+        """Declares the column of the masks in a folder by the first readable image of its first 64 files.
+
+        If none of these is readable, declares a :class:`Mask`.
+        """
         names = self.tree.names(self._join_base(folder)).files
         return infer_mask_field(self.tree, (self._join_base(folder, name) for name in names[:_LOOKED_AT]))
 
@@ -125,8 +135,10 @@ class VocSource(FileRowSource):
             yield FileRow(self._join_base(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its masks and parses its annotation; with a palette, adds the columns of the mask as
-        class numbers. Raises :class:`ValueError` for an invalid annotation or mask."""
+        """Reads an image with its masks, and parses its annotation. With a palette, adds the columns of class numbers.
+
+        Raises :class:`ValueError` for an invalid annotation or mask.
+        """
         found = dict(super().read_values(ref))
         if self._palette is not None and found["mask"] is not None:
             found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
@@ -138,8 +150,8 @@ class VocSource(FileRowSource):
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files that are read, and as evidence all other lists in the folders of sets, such as those of a
-        single class."""
+        """Claims the files that are read. Claims all other lists in the folders of sets as evidence, such as those
+        of a single class."""
         super().claim_files(claims)
         used, places = set(self.describing_files()), dict.fromkeys((self._join_base("ImageSets"), *self._set_folders))
         for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
@@ -147,7 +159,7 @@ class VocSource(FileRowSource):
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason for LabelMe's copies of masks, and for images in none of the sets; None for other
+        """Returns the reason for LabelMe's copies of masks, and for images in none of the sets. None for other
         files."""
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
@@ -171,8 +183,11 @@ class VocSource(FileRowSource):
         return [next(iter(self._sets.values())).rpartition("/")[0]] if self._sets else []
 
     def _list_stems(self, split: str) -> Iterator[str]:
-        """Yields the names of the images of a split, without suffixes, and without the flag 0, 1 or -1 after a name in
-        a list. Raises :class:`SourceError` for a path out of the source."""
+        """Yields the names of the images of a split, without suffixes. Removes the flag 0, 1 or -1 behind a name in a
+        list.
+
+        Without sets, yields all images. Raises :class:`SourceError` for a path out of the source.
+        """
         if not self._sets:
             yield from (name.rpartition(".")[0] for name in self.tree.list(self._join_base(self._images)).images)
             return
@@ -183,15 +198,18 @@ class VocSource(FileRowSource):
                 raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
 
     def _is_name_without_flag(self, stem: str) -> bool:
-        """Tells if a line with blanks is the whole name of an image, without a flag at its end."""
+        """Tells if a line with blanks is the whole name of an existing image, so that it has no flag at its end."""
         return " " in stem and any(
             is_file(self.tree, self._join_base(self._images, stem + end)) for end in IMAGE_SUFFIXES
         )
 
     @cached_property
     def _odd_suffixes(self) -> dict[str, str]:
-        """Suffixes other than ``.jpg``, by the name of the image. Raises :class:`SourceError` for an image in several
-        sets, or twice in one, and for images that differ only by their suffixes."""
+        """Suffix of each image that does not end in ``.jpg``, by the image's name without suffix.
+
+        Raises :class:`SourceError` for an image in several sets, or twice in one. Raises it also for images that differ
+        only by their suffixes.
+        """
         folder = self._join_base(self._images)
         suffixes = find_suffixes_other_than_jpg(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
@@ -207,9 +225,11 @@ class VocSource(FileRowSource):
 
 
 def _find_voc_folder(tree: Tree) -> str | None:
-    """Finds the folder with ``JPEGImages``: the root, else the only such folder in the root or in its ``VOCdevkit``.
-    Returns None if there is no such folder. Raises :class:`AmbiguousSourceError` for several, since the task decides
-    which images belong together."""
+    """Finds the data set's folder: the root, or the only folder with ``JPEGImages`` in the root or in its
+    ``VOCdevkit``.
+
+    Returns its path, ``""`` for the root, or None if there is none. Raises :class:`AmbiguousSourceError` for several.
+    """
     if _find_image_folder(tree, "") is not None:
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
@@ -224,22 +244,29 @@ def _find_voc_folder(tree: Tree) -> str | None:
 
 
 def _find_image_folder(tree: Tree, base: str) -> str | None:
-    """Finds the folder of images: ``JPEGImages``, or also ``Images`` or ``images`` if ``ImageSets`` and ``Annotations``
-    are beside it; None if there is none."""
+    """Finds the name of the folder of images; None if there is none.
+
+    It is ``JPEGImages``. Beside ``ImageSets`` and ``Annotations``, it may also be ``Images`` or ``images``.
+    """
     whole = all(is_folder(tree, join(base, name)) for name in ("ImageSets", "Annotations"))
     return next((name for name in _IMAGES[: None if whole else 1] if is_folder(tree, join(base, name))), None)
 
 
 def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
-    """Finds the folder of masks: the first of ``name`` and ``{name}PNG`` (LabelMe) that holds PNG files, else the first
-    that exists. Returns None if both are missing."""
+    """Finds the name of the folder of masks: ``name``, or ``{name}PNG`` as from LabelMe; None if both are missing.
+
+    If both exist, takes the first that holds PNG files, or else ``name``.
+    """
     found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
     return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
 
 
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
-    """Finds the list of images of each split, in the first folder that has any; leaves out ``trainval`` beside
-    ``train`` and ``val``. Returns paths by split, ``{}`` without lists."""
+    """Finds the list of images of each split, in the first folder that has any. Returns paths by split; ``{}`` without
+    lists.
+
+    Only lists named like a known split count. Leaves out ``trainval`` beside ``train`` and ``val``.
+    """
     for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
         folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
@@ -252,9 +279,14 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for ``JPEGImages`` with XML files or masks, and for XML files beside images; for the latter
-    ``PARTIAL`` if there are other annotations too. Returns ``NO`` for other paths. Raises :class:`AmbiguousSourceError`
-    for several folders with ``JPEGImages``."""
+    """Recognises Pascal VOC. Returns
+
+    - ``CERTAIN`` for ``JPEGImages`` with XML files or masks;
+    - ``CERTAIN`` for XML files beside images, or ``PARTIAL`` if other annotations are there too;
+    - ``NO`` for other paths.
+
+    Raises :class:`AmbiguousSourceError` for several folders with ``JPEGImages``.
+    """
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
