@@ -64,14 +64,19 @@ class _SplitImages:
 
 @dataclass
 class _Layout:
-    """Location of the images of each split at a path, and the devkit; None without one."""
+    """Location of ILSVRC at a path.
+
+    Attributes:
+        splits: Location of the images of each split that is there.
+        devkit: Path of the devkit; None if there is none.
+    """
 
     splits: dict[str, _SplitImages] = field(default_factory=dict)
     devkit: Path | None = None
 
     @property
     def needs_devkit(self) -> bool:
-        """True if the validation images are not in folders of classes, so that only the devkit has their labels."""
+        """True if validation images lie outside of folders of classes. Only the devkit has their labels then."""
         return "val" in self.splits and not self.splits["val"].in_classes
 
     @property
@@ -81,12 +86,13 @@ class _Layout:
 
 
 class IlsvrcSource(RowSource):
-    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes. Raises :class:`SourceError`
-    for a path without these, and :class:`AmbiguousSourceError` for validation images without the devkit, which has
-    their labels.
+    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes.
 
     Keys are the paths to which torchvision unpacks: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. The column ``name``
     has the name of the class, if there is a devkit.
+
+    Opening raises :class:`SourceError` for a path without these images. It raises :class:`AmbiguousSourceError` for
+    validation images without the devkit, which has their labels.
     """
 
     kind = "ilsvrc"
@@ -120,8 +126,10 @@ class IlsvrcSource(RowSource):
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label, and the class name with a devkit. Declares the image alone if there are no classes.
-        With test images, label and name are optional."""
+        """Declares image and label, and the class name with a devkit. Without classes, declares only the image.
+
+        If there are test images, label and name are optional.
+        """
         optional = "test" in self._layout.splits
         declared: dict[str, Field] = {"image": Image()}
         if not self._classes:
@@ -130,8 +138,10 @@ class IlsvrcSource(RowSource):
         return declared | ({"name": Text(optional=optional)} if self._devkit is not None else {})
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows class by class, as torchvision does; test images in the order of names. Raises
-        :class:`SourceError` for a validation image that the devkit does not label."""
+        """Yields the rows class by class, as torchvision does. Yields test images in the order of names.
+
+        Raises :class:`SourceError` for a validation image that the devkit does not label.
+        """
         part = self._layout.splits[split]
         tree = self._trees[part.path]
         if part.in_classes:
@@ -146,9 +156,11 @@ class IlsvrcSource(RowSource):
         yield from self._make_rows(split, part.folder, listing, labels, order)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image, with ``label``, and with ``name`` if there is a devkit; a test image has neither value. A
-        class that the devkit does not name has its wnid as name. Raises :class:`ValueError` if the image cannot be
-        read."""
+        """Reads an image and its ``label``; with a devkit also its ``name``. A test image has neither value.
+
+        The name is the wnid if the devkit does not name the class. Raises :class:`ValueError` if the image cannot be
+        read.
+        """
         split, file, size, modified, label = ref
         try:
             image = self._trees[self._layout.splits[split].path].read(file, size, modified, self._max_bytes)
@@ -176,8 +188,11 @@ class IlsvrcSource(RowSource):
     def _make_rows(
         self, split: str, folder: str, listing: Listing, labels: list[Any], order: list[int] | None = None
     ) -> Iterator[Row]:
-        """Yields the rows of a folder's images, in ``order`` (None: as listed). ``labels`` has the class number of
-        each, or None. Keys are ``SPLIT/WNID/NAME``, without the wnid if there is no label."""
+        """Yields the rows of a folder's images. Keys are ``SPLIT/WNID/NAME``, without the wnid if there is no label.
+
+        ``labels``: class number of each image, or None. ``order``: numbers of the images to yield; None keeps the order
+        of the listing.
+        """
         prefix = f"{folder}/" if folder else ""
         for n in range(len(labels)) if order is None else order:
             name, size, modified, changed, label = (
@@ -207,13 +222,14 @@ class IlsvrcSource(RowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Sorted wnids, from the folders of classes and, for a flat ``val``, the devkit."""
+        """Sorted wnids of the folders of classes. If validation images lie outside of such folders, the devkit's
+        wnids count, too."""
         truth = self._devkit.truth if self._devkit is not None and self._layout.needs_devkit else []
         return tuple(sorted({*truth, *(wnid for split in self._layout.splits for wnid in self._class_folders[split])}))
 
     @cached_property
     def _class_folders(self) -> dict[str, frozenset[str]]:
-        """Names of the folders of classes in each split; empty for a split whose images are not in such folders."""
+        """Names of the folders of classes, by split. A split without such folders has none."""
         return {
             split: frozenset(self._trees[part.path].list(part.folder).directories if part.in_classes else ())
             for split, part in self._layout.splits.items()
@@ -239,8 +255,10 @@ class _Devkit:
 
 
 def _read_devkit(path: Path) -> _Devkit:
-    """Reads the devkit, a folder or an archive; only synsets without children are classes. Raises :class:`SourceError`
-    if it is missing or damaged."""
+    """Reads the devkit, a folder or an archive. Only synsets without children are classes.
+
+    Raises :class:`SourceError` if the devkit is missing or damaged, and for a label that is no class.
+    """
     tree = open_tree(path)
     if tree is None:
         raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
@@ -263,9 +281,13 @@ def _read_devkit(path: Path) -> _Devkit:
 
 
 def _find_layout(path: Path) -> _Layout:
-    """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar. If ``path`` has only validation
-    images, also looks for the devkit in the folder above. Beside a devkit, an archive of validation images may have any
-    name with ``val``. Returns an empty layout for other paths. Raises :class:`OSError`."""
+    """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar.
+
+    If ``path`` itself holds the validation images, also looks for the devkit in the folder above. Beside a devkit, the
+    archive of validation images may have any name with ``val``.
+
+    Returns an empty layout if there is nothing of ILSVRC. Raises :class:`OSError` if a folder cannot be listed.
+    """
     found = _Layout()
     if not path.is_dir():
         if _is_val_archive(path):
@@ -329,8 +351,11 @@ def _has_val_images(tree: Tree, folder: str) -> bool:
 
 
 def _find_stray_val(tree: Tree) -> str | None:
-    """Finds a folder of validation images without classes, as the only folder or named like a split; returns None if
-    there is none. An image folder would take it for a class, or a split without classes. Looks three levels deep."""
+    """Finds a folder of validation images without classes, which an image folder would take for a class or a split.
+
+    The folder is named like a split, or is the only folder. Looks three levels deep, while each level has one folder.
+    Returns None if there is none.
+    """
     folder = ""
     for _ in range(_DEPTH):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
@@ -345,8 +370,10 @@ def _find_stray_val(tree: Tree) -> str | None:
 
 
 def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
-    """Returns the error for validation images without a devkit, with an answer: pack the training images alone, or pack
-    without labels."""
+    """Returns the error for validation images without a devkit.
+
+    Its answer is to pack the training images alone. Without training images, it is to pack without labels.
+    """
     if "train" in found.splits:
         part = found.splits["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
@@ -365,8 +392,10 @@ def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
 
 
 def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
-    """Returns the error for a folder that :func:`_find_stray_val` found, with answers: give that folder, or pack
-    folders as classes."""
+    """Returns the error for a folder that :func:`_find_stray_val` found.
+
+    Its answers: give that folder, unless it is in an archive; or pack folders as classes.
+    """
     place, options = path / folder, [Answer(("--source", "imagefolder"))]
     give = f"unpack it, and give {printable(folder)}"
     if path.is_dir():
@@ -379,9 +408,11 @@ def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises Kaggle's layout or the downloads; a plain image folder is neither. Raises :class:`SourceError` for
-    archives within an archive, and :class:`AmbiguousSourceError` for validation images without labels, and if Kaggle's
-    layout lacks a file."""
+    """Recognises Kaggle's layout or the downloads. A plain image folder is neither.
+
+    Raises :class:`SourceError` for archives of ILSVRC within an archive. Raises :class:`AmbiguousSourceError` for
+    validation images without labels, and if Kaggle's layout lacks a file.
+    """
     certainty = KaggleSource.recognise(path, options)
     if certainty is not Certainty.NO:
         return certainty
@@ -402,7 +433,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_layout(path: Path, options: SourceOptions) -> Source:
-    """Opens Kaggle's layout, or the downloaded archives."""
+    """Opens Kaggle's layout, if it is there, or else the downloads."""
     tree = open_tree(path)
     if tree is not None and KaggleSource.find_base(tree) is not None:
         return KaggleSource(path, options)

@@ -32,16 +32,16 @@ _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """Facts about all values of a column.
+    """Facts about all values of a column. Blank cells do not count, except for ``flags`` and ``empty``.
 
     Attributes:
         values: Kinds of the values.
         texts: Different values as texts; None if there are more than 65,536.
-        flags: Which of 0, 1, -1 and blank occur; None if there are other values.
+        flags: Which of 0, 1, -1 and blank (None) occur; None if there are other values.
         split: All values are names of splits.
         low: Smallest number, at most 0.
         high: Largest number, at least 0.
-        boxes: Conventions that the values name if all are boxes; else None.
+        boxes: Conventions of the boxes, as the values state them; None if some value is no box.
         lists: All values are lists of texts.
         runs: All values are run lengths, ``start length start length …``.
         empty: Some value is an empty text.
@@ -61,8 +61,11 @@ class ColumnFacts:
     numbers: int = 0
 
     def add_value(self, value: Any, *, text: bool) -> None:
-        """Updates all facts by the value of a cell. A blank cell changes only the counts of values, :attr:`flags` and
-        :attr:`empty`. ``text``: the table holds only texts, so numbers are parsed."""
+        """Updates all facts by the value of a cell. A blank cell changes only :attr:`values`, :attr:`flags` and
+        :attr:`empty`.
+
+        ``text``: the table holds only texts. Numbers are parsed then.
+        """
         self.values.add_value(value, text=text)
         blank = value in (None, "")
         self.empty |= value == ""
@@ -87,12 +90,12 @@ class ColumnFacts:
 
     @property
     def numeric(self) -> bool:
-        """All values are numbers or blank."""
+        """All values are numbers or blank, and some is a number."""
         return bool(self.values.kinds) and self.values.kinds <= {"int", "float"}
 
     @property
     def mostly_numeric(self) -> bool:
-        """At least half of the values are numbers; in a column of boxes, the others are errors."""
+        """At least half of the values are numbers. If the column holds boxes, the other values are errors."""
         return 0 < self.filled <= 2 * self.numbers
 
     @property
@@ -101,9 +104,14 @@ class ColumnFacts:
         return self.values.count - self.values.missing
 
     def find_separator(self) -> str:
-        """Returns the separator of classes within cells; empty if each cell is one class. ``|`` separates if it occurs;
-        ``;`` and ``,`` only if some part is a whole cell, too, and there are fewer different parts than different
-        cells. None separates if a part would be empty."""
+        """Returns the separator of classes within cells; empty if each cell is one class.
+
+        - ``|`` separates if it occurs.
+        - ``;`` and ``,`` separate if some part of a cell is also a whole cell. There must be fewer different parts than
+          different cells, too.
+
+        A separator does not count if a part would be empty.
+        """
         for each in _SEPARATORS if self.texts else "":
             cells = [[part.strip() for part in text.split(each)] for text in self.texts or ()]
             several = [parts for parts in cells if len(parts) > 1]
@@ -118,19 +126,19 @@ class ColumnFacts:
 
 @dataclass(slots=True)
 class ColumnRoles:
-    """Columns by their meaning; all others have values of their own.
+    """Columns by their meaning. A meaning without a column is empty.
 
     Attributes:
         split: Column of splits.
-        boxes: Four columns, or the one whose cells are boxes.
+        boxes: Four columns, or the only one, whose cells are boxes.
         convention: ``xyxy``, ``xywh`` or ``cxcywh`` if the names of the columns imply it; else empty.
         runs: Column of masks by run lengths, such as Kaggle's ``EncodedPixels``.
         label: Column of a class, or of several.
         several: Cells of ``label`` may have several classes.
         separator: Separator of classes in its cells.
-        flags: Columns for a class each.
+        flags: Columns that are a class each.
         points: Name, and columns of x and y, of each point.
-        rest: All other columns.
+        rest: All other columns; each becomes a column of the store.
     """
 
     split: str = ""
@@ -146,10 +154,16 @@ class ColumnRoles:
 
 
 def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> ColumnRoles:
-    """Finds the meanings of all columns except those of images: first by ``given``, the columns that the user names by
-    role, then by names and values. Without ``given``, looks for run lengths and points only if there are no boxes, and
-    for flags only if there is no label. ``header``: the table names its columns. Raises :class:`UsageError` for given
-    columns that do not exist."""
+    """Finds the meanings of all columns except those of images. Decides by their names and values.
+
+    Columns that the user names have their meaning from there. Looks for run lengths and points only if there are no
+    boxes, and for flags only if there is no label. Raises :class:`UsageError` for a named column that does not exist.
+
+    Args:
+        facts: Facts of each column.
+        given: Columns that the user names, by role.
+        header: The table names its columns.
+    """
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
@@ -191,13 +205,13 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
 
 
 def _take_column(free: dict[str, ColumnFacts], name: str) -> str:
-    """Removes a column from ``free``, and returns its name."""
+    """Removes a column from ``free`` if it is there. Returns its name."""
     free.pop(name, None)
     return name
 
 
 def _remove_columns(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
-    """Removes columns from ``free``."""
+    """Removes columns from ``free``; ignores others."""
     for name in names:
         free.pop(name, None)
 
@@ -210,9 +224,13 @@ def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
 
 
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
-    """Finds columns of boxes, their convention if the names imply it, and without a header the column of classes.
-    Without a header, goes by the types of all columns: those of RetinaNet, SKU-110K or makesense. All are empty if
-    there are no boxes, or cells of several columns have them."""
+    """Finds the columns of boxes. Returns them, their convention if the names imply it, and the column of classes.
+
+    Without a header, goes by the types of all columns: those of RetinaNet, SKU-110K or makesense. Only then is there a
+    column of classes.
+
+    All are empty if there are no boxes, or if several columns have them in their cells.
+    """
     if not header:
         listed = list(free)
         kinds = "".join(
@@ -231,8 +249,11 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
 
 
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
-    """Finds pairs of columns such as ``nose_x`` and ``nose_y`` with positions in pixels: none is negative, and some
-    exceed 2. Returns fewer than three pairs as none."""
+    """Finds pairs of columns such as ``nose_x`` and ``nose_y``. Returns the name and both columns of each.
+
+    Values must be positions in pixels: none is negative, and some exceed 2. Returns ``()`` otherwise, and for fewer
+    than three pairs.
+    """
     pairs = []
     by_name = {name.lower(): name for name in free}
     for name in free:
@@ -253,9 +274,14 @@ def _point_name(column: str) -> str:
 
 
 def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    """Finds the column of classes. With a header, takes a name for labels: texts before numbers. Otherwise takes the
-    only column left: of texts if they repeat or there are boxes, of numbers if there is no header or there are boxes.
-    Returns ``""`` if there is none."""
+    """Finds the column of classes; ``""`` if there is none.
+
+    With a header, takes a column whose name is that of labels; texts before numbers. Otherwise takes the only column
+    that is left, in two cases:
+
+    - Texts: they repeat, or there are boxes.
+    - Numbers: there is no header, or there are boxes.
+    """
     kinds = {
         n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
     }
@@ -284,8 +310,11 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
 
 
 def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
-    """Finds columns of 0 and 1 that are a class each. Returns none if there are fewer than four, or if no column has a
-    1. With ``alone``, two are enough if there are no other columns."""
+    """Finds columns of 0 and 1 that are a class each; -1 and blank cells may occur.
+
+    Returns none if there are fewer than four, or if no column has a 1. With ``alone``, two are enough if there are no
+    other columns.
+    """
     found = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
     if not any(1 in (free[name].flags or ()) for name in found):
         return ()
@@ -294,13 +323,14 @@ def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[st
 
 
 def parse_flag(value: Any) -> int | None:
-    """Returns the flag in a cell, 0, 1 or -1, or None for a blank cell and other values."""
+    """Returns the flag in a cell: 0, 1 or -1. Returns None for a blank cell, and for any other value."""
     shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return _FLAGS.get(shown)
 
 
 def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
-    """Converts the run lengths of a mask from Kaggle's form to COCO's, and returns the mask's box with them.
+    """Converts the run lengths of a mask from Kaggle's form to COCO's. Returns (left, top, right, bottom) of the mask,
+    and its runs.
 
     Kaggle's ``EncodedPixels`` are pairs ``start length …``, column by column, from 1. COCO's are lengths alone, of
     background and mask by turns. Raises :class:`ValueError` for runs outside of the image, or not in order.

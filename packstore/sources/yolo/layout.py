@@ -52,7 +52,7 @@ class YoloLayout:
         points: Number of keypoints of an object, and of numbers in each, 2 or 3; None without keypoints.
         files: Files that describe the data set.
         ignored: Number of splits that are left out, by reason.
-        labels: Folder of all files of labels, if they lie in one and the images in several; else None.
+        labels: The folder ``labels``, if it has the labels of the images in all folders; else None.
     """
 
     splits: dict[str, list[str]]
@@ -64,8 +64,11 @@ class YoloLayout:
 
 
 def find_descriptions(tree: Tree) -> list[str]:
-    """Finds files like ``data.yaml`` in the top folder, and Darknet's ``obj.data`` there or in folders such as
-    ``data``, by their first bytes."""
+    """Finds the files that describe the data set, by their first bytes.
+
+    These are YAML files like ``data.yaml`` in the top folder, and Darknet's ``obj.data``. The latter may also lie in
+    folders such as ``data``.
+    """
     found = []
     for folder in _DATA_FOLDERS:
         for name in tree.names(folder).ending(".data", ".yaml", ".yml"):
@@ -78,12 +81,13 @@ def find_descriptions(tree: Tree) -> list[str]:
 
 
 def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
-    """Finds folders of images by split, in packing order.
+    """Finds folders of images by split, in packing order; ``{}`` if there are none. A folder counts in two cases:
 
-    A folder counts if a folder of labels is beside it (``images/train``, ``train/images`` or ``images``). It also
-    counts if labels are in it and a file of class names exists, or the classes are ``named`` elsewhere. The folder
-    ``images/train2017`` is ``train``; if a folder in ``images`` has no name of a split, all of ``images`` is the split
-    ``""``.
+    - A folder of labels is beside it: ``images/train``, ``train/images`` or ``images``.
+    - Labels are in it, and the classes have names in a file. ``named``: they have names elsewhere.
+
+    The folder ``images/train2017`` is the split ``train``. If some folder in ``images`` has no name of a split, all of
+    ``images`` is the split ``""``.
     """
     names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
@@ -101,9 +105,12 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
-    """Finds the folders of images by split, if one folder ``labels`` has the labels of all images. Else returns ``{}``.
-    Looks only at the folders ``within``, unless that is None. Raises :class:`AmbiguousSourceError` if several groups of
-    folders have the images."""
+    """Finds the folders of images by split, if the folder ``labels`` has the labels of all images. Returns ``{}``
+    otherwise.
+
+    Looks only at the folders ``within``; None looks at all. Raises :class:`AmbiguousSourceError` if several groups of
+    folders have the images.
+    """
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
     if names.folders or not stems or not holds_yolo_labels(tree, _LABELS):
@@ -115,9 +122,14 @@ def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[s
 
 
 def read_layout(tree: Tree) -> YoloLayout:
-    """Reads the layout of a source: from ``data.yaml`` or ``obj.data``, else from the folders, with names of classes
-    from a YAML file or a list such as ``classes.txt``. Raises :class:`SourceError` if these files are invalid or their
-    images missing, and :class:`AmbiguousSourceError` for several of them."""
+    """Reads the layout of a source from ``data.yaml`` or ``obj.data``.
+
+    Without these, finds the folders of images, and names of classes in a YAML file or a list such as ``classes.txt``.
+    The layout then has no splits if there are no such folders.
+
+    Raises :class:`SourceError` if these files are invalid, or the images they name are missing. Raises
+    :class:`AmbiguousSourceError` for several descriptions.
+    """
     files = find_descriptions(tree)
     if len(files) > 1:
         named = " and ".join(map(printable, files))
@@ -149,9 +161,11 @@ def read_layout(tree: Tree) -> YoloLayout:
 
 
 def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> YoloLayout:
-    """Adds splits to a layout and returns it. Leaves out a split whose images are missing or those of another split,
-    and counts it in ``ignored``. If no split is left, and all paths may be those of another machine, takes the usual
-    folders instead, and counts nothing. Raises :class:`SourceError` if no images are found.
+    """Adds splits to a layout and returns it. Leaves out a split whose images are missing, or are those of another
+    split.
+
+    Counts these in ``ignored``. If no split is left, and the paths may be those of another machine, takes the usual
+    folders instead and counts nothing. Raises :class:`SourceError` if no images are found.
 
     Args:
         tree: The source.
@@ -189,10 +203,14 @@ def _is_absolute(value: Any) -> bool:
 
 
 def _read_darknet(tree: Tree, file: str) -> YoloLayout:
-    """Reads the layout from a file like ``obj.data``: lists of images by split, and a file of names. Paths are relative
-    to an unknown working directory, so the longest existing end of each is used. If a named list exists, a list of
-    another split beside the file, such as ``test.txt``, counts too. Raises :class:`SourceError` if the names of classes
-    are missing or not as many as stated, and if no images are found."""
+    """Reads the layout from a file like ``obj.data``: lists of images by split, and a file of names.
+
+    Its paths are relative to an unknown working directory. The longest end of a path that exists is used. A list that
+    lies beside the file, such as ``test.txt``, also counts if some named list exists.
+
+    Raises :class:`SourceError` if names of classes are missing, or are not as many as stated. Raises it also if no
+    images are found.
+    """
     values: dict[str, str] = {}
     for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
@@ -228,11 +246,12 @@ def _find_path_end(tree: Tree, path: str, suffix: str = "") -> str | None:
 
 
 def read_image_list(tree: Tree, file: str) -> Iterator[str]:
-    """Yields the paths of the images of a list.
+    """Yields the paths of the images of a list. Paths are relative to the list's folder or to the source.
 
-    Paths are relative to the list's folder or to the source. Paths of another machine are cut: the first image that
-    exists without its leading folders decides how many folders are removed from its path and all later ones. Raises
-    :class:`SourceError` for a path out of the source.
+    Cuts paths of another machine: the first image that exists without its leading folders decides how many folders are
+    cut. As many are cut from all later paths. The images may be missing.
+
+    Raises :class:`SourceError` for a path out of the source.
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""
@@ -250,7 +269,8 @@ def read_image_list(tree: Tree, file: str) -> Iterator[str]:
 
 
 def _read_yaml(tree: Tree, file: str) -> dict[Any, Any]:
-    """Reads a file like ``data.yaml`` to a dictionary. Raises :class:`SourceError` for any other content."""
+    """Reads a file like ``data.yaml`` to a dictionary. Raises :class:`SourceError` for any other content, and over 1
+    MiB."""
     try:
         document = load_yaml(read_text(tree, file, _MAX_YAML))
     except ValueError as error:
@@ -263,8 +283,12 @@ def _read_yaml(tree: Tree, file: str) -> dict[Any, Any]:
 def _parse_classes(
     tree: Tree, file: str, document: dict[Any, Any]
 ) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
-    """Parses names of classes and shape of keypoints from the content of ``data.yaml``; None for each that is missing.
-    Numbers are added to names that occur twice. Raises :class:`SourceError` for invalid ones."""
+    """Parses names of classes and shape of keypoints from the content of ``data.yaml``. Either is None if it is
+    missing.
+
+    Adds numbers to names that occur twice. Raises :class:`SourceError` for invalid values, and for a number of names
+    other than ``nc``.
+    """
     where, names, count = tree.name(file), document.get("names"), document.get("nc")
     if isinstance(names, dict):
         numbers = [*names]
@@ -303,9 +327,12 @@ def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
 
 
 def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
-    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source; returns None if it is
-    missing. For an absolute path, and for one out of the source (``../name-of-the-folder/images/train``), tries ends of
-    two names or more, the longest first."""
+    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source. Returns None if it is
+    missing.
+
+    An absolute path, or one out of the source, may be of another machine. Tries its ends of two names or more, the
+    longest first.
+    """
     if not isinstance(value, str):
         return None
     absolute = value.startswith("/") or value[1:2] == ":"
