@@ -60,8 +60,9 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
 
 def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
-    """Wraps an open store so that records are checked when they are read; see :func:`open_store`. Returns the store
-    unchanged for ``"never"``.
+    """Wraps an open store to check records when they are read. Returns the store itself for ``"never"``.
+
+    ``checksums``: see :func:`open_store`; not checked here.
     """
     if checksums == "never":
         return reader
@@ -75,8 +76,7 @@ def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Returns whether there is a packstore store of any format at a path or URL, with a valid manifest; reads only the
-    manifest.
+    """Returns whether a packstore store with a valid manifest is at a path or URL. Reads only the manifest.
 
     Returns False for an empty path and for anything that cannot be read. Raises :class:`UsageError` for a malformed
     URL, or if obstore is missing.
@@ -119,7 +119,8 @@ def create_store(
             (uint64) and, for raw pixels of varying size, ``shape`` (int32, ``(3,)``).
         overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
         sharded: Make ``path`` a directory of shards, each ended by :meth:`StoreBuilder.cut`.
-        shard_size: Make shards, and end each also with a split, and before its images would have more bytes than this.
+        shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard. An
+            image that is larger is alone in its shard.
         identity: If given, an interrupted run leaves its work beside ``path``, and another one with an equal identity
             can resume from it: see :mod:`packstore.stores.builder.journal`. None leaves nothing behind.
         restart: Do not resume an interrupted run.

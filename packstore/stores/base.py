@@ -77,8 +77,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def unreadable_error(path: Path, kind: str, reason: object) -> StoreError:
-    """Returns the error for a damaged file that begins like ``kind`` (``"an LMDB"``). Its message has the first line of
-    ``reason``, at most 200 characters.
+    """Returns the error for a file that is recognised as ``kind`` (``"an LMDB"``) but cannot be opened.
+
+    The message has the first line of ``reason``, at most 200 characters.
     """
     first = str(reason).strip().partition("\n")[0]
     return StoreError(
@@ -112,7 +113,7 @@ class Reader(ABC):
         manifest: Its manifest.
         nbytes: Bytes of a store at a URL; None for a store on this machine.
         checks_records: Whether each record is checked against its checksums when it is read.
-        converts_images: Whether :meth:`read` converts images; checksums are those of the stored form.
+        converts_images: Whether :meth:`read` converts images. Checksums cover images as stored.
         has_image_array: Whether :meth:`column` also returns images: a fixed column as one array, without a copy.
     """
 
@@ -137,9 +138,9 @@ class Reader(ABC):
         """Returns a whole column: shape ``(N, *column.shape)`` if fixed (``bfloat16`` as ``uint16`` bit patterns), else
         :class:`Ragged`.
 
-        Maps or loads the column once and keeps it. A sharded store opens all shards for it: use :meth:`values` for some
-        records. A column that is stored value by value reads each value on access, see
-        :class:`packstore.core.columns.LazyArray`.
+        Maps or loads the column once and keeps it. A sharded store opens all its shards: use :meth:`values` to read
+        some records. If a format stores each value by itself, the column is a
+        :class:`packstore.core.columns.LazyArray`, which reads a value on access.
 
         Raises:
             KeyError: There is no such column.
@@ -184,11 +185,10 @@ class Reader(ABC):
         return [self.view(record) for record in records.tolist()]
 
     def spans(self) -> Iterator[Spans]:
-        """Yields the locations of the images in order from record 0 on. May stop after any record; here it yields
-        nothing.
+        """Yields the locations of the images in order from record 0 on. May stop after any record.
 
-        Override it if locating many images at once costs less. The override stops before the first fault, which
-        :meth:`check_structure` reports.
+        The default yields nothing. Override it if locating many images at once costs less. An override stops before
+        the first fault; :meth:`check_structure` reports that fault.
         """
         return iter(())
 
@@ -248,14 +248,17 @@ class Reader(ABC):
         return self.column(name)[index]
 
     def has_value(self, name: str, index: int) -> bool:
-        """Returns whether a record has a value in column ``name``. Always True for a column that is not nullable."""
+        """Returns whether a record has a value in column ``name``. Always True for a column that is not nullable.
+
+        Raises :class:`KeyError` for an unknown column.
+        """
         column = self.manifest.column(name)
         return not column.nullable or bool(self.value(column.valid_name, index))
 
     def item(self, name: str, index: int) -> Any:
         """Returns a record's value of column ``name`` as it was given to the writer, see
-        :func:`packstore.core.columns.from_stored`; None if the record has none. For ``image``: the file's bytes or
-        :meth:`array`.
+        :func:`packstore.core.columns.from_stored`. None if the record has no value. For ``image``: the file's bytes or
+        :meth:`array`. Raises :class:`KeyError` for an unknown column.
         """
         column = self.manifest.column(name)
         if name == "image":
@@ -318,8 +321,8 @@ class Reader(ABC):
         """Checks the values of some records in the columns ``names``, but no images. Returns the faults by record
         number.
 
-        Here it finds only class numbers without a class in fixed columns, one for each record. Readers that verify
-        checksums override this, and find damaged values, too.
+        The default checks class numbers in fixed columns: a number without a class is a fault. It returns the first
+        fault of each record. Readers that verify checksums also find damaged values.
         """
         errors: dict[int, StoreError] = {}
         for name in names:
@@ -336,8 +339,9 @@ class Reader(ABC):
         return errors
 
     def class_error(self, column: Column, record: int, value: int) -> CorruptRecordError:
-        """Returns the error for a record with a class number that has no class. Reads the record's key for the
-        message.
+        """Returns the error for a record with a class number that has no class.
+
+        The message has the record's key, or says that the key is damaged.
         """
         try:
             key = self.unchecked_reader.key(record)
@@ -415,10 +419,10 @@ class FileWriter(ABC):
         """Appends the images of records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
 
     def suspend(self) -> None:
-        """Closes files once the last record is appended; :meth:`seal` or :meth:`abort` follows later. Does nothing by
+        """Closes files after the last record is appended. :meth:`seal` or :meth:`abort` follows later. Does nothing by
         default.
 
-        A store of many shards may seal them all at the end, and cannot keep a file open for each until then.
+        A store may seal its many shards all at the end. It cannot keep a file open for each of them.
         """
         return
 

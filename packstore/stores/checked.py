@@ -17,8 +17,7 @@ from packstore.stores.delegating import DelegatingReader
 
 
 def find_invalid_class(column: Column, data: Any) -> int | None:
-    """Returns the first number without a class among the stored values of a column of class numbers, or None if all are
-    valid."""
+    """Returns the first stored value in ``data`` that is not one of the column's class numbers. None if all are valid."""
     numbers: NDArray[Any] = (
         np.asarray(data) if column.kind == "fixed" else np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     )
@@ -30,10 +29,15 @@ def find_invalid_class(column: Column, data: Any) -> int | None:
 class CheckedReader(DelegatingReader):
     """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
 
-    Raises :class:`CorruptRecordError` for an image that does not match its checksum, for fields that do not match the
-    row checksum, and for class numbers without a class. Returns whole columns unchecked, since one bad label must not
-    withhold all others. A store without row checksums is checked by columns instead: :class:`StoreError` is raised if a
-    column does not match its digest.
+    Raises :class:`CorruptRecordError` for
+
+    - an image that does not match its checksum,
+    - fields that do not match the row checksum,
+    - a class number without a class.
+
+    Does not check whole columns that it returns: one bad label would make all others unreadable. A store without row
+    checksums is checked column by column instead. Raises :class:`StoreError` there if a column does not match its
+    digest.
     """
 
     checks_records = True
@@ -84,8 +88,11 @@ class CheckedReader(DelegatingReader):
         return self._reader
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Returns class numbers without a class in ``names``, and records that do not match their row checksums, which
-        cover all columns. Raises :class:`StoreError` in a store without row checksums whose columns are damaged."""
+        """Returns the faults of some records, by record number.
+
+        Finds class numbers without a class in the columns ``names``, and whatever :meth:`check_fields` finds in any
+        column. In a store without row checksums, raises :class:`StoreError` if any column is damaged.
+        """
         errors = super().find_faults(records, names)
         for record in records.tolist():
             try:
@@ -104,9 +111,7 @@ class CheckedReader(DelegatingReader):
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:
-        """Raises :class:`StoreError` if a column does not match its digest in some file of the store. Checks a sound
-        column only once.
-        """
+        """Does what :meth:`verify_column` does, for each file of the store. Subclasses override only that method."""
         if name in self._sound:
             return
         for part in self._reader.parts():
@@ -119,17 +124,16 @@ class CheckedReader(DelegatingReader):
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
-        """Raises :class:`CorruptRecordError` if a record does not match its row checksum, or has a class number without
-        a class. In a store without row checksums, raises :class:`StoreError` if any column does not match its digest.
+        """Raises :class:`CorruptRecordError` if a record does not match its row checksum, or has an unknown class number.
+
+        In a store without row checksums, raises :class:`StoreError` if any column does not match its digest.
         """
         self._check_row(index, {})
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
-        """Compares a record's fields with the row checksum, see :meth:`check_fields`; in a store without row checksums,
-        checks all columns.
+        """Does what :meth:`check_fields` does. Marks a record as suspect that does not match its row checksum.
 
-        Raises :class:`CorruptRecordError`, also for a class number without a class, and marks a damaged record as
-        suspect. ``values`` of the record that were read already are not read again.
+        ``values``: fields of the record that the caller has read already.
         """
         if self._row is None:
             for column in self.manifest.columns[1:]:
@@ -148,9 +152,9 @@ class CheckedReader(DelegatingReader):
                 raise self.class_error(column, index, wrong)
 
     def check_image(self, index: int, data: Buffer, expected: int | None = None) -> None:
-        """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum; then also
-        marks the record as suspect.
+        """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum.
 
+        Marks such a record as suspect.
         ``expected``: the checksum, if the caller has read it already.
         """
         if expected is None:
@@ -170,7 +174,7 @@ class CheckedReader(DelegatingReader):
         return data
 
     def _read_value_or_none(self, column: Column, index: int) -> Any:
-        """Returns the value of a record, or None if its offsets are damaged."""
+        """Returns the value of a record, or None if it cannot be read, such as for damaged offsets."""
         try:
             return self._reader.value(column.name, index)
         except StoreError:

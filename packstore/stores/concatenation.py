@@ -45,9 +45,9 @@ class _RecordRange:
 class ConcatReader(Reader):
     """Reads open stores as one: each split has the records of the first store, then those of the second, and so on.
 
-    Columns are joined as by ``merge``: classes are matched by name, and class numbers are those of the joined classes
-    (-1 for a number without a class). The manifest has the first store's options and skipped samples. Each store checks
-    its own records. :meth:`close` closes all stores.
+    Columns are joined as by ``merge``: classes are matched by name, and class numbers are those of the joined classes.
+    A number without a class becomes -1. The manifest has the first store's options and skipped samples. Each store
+    checks its own records. :meth:`close` closes all stores.
 
     Raises:
         StoreError: The stores do not fit together.
@@ -70,8 +70,10 @@ class ConcatReader(Reader):
         self._columns: dict[str, ColumnData] = {}
 
     def _join_manifests(self, columns: Sequence[Any]) -> Manifest:
-        """Builds the manifest of the joined store: the given columns with the bytes of all stores, all records, joined
-        splits and digest of records, no shards. The rest, such as options and skipped samples, is the first store's.
+        """Builds the manifest of the joined store.
+
+        Records, splits, the digest of records and the bytes of each column cover all stores. There are no shards. All
+        else, such as options and skipped samples, is the first store's.
         """
         manifests = [reader.manifest for reader in self._readers]
         records = sum(m.records for m in manifests)
@@ -112,8 +114,9 @@ class ConcatReader(Reader):
 
     @cached_property
     def _part_table(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-        """The first record of each part (a file of a store), and its store and its number in that store. A file with
-        several splits is several parts.
+        """First record of each part, and (number of the store, number of the part in that store) of each part.
+
+        A part is a file of a store. A file with several splits is several parts.
         """
         starts, parts = [], []
         for run in self._ranges:
@@ -174,8 +177,10 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the stored value. Class numbers count in the joined store's classes, and -1 stands for one without a
-        class; in a ragged column they come as bytes."""
+        """Returns the stored value. Class numbers are those of the joined store, and -1 for a number without a class.
+
+        Class numbers of a ragged column are returned as bytes.
+        """
         value = self._call_store(index, lambda reader, record: reader.value(name, record))
         numbers = self._numbers[self._find_range(index).store].get(name)
         if numbers is None:
@@ -185,8 +190,11 @@ class ConcatReader(Reader):
         return _renumber_labels(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values of some records. Class numbers count in the joined store's classes, and -1 stands for one
-        without a class. Raises :class:`IndexError` if a record does not exist."""
+        """Returns the values of some records. Class numbers are those of the joined store, and -1 for a number without a
+        class.
+
+        Raises :class:`IndexError` if a record does not exist.
+        """
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
         for run, rows, local in self._group_by_range(records):
@@ -235,7 +243,10 @@ class ConcatReader(Reader):
         self._readers[run.store].mark_suspect(index - run.start + run.first)
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Returns the faults that each store finds, by record number in the joined store."""
+        """Returns the faults that each store finds, by record number in the joined store.
+
+        Raises :class:`IndexError` if a record does not exist.
+        """
         errors: dict[int, StoreError] = {}
         names = [*names]
         for run, _, local in self._group_by_range(records):
@@ -244,8 +255,7 @@ class ConcatReader(Reader):
         return errors
 
     def check_fields(self, index: int) -> None:
-        """Lets the store that has the record check it. Raises :class:`CorruptRecordError` with the record's number in
-        the joined store."""
+        """Checks the record in its store. Raises :class:`CorruptRecordError` with its number in the joined store."""
         self._call_store(index, lambda reader, record: reader.check_fields(record))
 
     def verify_column(self, name: str) -> None:
@@ -280,8 +290,9 @@ class ConcatReader(Reader):
         return self._ranges[bisect.bisect_right(self._starts, index) - 1]
 
     def _call_store(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
-        """Calls ``method`` with the store that has a record, and the record's number in that store. In a
-        :class:`CorruptRecordError`, replaces that number by ``index``.
+        """Calls ``method`` with the store that has record ``index``, and the record's number in that store.
+
+        A :class:`CorruptRecordError` gets the number ``index``. Raises :class:`IndexError` if there is no such record.
         """
         run = self._find_range(index)
         try:
@@ -292,10 +303,9 @@ class ConcatReader(Reader):
     def _group_by_range(
         self, records: NDArray[np.int64]
     ) -> Iterator[tuple[_RecordRange, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields each range that has some of ``records``, with their positions in ``records`` and their numbers in its
-        store.
+        """Groups ``records`` by range: yields the range, their positions in ``records``, their numbers in its store.
 
-        Raises :class:`IndexError` if there is no such record.
+        Raises :class:`IndexError` if a record does not exist.
         """
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < len(self):
             raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
@@ -306,7 +316,10 @@ class ConcatReader(Reader):
 
 
 def _list_ranges(readers: Sequence[Reader]) -> Iterator[_RecordRange]:
-    """Yields the ranges of records of the joined store: split by split, store by store, without empty ones."""
+    """Yields the ranges of records of the joined store: split by split, and store by store within a split.
+
+    Leaves out empty ranges.
+    """
     names = dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)
     start = 0
     for name in names or (None,):
@@ -319,13 +332,13 @@ def _list_ranges(readers: Sequence[Reader]) -> Iterator[_RecordRange]:
 
 
 def _renumber_labels(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Replaces class numbers by those in ``numbers``, whose last entry replaces all numbers without a class."""
+    """Maps each class number to its entry in ``numbers``, and each number without a class to the last entry."""
     return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
 
 
 def _shift_error(error: StoreError, run: _RecordRange) -> StoreError:
-    """Returns a :class:`CorruptRecordError` with the record's number in the joined store; returns any other error as it
-    is.
+    """Returns a :class:`CorruptRecordError` with the record's number in the joined store. Returns other errors
+    unchanged.
     """
     if not isinstance(error, CorruptRecordError):
         return error

@@ -32,10 +32,10 @@ class Format(ABC):
         magic: First bytes of its files.
         files: Names of the files of a store that is a directory, the data file first. Empty for a single file.
         default_encoding: The encoding that ``convert`` uses without ``--encoding``; None keeps the source's.
-        padding: If an image takes much more room than its bytes, a sentence that says why; else empty.
+        padding: Sentence that says why an image takes much more room than its bytes; empty if it does not.
         overhead_bytes: Bytes that a store takes beyond images and columns, for an estimate.
-        quick_read_back: Whether the quick structure check is enough for a file just written, since columns and images
-            are compared by their digests anyway. False if only the full check proves the bytes around them.
+        quick_read_back: Whether the quick structure check is enough for a file just written. False if only the full
+            check covers the bytes around columns and images, whose digests are compared anyway.
         scavenges_sound_stores: Whether :meth:`scavenge` can find more than a reader in a store that opens.
     """
 
@@ -68,8 +68,10 @@ class Format(ABC):
         """Creates a writer to ``path``, which must not exist. ``image`` describes the image column."""
 
     def recognises(self, path: Path, start: bytes) -> bool:
-        """Returns whether ``path`` looks like this format: by default, a file that begins with :attr:`magic`, or a
-        directory with the data file. ``start`` is the first 512 bytes of a file, and empty for a directory.
+        """Returns whether ``path`` looks like this format.
+
+        By default that is a file that begins with :attr:`magic`, or a directory with the data file. ``start``: the
+        first 512 bytes of a file, empty for a directory.
         """
         if self.files:
             return path.is_dir() and self.data_file(path).is_file()
@@ -93,15 +95,16 @@ class Format(ABC):
         return size
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        """Opens a file that a killed writer left; returns a function that reads an image by its number in the file.
+        """Opens a file that a killed writer left. Returns a function that reads an image by its number in the file.
+
+        That function raises :class:`StoreError` for a missing image. It checks no image: the caller compares checksums.
 
         Args:
             path: The file, or a store's directory.
             sizes: ``uint64``, the size in bytes of each image that the writer was given.
 
         Raises:
-            StoreError: There is nothing to read, or the format does not support this, which is the default. The
-                function raises it too, for a missing image, but checks no image: the caller compares checksums.
+            StoreError: There is nothing to read, or the format does not support this, which is the default.
             OSError: The file cannot be opened.
         """
         raise StoreError(f"{printable(str(path))}: {self.title} cannot be read before it is complete")

@@ -18,10 +18,10 @@ _DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 
 
 def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
-    """Checks that stores fit together; returns the columns of the joined store in the first one's order, with the
-    classes of all stores.
+    """Checks that stores fit together, and returns the columns of the joined store.
 
-    Leaves out links to image files, and the seek index unless all stores have one.
+    The columns have the first store's order and the classes of all stores. Left out are links to image files, and the
+    seek index unless all stores have one.
 
     Raises:
         StoreError: The stores differ in encoding, normalisation, rotation or columns, or only some have splits or names
@@ -60,13 +60,15 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
 
 
 def _list_underived(manifest: Manifest) -> list[Column]:
-    """Returns the columns that are not computed from others: all but links and seek index."""
+    """Returns all columns but the links to image files and the seek index."""
     return [column for column in manifest.columns if column.name not in _DERIVED]
 
 
 def map_class_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
-    """Returns an array that maps each class number of ``column`` to its number in ``merged``. None if no number
-    changes, or a column has no classes.
+    """Returns an array that maps each class number of ``column`` to its number in ``merged``.
+
+    Returns None if no number changes, or if one of the columns has no classes. ``merged`` has all classes of
+    ``column``.
     """
     if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
         return None

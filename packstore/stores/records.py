@@ -11,11 +11,10 @@ from packstore.stores.base import Reader
 
 
 class ProvenRecords:
-    """Reads the records of an open store and compares each with its checksums; from any thread. Raises
-    :class:`CorruptRecordError`; rows of a store without row checksums are not checked.
+    """Reads the records of an open store from any thread, and compares each with its checksums.
 
-    It reads and checks a row (all values of a record but the image) once. A reader with ``checksums="always"`` does so
-    for each value.
+    A row is all values of a record but the image. It is read and checked once; a reader with ``checksums="always"``
+    checks the whole row again for each value. Rows of a store without row checksums are not checked.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -33,9 +32,10 @@ class ProvenRecords:
         return data
 
     def read_row(self, record: int) -> dict[str, Any]:
-        """Returns the stored values of the columns that the row checksum covers: not of the image, checksums, seek
-        index and links. Raises :class:`CorruptRecordError` if they do not match the row checksum, which old stores
-        lack.
+        """Returns a record's values of the columns that the row checksum covers.
+
+        These are all columns but image, checksums, seek index and links. Raises :class:`CorruptRecordError` if the
+        values do not match the row checksum; checks nothing in an old store without row checksums.
         """
         row = {column.name: self.reader.value(column.name, record) for column in self._row}
         if self._rows_are_checked:

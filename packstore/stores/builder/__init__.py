@@ -42,11 +42,12 @@ _log = logging.getLogger(__name__)
 
 class StoreBuilder:
     """Writes a store: :meth:`append` batches, then :meth:`commit`, which publishes it. Until then the destination is
-    untouched. Refuses equal keys, records of one split that do not follow each other, and files that read back
-    differently.
+    untouched.
+
+    Refuses equal keys, splits whose records are not consecutive, and files that read back differently.
 
     A context manager: leaving it without a commit, or by an exception, aborts. An abort removes everything but work
-    that another run can resume from (see :mod:`packstore.stores.builder.journal`). Not safe to use from several
+    that another run can resume from, see :mod:`packstore.stores.builder.journal`. Not safe to use from several
     threads. Memory does not grow with the number of records.
 
     Attributes:
@@ -67,8 +68,7 @@ class StoreBuilder:
         identity: ConversionIdentity | None = None,
         restart: bool = False,
     ) -> None:
-        """Checks the destination, locks its work directory and removes what dead runs left there, except one to resume
-        from.
+        """Checks the destination and locks its work directory. Removes the work of dead runs except one to resume from.
 
         See :func:`packstore.stores.create_store` for arguments and errors.
         """
@@ -119,16 +119,18 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Sets the manifest's facts. Call it before the first record; :meth:`commit` then does not need them.
+        """Sets the manifest's facts, which :meth:`commit` does not need any more. Call it before the first record.
 
-        So each shard can be sealed once it is full, and another run can resume from it.
+        With these facts, each shard is sealed once it is full. Another run can resume from sealed shards.
         """
         self._base = self._build_base_manifest(origin, normalization, options, versions)
 
     @property
     def interrupted_run(self) -> InterruptedRun | None:
-        """An interrupted run with the same identity to resume from; append its images first, in order. None if there is
-        no such run, or this one has as many records."""
+        """An interrupted run with the same identity, whose images the caller appends first, in order.
+
+        None if there is no such run. None also after a :meth:`checkpoint` at which this run has as many records.
+        """
         return self._files.interrupted_run
 
     @property
@@ -145,11 +147,10 @@ class StoreBuilder:
         return self._records_digest(0, self.records)
 
     def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
-        """Writes a receipt, from which another run can resume, if the last one is two seconds old. Call it after
-        appending.
+        """Writes a receipt, from which another run can resume. Call it after appending.
 
-        Also removes the interrupted run that is being resumed, once this run has as many records. Does nothing for a
-        builder without an identity.
+        Does nothing within two seconds of the last receipt, or without an identity. With the receipt, removes the
+        :attr:`interrupted_run` if this run has as many records.
 
         Args:
             position: Returns how far the source was read; called only if a receipt is written.
@@ -172,9 +173,7 @@ class StoreBuilder:
             self._files.interrupted_run = None
 
     def cut(self) -> None:
-        """Ends the current shard: the next record begins another. Has no effect on an empty shard, or without
-        shards.
-        """
+        """Ends the current shard: the next record begins another. Has no effect on an empty shard or without shards."""
         self._files.end_shard()
 
     def append(
@@ -188,14 +187,14 @@ class StoreBuilder:
 
         Args:
             images: Bytes of each record's image; in a fixed column exactly the record's size.
-            columns: Values of every column but ``image`` and ``checksum``: for ``key`` (and other ragged ones) a list
-                of ``str`` or bytes, else something array-like of shape ``(len(images), *column.shape)``.
-            split: Name of the split; records of one split follow each other. ``""`` in a store without splits.
+            columns: Values of every column but ``image`` and checksums. For ``key`` and other ragged columns a list of
+                ``str`` or bytes, else something array-like of shape ``(len(images), *column.shape)``.
+            split: Name of the split; ``""`` in a store without splits. The records of a split are consecutive.
             checksums: ``uint64`` XXH3-64 of each image; None computes them.
 
         Raises:
-            StoreError: Values do not fit the columns, or the split has ended already; nothing is added. Or the builder
-                is committed or aborted.
+            StoreError: Values do not fit the columns, the split has ended already, or the builder is committed or
+                aborted. Nothing is added.
             DestinationError: Writing failed, for example on a full disk; the builder is aborted.
         """
         self._require_open()
@@ -235,15 +234,22 @@ class StoreBuilder:
     ) -> Manifest:
         """Seals the store, reads it back and compares, moves it to its destination, and removes the work directory.
 
-        The arguments go into the manifest, which is returned; omit those given to :meth:`describe`. ``counted`` and
-        ``skipped`` concern all records, so manifests of shards do not have them: ``counted`` joins the options.
-        ``position`` is as for :meth:`checkpoint`. By it, a later run recognises this one if it is killed between
-        publishing and cleaning up.
+        Returns the manifest. On an error, aborts the builder.
+
+        Args:
+            origin: Origin of the records.
+            normalization: Normalisation of the stored images.
+            options: Options of the conversion. After :meth:`describe`, the first four arguments have no effect.
+            versions: Versions of the software.
+            counted: Further options that only the store's manifest has, not those of its shards.
+            skipped: Entries that were left out; only in the store's manifest.
+            position: See :meth:`checkpoint`. For the receipt of a run that is killed after publishing: the next run
+                then knows that the store is complete.
 
         Raises:
-            StoreError: There are no records or no ``origin``, two records have the same key (both named), the builder
-                is committed or aborted already, or a file reads back differently.
-            DestinationError: The store cannot be written or moved. In every case the builder is aborted.
+            StoreError: There are no records or no ``origin``, two records have the same key, the builder is committed
+                or aborted already, or a file reads back differently.
+            DestinationError: The store cannot be written or moved.
         """
         self._require_open()
         try:
@@ -301,9 +307,7 @@ class StoreBuilder:
             raise StoreError("this store is committed or aborted already")
 
     def _close_files(self) -> None:
-        """Closes all files and marks the builder as done. Only logs errors of closing, since everything needed is on
-        the disk already.
-        """
+        """Closes all files and marks the builder as done. Logs errors of closing."""
         self._done = True
         closes = [writer.abort for writer in self._files.list_writers()]
         closes += [spool.close for spool in self._spools.values()]
@@ -316,8 +320,9 @@ class StoreBuilder:
                 _log.debug("while closing: %s", error)
 
     def _begin_journal(self, identity: ConversionIdentity | None, restart: bool) -> None:
-        """Finds an interrupted run to resume from and removes all other runs. Begins this run's journal if it has an
-        identity. Raises :class:`DestinationError`.
+        """Finds an interrupted run to resume from, and removes the work of all other runs.
+
+        Begins this run's journal if there is an identity. Raises :class:`DestinationError`.
         """
         with writing(self._staging.destination):
             runs = [run for run in self._staging.work.list_runs() if run != self._staging.run]
@@ -351,8 +356,9 @@ class StoreBuilder:
         )
 
     def _refuse_duplicates(self) -> None:
-        """Raises :class:`StoreError` if two records have the same key, or if another program has changed a temporary
-        file of a column.
+        """Raises :class:`StoreError` if two records have the same key.
+
+        Raises it also if another program has changed the temporary file of key hashes or row checksums.
         """
         for name in (KEY_HASHES.name, ROW_CHECKSUM.name):
             self._spools[name].check_spooled()
@@ -361,8 +367,9 @@ class StoreBuilder:
             refuse_duplicates(keys, hashes)
 
     def _seal_files(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
-        """Seals all files; in a sharded store then writes its table and manifest. Returns the store's manifest, which
-        alone gets ``counted`` and ``skipped``.
+        """Seals all files, and writes table and manifest of a sharded store. Returns the store's manifest.
+
+        Only that manifest has ``counted``, among its options, and ``skipped``.
         """
         assert self._base is not None
         options = {**self._base.options, **counted}
@@ -407,9 +414,9 @@ class StoreBuilder:
         return records_digest(checksums, rows)
 
     def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
-        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``. Raises
-        :class:`StoreError` if another program has changed a temporary file of a column; checks that only for a file
-        with all records.
+        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``.
+
+        For a file with all records, raises :class:`StoreError` if another program has changed a temporary file.
         """
         assert self._base is not None
         data: dict[str, WholeColumn] = {}

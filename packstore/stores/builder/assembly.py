@@ -38,7 +38,7 @@ class ShardList:
     """Shards in order, in any directories or at URLs.
 
     Attributes:
-        rows: :data:`packstore.core.shards.TABLE_ROW`, one a shard; ``number`` is that of the shard's present name.
+        rows: A :data:`packstore.core.shards.TABLE_ROW` for each shard. Its ``number`` is the number in the shard's name.
         places: Path of each shard, or URL of one that has to be fetched.
         runs: For each shard, its splits in order, each with its number of consecutive records. A store without splits
             has the split ``""``.
@@ -60,17 +60,18 @@ class ShardList:
         return ShardList(self.rows[list(chosen)], [self.places[i] for i in chosen], [self.runs[i] for i in chosen])
 
     def renumber(self, numbers: Iterable[int]) -> ShardList:
-        """Returns the same shards with the given numbers, and so with other names. Raises :class:`ValueError` if there
-        are too few numbers."""
+        """Returns the same shards with other numbers, which give them other names. Raises :class:`ValueError` if there
+        are too few numbers.
+        """
         rows = self.rows.copy()
         rows["number"] = np.fromiter(numbers, np.uint64, len(rows))
         return dataclasses.replace(self, rows=rows)
 
     def group_by_split(self, order: Iterable[str] = ()) -> ShardList | None:
-        """Reorders the shards so that the records of each split are consecutive; keeps the order within a split.
+        """Reorders the shards to make the records of each split consecutive. Keeps the order within a split.
 
-        Splits come in the order of ``order``, then others as they occur. Returns None if a shard with records of
-        several splits makes this impossible.
+        The splits in ``order`` come first, then the others by first occurrence. Returns None if a shard with records
+        of several splits makes this impossible.
         """
         place = {name: i for i, name in enumerate(dict.fromkeys([*order, *self.split_names()]))}
         # A shard that ends one split and begins the next goes between them.
@@ -90,8 +91,9 @@ class ShardList:
         return list(dict.fromkeys(name for runs in self.runs for name, _ in runs))
 
     def split_ranges(self) -> tuple[Split, ...] | None:
-        """Returns the splits as ranges of records, without the split ``""``; None if the records of one are not
-        consecutive.
+        """Returns the splits as ranges of records, without the split ``""``.
+
+        Returns None if the records of a split are not consecutive.
         """
         starts: list[tuple[str, int]] = []  # each split and its first record
         start = 0
@@ -111,8 +113,7 @@ def empty_shard_list() -> ShardList:
 
 
 def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None) -> ShardList:
-    """Lists the shards of a store. A single-file store counts as one shard. Its whole file is read to compute the
-    SHA-256.
+    """Lists the shards of a store. A store of one file is one shard: reads the whole file for its SHA-256.
 
     ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
     store.
@@ -131,8 +132,9 @@ def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None)
 
 
 def _list_split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
-    """Lists the splits of the records ``start`` to ``stop - 1``, each with its number of consecutive records. Without
-    splits, lists one named ``""``.
+    """Lists the splits of the records ``start`` to ``stop - 1``, each with its number of records.
+
+    For a store without splits, lists one named ``""``.
     """
     if not splits:
         return (("", stop - start),)
@@ -187,8 +189,8 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
     """Hard-links each shard into ``directory`` under its number. Copies shards that cannot be linked, and downloads
     shards at URLs.
 
-    Appends each path to ``made`` before creating it. Syncs copies and downloads. Returns the number of shards copied or
-    downloaded. Raises :class:`FileExistsError` for a name that is taken, and :class:`OSError`.
+    Returns the number of shards copied or downloaded, which are synced. Appends each path to ``made`` before creating
+    it. Raises :class:`FileExistsError` for a name that is taken, and other :class:`OSError`.
     """
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
     root = os.fspath(directory)
@@ -219,8 +221,9 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
 
 
 def merge_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...] | None:
-    """Returns the classes of column ``name`` over several stores: the first store's in their order, then the others'
-    new classes. Returns None if the column holds plain numbers in all of them.
+    """Returns the classes of column ``name`` over several stores: first those of the first store, then each new one.
+
+    Returns None if the column holds plain numbers in all of them.
 
     Args:
         name: The column's name.

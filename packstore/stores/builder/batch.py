@@ -27,7 +27,9 @@ def prepare_batch(
     checksums: NDArray[np.uint64] | None,
     first: int,
 ) -> dict[str, Any]:
-    """Checks a batch and returns the values that each spool takes, with checksums of images and rows and key hashes.
+    """Checks a batch and converts it to the values for each spool, by column.
+
+    Adds image checksums, row checksums and key hashes.
 
     Args:
         columns: Columns of the store, ``image`` first.

@@ -14,8 +14,12 @@ from packstore.core.manifest import Column
 
 
 def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int) -> None:
-    """Raises :class:`StoreError` naming the first record whose values do not fit together. For a class number without a
-    class in a ragged column, names the column instead.
+    """Raises :class:`StoreError` naming the first record whose values do not fit together:
+
+    - Ragged values fit their shape or width.
+    - Class numbers of a ragged column have a class. This error names the column, no record.
+    - A missing value is empty or zero.
+    - Parallel columns, such as boxes and their labels, have equally many rows.
 
     Args:
         columns: Columns of the store, ``image`` first.
@@ -45,8 +49,10 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
 
 
 def _restricts_bytes(column: Column) -> bool:
-    """Returns whether a ragged column has a layout, a width, classes or missing values, which :func:`check_batch`
-    checks. Columns of keys and image files have none of these.
+    """Returns whether :func:`check_batch` has something to check in a ragged column: layout, width, classes or missing
+    values.
+
+    False for keys and image files.
     """
     return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 
@@ -68,7 +74,7 @@ def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.i
 
 
 def check_classes(column: Column, numbers: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` if a class number is not one of the column's: 0 to the number of its classes - 1."""
+    """Raises :class:`StoreError` if one of ``numbers`` is negative, or not below the column's number of classes."""
     count = len(column.classes or ())
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise StoreError(
@@ -84,8 +90,9 @@ def _nonzero_mask(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _raise_for_first(wrong: NDArray[np.bool_], first: int, what: str, *values: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` for the first record that is ``wrong``, if any. ``what`` is a template for the
-    record's ``values``.
+    """Raises :class:`StoreError` for the first record that is ``wrong``, if any.
+
+    ``what``: template of the message, formatted with the record's ``values``.
     """
     places = np.flatnonzero(wrong)
     if len(places):

@@ -42,13 +42,14 @@ def publish_growth(
     first_new: int,
     request: object = None,
 ) -> None:
-    """Publishes ``new`` at ``destination`` in place of the store ``old``, and removes files that only the old one
-    needed. A single file gives its place to a directory of shards; the file then stays in the work directory, which the
-    caller removes.
+    """Publishes ``new`` at ``destination`` in place of the store ``old``, in one step.
+
+    Of a sharded store, removes the files that only the old one needed. Of an unsharded one, exchanges the store for a
+    directory of shards. The old store then lies in the work directory, which the caller removes.
 
     Args:
         work: The work directory of ``destination``.
-        destination: The store, a directory of shards or a single file.
+        destination: The store.
         old: Its manifest.
         new: Its new manifest, with the table of all shards.
         parts: All shards of the new store.
@@ -57,7 +58,7 @@ def publish_growth(
             published.
 
     Raises:
-        DestinationError: The store was changed meanwhile, or cannot be written; it is as before.
+        DestinationError: The store was changed meanwhile, has foreign files, or cannot be written. It is as before.
     """
     with writing(destination):
         staged = work.create_run() / STORE
@@ -94,8 +95,8 @@ def _add_shards(
 ) -> None:
     """Links new shards and their table into a sharded store, and replaces the store's manifest by the staged one.
 
-    Then removes the old table and the shards that the new manifest replaces. If a step fails, removes the added files
-    instead. Raises :class:`DestinationError` if a file is in the way, or another process has changed the store.
+    After that, removes the old table and the shards that the new manifest lacks. If a step fails, removes the added
+    files instead. Raises :class:`DestinationError` if a file is in the way, or another process has changed the store.
     """
     assert old.shards is not None
     assert new.shards is not None
@@ -126,9 +127,7 @@ def _add_shards(
 
 
 def _sync_files(directory: Path, names: list[str]) -> None:
-    """Makes the files ``names`` in ``directory`` durable; for more than 100 files syncs the whole file system
-    instead.
-    """
+    """Syncs the files ``names`` and ``directory`` to the disk. Syncs the whole file system for over 100 files."""
     if len(names) > _FSYNCED:
         sync_file_system(directory)
         return
@@ -138,7 +137,7 @@ def _sync_files(directory: Path, names: list[str]) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes the new store's name durable. Tests replace this function to interrupt a publish."""
+    """Syncs the directory that has the new store's name. Tests replace this function to interrupt a publish."""
     sync_directory(directory)
 
 
