@@ -33,7 +33,10 @@ _lock = threading.Lock()
 
 
 class Agent:
-    """A process that makes the requests of this forked one, and the idle connections to it. Starts the process."""
+    """A process that makes the requests of this forked one, with connections to it. Creating one starts the process.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
         self._control, other = socket.socketpair()
@@ -59,8 +62,9 @@ class Agent:
         return self._process.pid
 
     def call(self, location: ParsedUrl, method: str, *arguments: Any) -> Any:
-        """Calls a method of :class:`Direct` in the agent. Returns its result or raises its error; :class:`RemoteError`
-        if the agent has ended.
+        """Calls a method of :class:`Direct` in the agent. Returns its result or raises its error.
+
+        Raises :class:`RemoteError` if the agent has ended.
         """
         with self._borrow_connection() as connection:
             connection.send((location, method, arguments))
@@ -74,15 +78,16 @@ class Agent:
                 yield from batch
 
     def close_in_child(self) -> None:
-        """Closes the sockets that a fork has copied, without ending the agent, which belongs to the parent."""
+        """Closes a forked child's copies of the sockets. The agent goes on working for the parent."""
         self._control.close()
         for connection in self._free:
             connection.close()
         self._process.returncode = 0  # keeps Popen from waiting for the parent's child
 
     def close(self) -> None:
-        """Closes all connections, which ends the agent, and waits for that. Raises ``subprocess.TimeoutExpired`` after
-        10 s.
+        """Closes the sockets, which ends the agent, and waits for its end.
+
+        Raises ``subprocess.TimeoutExpired`` after 10 s.
         """
         self._control.close()
         for connection in self._free:
@@ -91,9 +96,9 @@ class Agent:
 
     @contextlib.contextmanager
     def _borrow_connection(self) -> Iterator[Connection]:
-        """Yields an idle connection, or a new one. Keeps it for later use; closes it if an answer may be unread in it.
+        """Yields an idle connection, or a new one. Keeps it for the next request, or closes it after an interruption.
 
-        Raises :class:`RemoteError` if the agent has ended; the next request then starts another one.
+        Raises :class:`RemoteError` if the agent has ended, and forgets the agent: the next request starts another one.
         """
         with _lock:
             connection = self._free.pop() if self._free else None
@@ -121,7 +126,7 @@ class Agent:
 
     @staticmethod
     def _receive_result(connection: Connection) -> Any:
-        """Receives a result; raises it if it is an error."""
+        """Returns the next result, or raises it if it is an error."""
         failed, value = connection.recv()
         if failed:
             raise value
@@ -129,8 +134,9 @@ class Agent:
 
 
 def get_agent_if_forked() -> Agent | None:
-    """Returns the agent of this process if it was forked from one that had loaded obstore, and so cannot use obstore;
-    else None. Starts the agent on the first call; the agent ends with this process.
+    """Returns the agent of a process that was forked from one that had loaded obstore. Returns None in any other.
+
+    Such a process cannot use obstore itself. The first call starts the agent, which ends with this process.
     """
     global _agent
     if not _forked:
@@ -143,7 +149,7 @@ def get_agent_if_forked() -> Agent | None:
 
 
 def _forget_agent(ended: Agent) -> None:
-    """Closes an agent that has ended, so that the next request starts another one. Does nothing if that was done."""
+    """Closes an agent that has ended: the next request starts another one. Does nothing for a forgotten agent."""
     global _agent
     with _lock:
         if _agent is ended:
@@ -153,8 +159,10 @@ def _forget_agent(ended: Agent) -> None:
 
 
 def _after_fork() -> None:
-    """Makes a forked child forget its parent's agent. If obstore is loaded, the child's first request starts another
-    agent."""
+    """Makes a forked child forget its parent's agent.
+
+    The child's first request starts an agent of its own if obstore is loaded.
+    """
     global _agent, _forked, _lock
     _lock = threading.Lock()
     _forked = _forked or "obstore" in sys.modules
@@ -169,9 +177,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def serve_requests(descriptor: int) -> None:
-    """Runs the agent: serves each connection sent through the socket ``descriptor``, until that is closed.
+    """Runs the agent: serves each connection that comes through the socket ``descriptor``, in a thread each.
 
-    Does not wait for pending requests: their threads are daemons.
+    Returns when the other end of that socket is closed, without waiting for pending requests.
     """
     with socket.socket(fileno=descriptor) as control:
         while True:
@@ -206,7 +214,7 @@ def _serve_connection(connection: Connection) -> None:
 
 
 def _send_result(connection: Connection, method: str, value: Any) -> None:
-    """Sends a method's result. For a method that yields values, sends them in batches and then an empty batch."""
+    """Sends a method's result. Sends yielded values in batches, and an empty batch at the end."""
     if method not in AT_ONCE:
         connection.send((False, value))
         return

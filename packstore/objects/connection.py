@@ -27,11 +27,12 @@ _memory_lock = threading.Lock()
 
 
 def connect(location: ParsedUrl) -> Connection:
-    """Makes obstore's client for a store; requests nothing from it, but may ask the cloud's metadata service for
-    credentials. Raises :class:`RemoteError` if there are no credentials or no Azure account, or for a malformed address
-    of the server.
+    """Makes obstore's client for a store. Requests nothing from the store.
 
-    Stores in memory of the same name are one store in this process.
+    May ask the cloud's metadata service for credentials. All ``memory://`` URLs with the same bucket share one store in
+    this process.
+
+    Raises :class:`RemoteError` if there are no credentials or no Azure account, or the server's address is malformed.
     """
     from obstore import store as kinds
 

@@ -36,7 +36,7 @@ class ObjectInfo(NamedTuple):
     Attributes:
         name: Its name, relative to the store's URL.
         nbytes: Its size.
-        etag: The server's identifier of this content, which differs for other content; None if the server has none.
+        etag: The server's identifier of exactly this content; None if the server has none.
         modified: Time of its last change, in seconds since 1970.
     """
 

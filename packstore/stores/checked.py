@@ -17,7 +17,7 @@ from packstore.stores.delegating import DelegatingReader
 
 
 def find_invalid_class(column: Column, data: Any) -> int | None:
-    """Returns the first stored value in ``data`` that is not one of the column's class numbers. None if all are valid."""
+    """Returns the first class number among the stored values ``data`` that has no class, or None."""
     numbers: NDArray[Any] = (
         np.asarray(data) if column.kind == "fixed" else np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     )
@@ -124,7 +124,7 @@ class CheckedReader(DelegatingReader):
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
-        """Raises :class:`CorruptRecordError` if a record does not match its row checksum, or has an unknown class number.
+        """Raises :class:`CorruptRecordError` for a wrong row checksum, and for a class number without a class.
 
         In a store without row checksums, raises :class:`StoreError` if any column does not match its digest.
         """

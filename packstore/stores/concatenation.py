@@ -177,9 +177,9 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the stored value. Class numbers are those of the joined store, and -1 for a number without a class.
+        """Returns the stored value, with the class numbers of the joined store.
 
-        Class numbers of a ragged column are returned as bytes.
+        A number without a class becomes -1. The class numbers of a ragged column are returned as bytes.
         """
         value = self._call_store(index, lambda reader, record: reader.value(name, record))
         numbers = self._numbers[self._find_range(index).store].get(name)
@@ -190,10 +190,9 @@ class ConcatReader(Reader):
         return _renumber_labels(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values of some records. Class numbers are those of the joined store, and -1 for a number without a
-        class.
+        """Returns the values of some records, with the class numbers of the joined store.
 
-        Raises :class:`IndexError` if a record does not exist.
+        A number without a class becomes -1. Raises :class:`IndexError` if a record does not exist.
         """
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])

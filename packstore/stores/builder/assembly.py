@@ -38,7 +38,7 @@ class ShardList:
     """Shards in order, in any directories or at URLs.
 
     Attributes:
-        rows: A :data:`packstore.core.shards.TABLE_ROW` for each shard. Its ``number`` is the number in the shard's name.
+        rows: A :data:`packstore.core.shards.TABLE_ROW` for each shard. Its ``number`` is that in the shard's name.
         places: Path of each shard, or URL of one that has to be fetched.
         runs: For each shard, its splits in order, each with its number of consecutive records. A store without splits
             has the split ``""``.

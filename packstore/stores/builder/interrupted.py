@@ -37,8 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class InterruptedRun:
-    """The records of an interrupted run. Each record is compared with its checksum when it is read. A sealed shard is
-    verified as a whole. Raises :class:`StoreError` for a record that cannot be proven.
+    """The records of an interrupted run, which are checked when they are read.
+
+    A record of a sealed shard is read only after the whole shard matched its SHA-256. Any other record is compared
+    with its own checksum. Raises :class:`StoreError` for a record that is missing or does not match.
 
     Attributes:
         path: The run's directory.
@@ -47,7 +49,7 @@ class InterruptedRun:
     """
 
     def __init__(self, run: Path, receipt: Receipt, format: Format, columns: Sequence[Column]) -> None:
-        """Reads the run's journal. Raises :class:`StoreError` if it contradicts ``receipt``."""
+        """Reads the run's journal. Raises :class:`StoreError` if that fails or the journal contradicts ``receipt``."""
         self.path = run
         self._format = format
         self._columns = row_columns(columns)
@@ -64,11 +66,12 @@ class InterruptedRun:
             raise StoreError("the shards of the interrupted run have more records than its journal")
 
     def read_image(self, record: int) -> tuple[memoryview, int]:
-        """Returns the image of a record and its checksum. Call it for records in order: before the first image of a
-        sealed shard it reads and proves the whole shard.
+        """Returns the image of a record and its checksum.
+
+        Call it for records in order: each step into another sealed shard reads and checks that whole shard.
 
         Raises:
-            StoreError: The image cannot be proven; then no later one can either.
+            StoreError: The image is missing or does not match. Do not read later images of the run either.
         """
         row = self._rows[record]
         checksum = int(row["checksum"])
@@ -85,7 +88,7 @@ class InterruptedRun:
         """Returns the stored values of a record by column, without the image and the checksums.
 
         Raises:
-            StoreError: They cannot be proven.
+            StoreError: A value is missing, or the values do not match the row checksum in the journal.
         """
         if not self._values:
             self._values = {column.name: open_kept_column(column, self.path / COLUMNS) for column in self._columns}
@@ -95,13 +98,14 @@ class InterruptedRun:
         return values
 
     def find_proven_shard(self, number: int, start: int) -> Shard | None:
-        """Returns the complete shard ``number`` of the interrupted run. Returns None if it does not begin with record
-        ``start``, or :meth:`read_image` has not proven it.
+        """Returns the sealed shard ``number``, or None if :meth:`read_image` has not checked it.
+
+        Returns None also if that shard does not begin with record ``start``.
         """
         return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
     def link_shard(self, shard: Shard, path: Path) -> None:
-        """Hard-links a proven shard to ``path``, in the run that resumes. Moves it if links are impossible."""
+        """Hard-links a checked shard to ``path``, in the run that resumes. Moves it if links are impossible."""
         source = self.path / STORE / shard.name
         if source.is_dir():
             path.mkdir()
@@ -120,7 +124,7 @@ class InterruptedRun:
             _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
     def _view_sealed_image(self, record: int) -> Any:
-        """Returns an image in a sealed shard. Opens the shard and proves all of it before its first image."""
+        """Returns an image in a sealed shard. Opens and checks the shard unless it is the last one that was opened."""
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = bisect.bisect_right(self._starts, record) - 1
             self._reader = number, self._open_proven(self._shards[number])
@@ -143,8 +147,9 @@ class InterruptedRun:
         return reader
 
     def _open_unsealed_file(self) -> Callable[[int], memoryview]:
-        """Opens the file that the run had not sealed; returns a function that reads an image by its number in the file.
-        Raises :class:`StoreError`.
+        """Opens the file that the run had not sealed. Returns a function that reads an image by its number in the file.
+
+        Raises :class:`StoreError` if the file cannot be read.
         """
         path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
@@ -159,10 +164,9 @@ class InterruptedRun:
 def find_interrupted_run(
     runs: Sequence[Path], identity: ConversionIdentity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
-    """Finds the run with this identity that has most records, the oldest on a tie. Returns None if there is none, or if
-    ``restart`` is set.
+    """Finds the run with this identity and an unchanged source that has most records. On a tie, takes the first one.
 
-    If none can be resumed, logs a warning that says why.
+    Returns None if there is none, or if ``restart`` is set. Logs a warning if there are runs, but none to resume from.
     """
     best: InterruptedRun | None = None
     why = ""
@@ -186,8 +190,9 @@ def find_interrupted_run(
 
 
 def was_killed_after_publishing(destination: Path) -> bool:
-    """Returns whether the run that published the store at ``destination`` was killed before it removed its work
-    directory.
+    """Returns whether the store at ``destination`` is complete, but its run was killed before it cleaned up.
+
+    Such a run has left its work directory.
     """
     return _find_published_receipt(destination) is not None
 
@@ -201,10 +206,12 @@ def finish_published_run(destination: Path, identity: ConversionIdentity, *, ove
         overwrite: The store may be replaced if another conversion made it.
 
     Returns:
-        The manifest of the store; None if no such run is left, or the store is to be replaced.
+        The store's manifest. None if no such conversion was killed. None also if another conversion was killed and
+        ``overwrite`` is set; its work directory stays.
 
     Raises:
-        DestinationError: Another conversion made the store, and ``overwrite`` is not set.
+        DestinationError: Another conversion made the store, and ``overwrite`` is not set. Or a process uses the work
+            directory.
     """
     receipt = _find_published_receipt(destination)
     if receipt is None:
@@ -222,8 +229,9 @@ def finish_published_run(destination: Path, identity: ConversionIdentity, *, ove
 
 
 def remove_published_run(destination: Path) -> None:
-    """Removes the work directory beside a published store, if its run was killed. Keeps the directory if another run
-    can resume from it, or if a process uses it.
+    """Removes the work directory that a killed run left beside a published store.
+
+    Keeps the directory if it has a receipt to resume from, or if a process uses it.
     """
     work = work_path(destination)
     with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it
@@ -232,8 +240,9 @@ def remove_published_run(destination: Path) -> None:
 
 
 def _find_published_receipt(destination: Path) -> Receipt | None:
-    """Returns the receipt of the run that published the store at ``destination``; None if its work directory is gone,
-    or another run made the store.
+    """Returns the receipt of the run that published the store at ``destination``.
+
+    Returns None if there is no store, if its work directory is gone, or if another run made the store.
     """
     work = work_path(destination)
     if not work.is_dir() or read_owner(work) is None:

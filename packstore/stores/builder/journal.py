@@ -63,17 +63,17 @@ _WHAT = "packstore receipt 2"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """A position in a source, up to which it has been read.
+    """Position up to which a source was read, and the counts of its images.
 
     Attributes:
         consumed: Entries that were read, including those that were skipped.
         digest: Digest of these entries; a changed source has another.
         skipped: Entries that were left out.
-        counted_upto: Entries that were counted: at least those that were read.
-        oriented: Number of counted images with an EXIF orientation.
-        palette: Pairs of a class and its number of counted PNG with a palette. Images without a label count as class 0.
-        unified: Pairs of a conversion without loss, see :data:`packstore.images.losses.UNIFIED`, and its number of
-            counted images.
+        counted_upto: Number of entries from the first on that the counts below cover; at least ``consumed``.
+        oriented: Number of images with an EXIF orientation.
+        palette: (class number, number of PNG with a palette) of each class. Images without a label count as class 0.
+        unified: (conversion, number of images) of each lossless conversion in
+            :data:`packstore.images.losses.UNIFIED`.
     """
 
     consumed: int
@@ -92,17 +92,14 @@ class ConversionIdentity:
 
     Attributes:
         fingerprint: Its options, source and versions.
-        source_change: Describes how the source has changed in its part before a position; returns None if it has
-            not.
+        source_change: Describes how the source has changed before a position. Returns None if it has not.
     """
 
     fingerprint: Fingerprint
     source_change: Callable[[SourcePosition], str | None]
 
     def describe_difference(self, receipt: Receipt) -> str | None:
-        """Describes how the conversion of a receipt differs from this one in options or source. Returns None if it does
-        not.
-        """
+        """Describes how a receipt's conversion differs from this one. Returns None if it does not."""
         return describe_difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
 
 
@@ -115,10 +112,10 @@ class Receipt:
         position: Position that it reached in its source.
         records: Records in the journal.
         journal: XXH3-128 of their rows in the journal.
-        shards: The sealed shards from the first record on; None if there are none. Their rows are in another file that
-            grows, so that a receipt costs the same with many shards.
-        sealed: Digest of the manifest, once the store is complete and only its move to the destination remains.
-        inode: Inode of that store; another store with the same manifest may be damaged, and about to be replaced.
+        shards: The sealed shards from the first record on; None if there are none. Their rows are in a file of their
+            own, to which each receipt only appends.
+        sealed: Digest of the manifest of the complete store; None before the store is complete.
+        inode: Inode of that store. It tells the store from another one with the same manifest.
     """
 
     fingerprint: Fingerprint
@@ -140,8 +137,10 @@ class Receipt:
 
 
 def read_receipt(run: Path) -> Receipt | None:
-    """Reads the receipt of a run and the table of its shards. Returns None if there is no receipt, or if receipt or
-    table is damaged or of another version. Returns the receipt of a complete store even without its table.
+    """Reads the receipt of a run and the table of its shards.
+
+    Returns None if there is no receipt, or if receipt or table is damaged or of another version. A complete store needs
+    no table: its receipt then has no shards.
     """
     try:
         outer = json.loads((run / RECEIPT).read_text("ascii"))
@@ -169,7 +168,9 @@ def read_receipt(run: Path) -> Receipt | None:
 
 
 class Journal:
-    """Writes the journal of a run (sizes and checksums of its records) and its receipts. Creates the files; syncs none.
+    """Writes the journal of a run, which has sizes and checksums of its records, and the run's receipts.
+
+    Creates the files. Syncs none.
 
     Attributes:
         due: When to write the next receipt, by ``time.monotonic``.
@@ -189,8 +190,7 @@ class Journal:
         self.due = time.monotonic() + EVERY_SECONDS
 
     def append(self, sizes: Sequence[int], checksums: NDArray[np.uint64], row_checksums: NDArray[np.uint64]) -> None:
-        """Adds records: sizes of their images in bytes, ``uint64`` checksums of the images, and ``uint64`` checksums of
-        the rows."""
+        """Adds records: bytes of each image, ``uint64`` checksum of each image, ``uint64`` checksum of each row."""
         rows = np.zeros(len(sizes), ROW)
         rows["size"], rows["checksum"], rows["row"] = sizes, checksums, row_checksums
         data = rows.tobytes()
@@ -201,8 +201,9 @@ class Journal:
     def write_receipt(
         self, position: SourcePosition, shards: Sequence[Shard], sealed: tuple[str, int] | None = None
     ) -> None:
-        """Flushes the journal and writes a receipt for all appended records; ``sealed``: digest and inode of the
-        complete store.
+        """Flushes the journal and writes a receipt for all appended records.
+
+        ``shards``: all sealed shards. ``sealed``: manifest digest and inode of the complete store.
         """
         self._file.flush()
         digest, inode = sealed or (None, None)
@@ -219,7 +220,7 @@ class Journal:
         drop(self._shards)
 
     def _write_shard_rows(self, shards: Sequence[Shard]) -> ShardTable | None:
-        """Writes table rows of newly sealed shards; returns the table of all sealed shards, None without shards."""
+        """Writes table rows of newly sealed shards. Returns the table of all sealed shards, or None without shards."""
         if not shards:
             return None
         rows = shards_to_rows(shards[self._sealed :]).tobytes()
@@ -231,7 +232,9 @@ class Journal:
 
 
 def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
-    """Maps the journal's rows that a receipt covers. Raises :class:`StoreError` if they contradict it."""
+    """Maps the journal's rows that a receipt covers. Raises :class:`StoreError` if rows are missing, or their digest
+    differs from the receipt.
+    """
     try:
         rows = np.memmap(run / JOURNAL, ROW, "r", shape=(receipt.records,)) if receipt.records else np.empty(0, ROW)
     except (OSError, ValueError) as error:  # ValueError: it is shorter
@@ -242,8 +245,9 @@ def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
 
 
 def describe_difference(other: Fingerprint, wanted: Fingerprint) -> str | None:
-    """Describes the first difference of two fingerprints, in the order of ``wanted``; None if they are equal. Leaves
-    out values if one has over 40 characters.
+    """Describes the first difference of two fingerprints, in the order of ``wanted``. Returns None if they are equal.
+
+    Leaves out the two values if one of them has over 40 characters.
 
     A name that ends with a question mark may be absent from ``other``.
     """

@@ -45,8 +45,9 @@ DescribeFile = Callable[[OutputFile], tuple[Manifest, Mapping[str, WholeColumn]]
 
 
 class OutputFiles:
-    """Writes images in order to one file, or to shards. Reads each file back when it is sealed. Links shards that an
-    interrupted run has completed instead of writing them again.
+    """Writes images in order to one file, or to shards. Reads each file back when it is sealed.
+
+    Links shards that an interrupted run has completed, instead of writing them again.
 
     Attributes:
         sharded: Whether the store has shards.
@@ -55,8 +56,9 @@ class OutputFiles:
     """
 
     def __init__(self, path: Path, format: Format, image: Column, *, sharded: bool, shard_size: int | None) -> None:
-        """``path`` is the file, or the directory of shards. :meth:`end_shard` ends a shard; with ``shard_size``, a
-        shard also ends before its images would have more bytes.
+        """``path`` is the file, or the directory of shards. :meth:`end_shard` ends a shard.
+
+        ``shard_size``: most bytes of images in a shard, unless a single image has more; None for no limit.
         """
         self._path = path
         self._format = format
@@ -69,8 +71,10 @@ class OutputFiles:
         self.interrupted_run: InterruptedRun | None = None
 
     def write_images(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
-        """Writes images to the current file. Begins a new file at the start, after :meth:`end_shard`, and before the
-        shard size is exceeded.
+        """Writes images to the current file. Begins a new file if there is none, after :meth:`end_shard`, and before an
+        image that would exceed the shard size.
+
+        ``sizes``: bytes of each image, which a linked store has in other files.
         """
         if not buffers:
             return
@@ -95,8 +99,9 @@ class OutputFiles:
         self._cut = self.sharded
 
     def seal_full_shards(self, describe: DescribeFile) -> None:
-        """Seals all shards but the last, or nothing without shards; all columns of their records must have been
-        appended.
+        """Seals all shards but the last. Does nothing without shards.
+
+        All columns of their records must have been appended.
         """
         while self.sharded and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
@@ -113,12 +118,13 @@ class OutputFiles:
         return None
 
     def list_writers(self) -> list[FileWriter]:
-        """Lists the writers of all files, sealed ones included; shards reused from an interrupted run have none."""
+        """Lists the writers of all files, also of sealed ones. A shard reused from an interrupted run has no writer."""
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin_file(self, start: int) -> OutputFile:
-        """Begins a file at record ``start``, and suspends the writer of the file before. If the interrupted run has a
-        proven shard that begins at ``start``, links that shard instead.
+        """Begins a file at record ``start``, and suspends the writer of the file before.
+
+        If the interrupted run has a checked shard with this number and first record, links that shard instead.
         """
         if self._files and (full := self._files[-1].writer) is not None:
             full.suspend()
@@ -156,16 +162,17 @@ class OutputFiles:
 
 
 def _append_to_file(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
-    """Appends images to a file and counts them. Writes nothing to a shard that is reused from an interrupted run, which
-    has them."""
+    """Appends images to a file and counts them. Only counts them for a shard reused from an interrupted run."""
     if file.writer is not None:
         file.writer.append(buffers)
     file.stop += len(buffers)
 
 
 def _seal_file(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file and reads it back, while another thread syncs it to the disk. Raises :class:`StoreError` if the
-    file's content differs from ``manifest``. Raises :class:`OSError` if the file cannot be written."""
+    """Seals a file, and reads it back while another thread syncs it to the disk.
+
+    Raises :class:`StoreError` if the content differs from ``manifest``. Raises :class:`OSError` if writing fails.
+    """
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:

@@ -28,7 +28,7 @@ class Owner:
     """Identity of the process that writes, or wrote, in a work directory.
 
     Attributes:
-        destination: Name of the store, whose directory also holds the work directory.
+        destination: File name of the store, which is beside the work directory.
         pid: Its process id.
         host: Its machine.
         started: Time of the start, in seconds since the epoch.
@@ -41,9 +41,7 @@ class Owner:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Reads the owner of the work directory at ``path``, or returns None if it cannot be read, or packstore cannot have
-    written it.
-    """
+    """Reads the owner file of the work directory at ``path``. Returns None if there is no valid owner file."""
     try:
         descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -77,8 +75,11 @@ def write_owner(descriptor: int, destination: str) -> None:
 
 
 def is_held(path: Path, owner: Owner) -> bool:
-    """Returns whether a process has locked the work directory. On a file system without locks, returns whether its
-    owner may still be running. Returns True if another user's permissions hide the answer, False without an owner file.
+    """Returns whether a process uses the work directory: holds its lock.
+
+    - File system without locks: whether ``owner`` may still run. True for any other host.
+    - No permission to open the owner file: True.
+    - No owner file: False.
     """
     try:
         descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -96,7 +97,10 @@ def is_held(path: Path, owner: Owner) -> bool:
 
 
 def lock_owner_file(descriptor: int) -> bool | None:
-    """Locks an open owner file. Returns whether that worked, or None on a file system without locks."""
+    """Locks an open owner file, without waiting. Returns False if another process holds the lock.
+
+    Returns None if the system or file system has no locks.
+    """
     if fcntl is None:
         return None
     try:

@@ -38,24 +38,26 @@ its directory also holds foreign files."""
 
 
 class Staging:
-    """A store that is written in a work directory, and its move to the destination. Replaces only a proven packstore
-    store, and only if asked to; refuses symbolic links.
+    """A store that is written in a work directory, and its move to the destination.
+
+    Replaces only a packstore store, and only with ``overwrite``. Refuses symbolic links.
 
     Attributes:
         destination: Path that the store gets.
         work: The work directory, locked against other processes.
         run: This run's directory in it.
-        path: Path of the store until it is published; does not exist yet.
+        path: Path of the store until it is published; the caller creates it.
     """
 
     def __init__(self, destination: Path, *, overwrite: bool, owned: ListOwned) -> None:
-        """Checks the destination, locks its work directory, undoes what a killed run had half replaced, and creates
-        this run's directory.
+        """Checks the destination, locks its work directory and creates this run's directory.
+
+        Undoes an interrupted publish of a killed run.
 
         Args:
             destination: A path that does not exist, or with ``overwrite`` a packstore store.
             overwrite: Replace an existing store once the new one is complete.
-            owned: Proves that an existing destination is a store.
+            owned: Lists the files of an existing store; raises :class:`DestinationError` for anything else.
 
         Raises:
             DestinationError: The destination may not be written.
@@ -83,21 +85,19 @@ class Staging:
             raise
 
     def choose_run_directory(self) -> Path:
-        """Creates and returns the directory in which this run works. An export overrides it to resume an
-        earlier run.
-        """
+        """Creates and returns this run's directory. An export overrides it to resume an earlier run."""
         return self.work.create_run()
 
     def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
         """Syncs the staged file or directory, moves it to the destination in one step, and removes the work
         directory.
 
-        With ``overwrite``, exchanges it with an existing store, which is then deleted with the work directory. Undoes
-        the move if it cannot be made durable. Logs a warning if the work directory cannot be removed.
+        With ``overwrite``, exchanges it with an existing store. That store is deleted with the work directory. Undoes
+        the move if the directory cannot be synced. Logs a warning if the work directory cannot be removed.
 
         Raises:
-            DestinationError: The destination exists without ``overwrite``, is no store, or was changed meanwhile. The
-                staged store stays for :meth:`discard`.
+            DestinationError: The destination exists without ``overwrite``, is no store, was changed meanwhile, or
+                cannot be written. The staged store stays for :meth:`discard`.
         """
         with writing(self.destination):
             sync(self.path)
@@ -118,7 +118,7 @@ class Staging:
             )
 
     def discard(self) -> None:
-        """Removes the work directory with all runs; does nothing after :meth:`publish`."""
+        """Removes the work directory with all runs. Does nothing after :meth:`publish`."""
         if not self._published:
             self.work.remove()
 
@@ -127,10 +127,13 @@ class Staging:
         self.work.release()
 
     def _check_destination(self) -> bool:
-        """Returns whether there is a store to replace.
+        """Returns whether there is a store to replace; False if nothing is there.
 
-        Raises :class:`DestinationError` for a symbolic link, for anything without ``overwrite``, and with
-        ``overwrite`` for anything but a store or for foreign files in its directory.
+        Raises :class:`DestinationError` for
+
+        - a symbolic link,
+        - anything else that exists, without ``overwrite``,
+        - anything but a store without foreign files, with ``overwrite``.
         """
         shown = printable(str(self.destination))
         with writing(self.destination):
@@ -156,10 +159,10 @@ class Staging:
         return True
 
     def _replace_store(self) -> None:
-        """Exchanges the staged store and the store at the destination, and makes that durable. Exchanges them back if
-        that fails.
+        """Exchanges the staged store and the store at the destination, and syncs their directory.
 
-        Raises :class:`DestinationError` if another process has replaced the destination meanwhile.
+        Exchanges them back if syncing fails, or if another process has replaced the destination meanwhile. Raises
+        :class:`DestinationError` in the latter case.
         """
         old = device_and_inode(self.destination)
         self._owned(self.destination)
@@ -177,7 +180,11 @@ class Staging:
 
 
 def exchange_paths(a: Path, b: Path) -> None:
-    """Exchanges two existing paths: atomically if the system can, else by renames that are rolled back on failure."""
+    """Exchanges two existing paths: atomically if the system can, else by three renames.
+
+    Puts ``b`` back if the second rename fails. A kill between renames leaves ``b`` under the name :data:`ASIDE` beside
+    ``a``.
+    """
     if _renameat2(a, b, _EXCHANGE):
         return
     aside = a.with_name(ASIDE)
@@ -215,8 +222,9 @@ def _rename_new(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path, flag: int) -> bool:
-    """Calls Linux' renameat2(2). Returns False if the system or the file system does not have it; raises
-    :class:`OSError` for other failures.
+    """Calls Linux' renameat2(2). Returns False if the system or the file system does not have it.
+
+    Raises :class:`OSError` for other failures.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -23,11 +23,12 @@ _BATCH_BYTES = 4 << 20
 
 
 def verify_read_back(path: Path, manifest: Manifest) -> None:
-    """Opens a sealed file, compares manifest, columns and images with the digests of the written data, and checks the
-    file's structure. Does not read the images of a linked store.
+    """Opens a sealed file, and compares manifest, columns and images with the digests of the written data.
 
-    The data usually comes from the system's page cache. So this finds faults on the way there (library, memory, file
-    system), not those of a disk that loses data after confirming the write.
+    Also checks the file's structure. Does not read the images of a linked store.
+
+    The data usually comes from the system's page cache. This finds faults of library, memory and file system, not of a
+    disk that loses data after confirming the write.
 
     Raises:
         StoreError: Something differs, or the file does not open.
@@ -62,7 +63,7 @@ def verify_read_back(path: Path, manifest: Manifest) -> None:
 
 
 class _ImageBatch(NamedTuple):
-    """Consecutive records: number of the first, number of records, and an iterator that reads their images."""
+    """Consecutive records: the first one's number, how many, and an iterator that reads their images."""
 
     first: int
     records: int
@@ -70,7 +71,7 @@ class _ImageBatch(NamedTuple):
 
 
 def _batch_images(reader: Reader) -> Iterator[_ImageBatch]:
-    """Yields all images in batches of about 4 MiB."""
+    """Yields all images in batches of about 4 MiB. Locates them by :meth:`Reader.spans` as far as that goes."""
     done, total = 0, len(reader)
     for data, starts, sizes in reader.spans():
         ends = sizes.cumsum()
@@ -101,7 +102,7 @@ def write_manifest_and_table(directory: Path, manifest: Manifest) -> None:
 
 
 def _differs_error(shown: str, what: str) -> StoreError:
-    """Returns the error for a file that reads back differently than it was written."""
+    """Returns the error for ``what`` of the file ``shown``, which reads back differently than written."""
     return StoreError(
         f"{what} of {shown} reads back differently than written: the disk, the memory or the file system is faulty; "
         "nothing is published"

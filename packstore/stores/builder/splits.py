@@ -23,8 +23,9 @@ class SplitRanges:
         return self.ranges[-1].name if self.ranges else None
 
     def refuse_split(self, split: str) -> None:
-        """Raises :class:`StoreError` if the next records cannot be of this split: it has ended, or only some records
-        would have a split.
+        """Raises :class:`StoreError` if the next records cannot have this split, which may be ``""``.
+
+        That is so if the split has ended, or if only some records would have a split.
         """
         if split and not self._splitless:
             if any(each.name == split for each in self.ranges[:-1]):
@@ -33,7 +34,10 @@ class SplitRanges:
             raise StoreError("either all records have a split or none")
 
     def extend(self, split: str, start: int, stop: int) -> None:
-        """Adds the records ``start`` to ``stop - 1`` to a split, which may be ``""``."""
+        """Adds the records ``start`` to ``stop - 1`` to a split, which may be ``""``. Call :meth:`refuse_split` before.
+
+        A split without records is left out.
+        """
         if not split:
             self._splitless = self._splitless or stop > start
         elif self.last_name == split:

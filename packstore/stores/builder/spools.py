@@ -26,15 +26,12 @@ _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes
 class ColumnSpool:
     """Collects the values of one column batch by batch, and returns them as one mapped array.
 
-    Values go to files, so memory does not grow with their number. The files are unlinked, so that a killed process
-    leaves nothing behind, or named after the column, so that another run can resume from them. Returned arrays stay
-    valid after :meth:`close`. Raises :class:`StoreError` if another program has changed a file.
+    Values go to files: memory does not grow with their number. Unlinked files leave nothing behind if the process is
+    killed. Files named after the column let another run resume. Returned arrays stay valid after :meth:`close`.
     """
 
     def __init__(self, column: Column, directory: Path, keep: Path | None = None) -> None:
-        """``directory`` is for unlinked files (on the destination's disk); with ``keep`` the files are named ones in
-        there.
-        """
+        """Creates the files: unlinked ones on the disk of ``directory``, or named ones in the directory ``keep``."""
         self.column = column
         self.records = 0
         self._data = _HashedFile(directory, keep and keep / f"{column.name}.values")
@@ -44,9 +41,13 @@ class ColumnSpool:
             self._offsets.write(np.zeros(1, OFFSET).data)
 
     def convert_values(self, values: Any, count: int) -> Any:
-        """Converts ``values`` to the form that :meth:`append` takes: a list of bytes for a ragged column, else an array
-        of shape ``(count, *shape)`` in the column's dtype. Rounds floating-point numbers to a narrower dtype. Raises
-        :class:`StoreError` for other values that do not fit, also for class numbers without a class in a fixed column.
+        """Converts ``values`` to the form that :meth:`append` takes.
+
+        - Ragged column: a list of bytes or flat byte views.
+        - Fixed column: an array ``(count, *shape)`` in the column's dtype. Rounds floats to a narrower dtype.
+
+        Raises :class:`StoreError` for a wrong number, type, shape or range of values. Raises it also for a class number
+        without a class in a fixed column.
         """
         name = self.column.name
         if self.column.kind == "ragged":
@@ -81,7 +82,10 @@ class ColumnSpool:
         self.records += count
 
     def map_values(self, start: int, stop: int) -> WholeColumn:
-        """Returns the values of records ``start`` to ``stop - 1``, mapped; offsets count from the first of them."""
+        """Maps the values of records ``start`` to ``stop - 1``. Offsets begin with 0.
+
+        Raises :class:`StoreError` if another program has made a file shorter.
+        """
         if self._offsets is None:
             dtype, width = NUMPY_DTYPE[self.column.dtype], self.column.record_nbytes
             raw = self._data.map_content()[start * width : stop * width]
@@ -93,7 +97,7 @@ class ColumnSpool:
     def describe_values(self, start: int, stop: int, data: ColumnData) -> Column:
         """Returns the column with size and digest of ``data``, the values of records ``start`` to ``stop - 1``.
 
-        For all records also raises :class:`StoreError` as :meth:`check_spooled` does.
+        If these are all records, calls :meth:`check_spooled`, which may raise :class:`StoreError`.
         """
         if (start, stop) != (0, self.records):
             return describe_column(self.column, data)
@@ -112,15 +116,13 @@ class ColumnSpool:
         return ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
 
     def check_spooled(self) -> None:
-        """Raises :class:`StoreError` if the files do not hold what was appended, because another program wrote to
-        them.
-        """
+        """Reads the files again. Raises :class:`StoreError` if they do not hold the appended values any more."""
         for spool in (self._data, self._offsets):
             if spool is not None:
                 spool.check_content(self.column.name)
 
     def flush(self) -> None:
-        """Writes appended values from memory to the files, without syncing these to the disk."""
+        """Writes appended values from memory to the files. Does not sync the files to the disk."""
         self._data.file.flush()
         if self._offsets is not None:
             self._offsets.file.flush()
@@ -133,9 +135,7 @@ class ColumnSpool:
 
 
 class OffsetSpool:
-    """Collects the offsets of a ragged column from its values' sizes, in an unlinked file; the values are kept
-    elsewhere.
-    """
+    """Collects the sizes of ragged images in an unlinked file, and returns the offsets. Does not take the images."""
 
     def __init__(self, directory: Path) -> None:
         self._spool = _HashedFile(directory)
@@ -150,8 +150,9 @@ class OffsetSpool:
             self._end = int(ends[-1])
 
     def offsets(self) -> NDArray[np.int64]:
-        """Returns the offsets, ``int64`` and one more than values, mapped; valid after :meth:`close`. Raises
-        :class:`StoreError` if the file does not hold what was appended.
+        """Maps the offsets: ``int64 (n + 1,)`` for ``n`` values. They stay valid after :meth:`close`.
+
+        Raises :class:`StoreError` if the file does not hold what was appended.
         """
         self._spool.check_content("image")
         return self._spool.map_content().view(OFFSET)
@@ -177,8 +178,8 @@ def find_duplicate_key(keys: KeyLookup, hashes: NDArray[np.uint64]) -> tuple[int
 
     Args:
         keys: All keys.
-        hashes: ``uint64`` hash of each key. Only keys with equal hashes are compared. To bound memory, the hashes are
-            sorted in buckets (by their top bits) of about 4 million at a time.
+        hashes: ``uint64`` hash of each key. Only keys with equal hashes are compared. About 4 million hashes are sorted
+            at a time, which bounds memory.
     """
     buckets = 1
     while len(hashes) // buckets > _KEYS_AT_ONCE:
@@ -208,10 +209,10 @@ def refuse_duplicates(keys: KeyLookup, hashes: NDArray[np.uint64]) -> None:
 
 
 def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
-    """Converts values of the ragged column ``name``, or images, to ``bytes`` or flat byte views, so that ``len`` is
-    their size; copies nothing.
+    """Views values of the ragged column ``name``, or images, as ``bytes`` or flat byte views. Copies nothing.
 
-    Raises :class:`StoreError` for anything but bytes and contiguous buffers.
+    ``len`` of a result is its number of bytes. Raises :class:`StoreError` for anything but bytes and contiguous
+    buffers.
     """
     try:
         return [value if type(value) is bytes else _value_bytes(value) for value in values]
@@ -220,16 +221,16 @@ def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryv
 
 
 def _value_bytes(value: Buffer) -> bytes | memoryview:
-    """Views a value as flat bytes; returns ``b""`` if it is empty."""
+    """Views a value as flat bytes. Returns ``b""`` for an empty one."""
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 
 
 def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
-    """Opens the files of a column that a killed run kept; returns a function that reads the value of a record.
+    """Opens the files of a column that a killed run kept. Returns a function that reads the value of a record.
 
-    Raises :class:`StoreError` if a file cannot be read; the function raises it for a missing value. Proves nothing: the
-    caller compares checksums.
+    Raises :class:`StoreError` if a file cannot be read. The function raises it for a missing value. The function checks
+    no value: the caller compares checksums.
     """
     mapped = _map_file(directory / f"{column.name}.values")
     width = column.record_nbytes
@@ -256,7 +257,10 @@ def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
 
 
 def _map_file(path: Path) -> NDArray[Any]:
-    """Maps a file of a killed run; returns an empty array for an empty one. Raises :class:`StoreError`."""
+    """Maps a file of a killed run. Returns an empty array for an empty file.
+
+    Raises :class:`StoreError` if the file is missing or cannot be read.
+    """
     try:
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
@@ -264,7 +268,10 @@ def _map_file(path: Path) -> NDArray[Any]:
 
 
 class _HashedFile:
-    """A file that counts and hashes the bytes written to it: unlinked in ``directory``, or with the name ``path``."""
+    """A file that counts and hashes the bytes written to it.
+
+    It is a new file at ``path``. If that is None, it is an unlinked file on the disk of ``directory``.
+    """
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:
         if path is not None:

@@ -65,8 +65,9 @@ _NAMING_SECONDS = 1.0
 
 
 def work_path(destination: Path) -> Path:
-    """Returns the path of a destination's work directory, which may not exist. A long name is cut, and ends with its
-    hash.
+    """Returns the path of a destination's work directory, which may not exist.
+
+    A name of over 200 bytes is cut and gets a hash of the whole name.
     """
     name = os.fsencode(destination.name)
     if len(name) > _LONGEST:  # file names end at 255 bytes
@@ -75,9 +76,10 @@ def work_path(destination: Path) -> Path:
 
 
 class WorkDirectory:
-    """The work directory of one destination, locked by this process until :meth:`remove` or :meth:`release`; forked
-    children do not hold the lock. Refuses a directory that another process uses or that packstore did not make; removes
-    only files with names that packstore gives.
+    """The work directory of a destination, locked by this process until :meth:`remove` or :meth:`release`.
+
+    Refuses a directory that another process uses or that packstore did not make. Removes only files with names that
+    packstore gives. Forked children do not hold the lock.
 
     Attributes:
         path: Path of the directory.
@@ -110,10 +112,10 @@ class WorkDirectory:
         return path
 
     def undo_interrupted_publish(self) -> bool:
-        """Cleans up after a run that was killed while publishing. Returns whether it restored a store.
+        """Cleans up after a run that was killed while publishing. Returns whether it moved a store back.
 
-        Moves a store back that was moved aside and not replaced, or removes it if it was replaced. Removes from a
-        growing store the files that it does not need.
+        - A store that was moved aside: moves it back if nothing is at the destination, else removes it.
+        - A store that records were appended to: removes the files that its present manifest does not need.
         """
         undone = False
         for run in self.list_runs():
@@ -128,8 +130,9 @@ class WorkDirectory:
         return undone
 
     def find_finished_growth(self) -> object:
-        """Returns the request of a run that was killed after it had appended to the store, as given to
-        :func:`packstore.stores.builder.growth.publish_growth`. None if there is no such run.
+        """Returns the ``request`` of a run that was killed after it had appended to the store.
+
+        See :func:`packstore.stores.builder.growth.publish_growth`. None if there is no such run.
         """
         for run in self.list_runs():
             growth = _read_growth(self._destination, run / GROWTH)
@@ -138,10 +141,11 @@ class WorkDirectory:
         return None
 
     def _undo_growth(self, marker: Path) -> None:
-        """Removes the shards that a killed run added to a store; if it had replaced the manifest, removes the files
-        that the old manifest needed.
+        """Removes the files that a killed append left in the store and that the store does not need.
 
-        Then removes the marker. The marker of a complete append stays until the run is removed.
+        - The manifest was not replaced: removes the added files and the marker.
+        - The manifest was replaced: removes the files that only the old manifest needed. The marker stays until the
+          run is removed.
         """
         growth = _read_growth(self._destination, marker)
         if growth is not None:
@@ -150,8 +154,9 @@ class WorkDirectory:
                 marker.unlink()
 
     def remove(self) -> None:
-        """Removes the directory with all runs, after :meth:`undo_interrupted_publish`, and unlocks it. Logs a warning
-        if that fails; leaves foreign files. Idempotent.
+        """Calls :meth:`undo_interrupted_publish`, removes the directory with all runs, and unlocks it.
+
+        Leaves foreign files. Logs a warning if removing fails. Idempotent.
         """
         if self._descriptor < 0:
             return
@@ -170,10 +175,10 @@ class WorkDirectory:
             self._descriptor = -1
 
     def _acquire(self) -> bool:
-        """Creates the directory if need be, locks it, and writes its owner. Returns False if another process removed it
-        meanwhile.
+        """Locks the directory and writes its owner. Creates a missing directory.
 
-        Raises :class:`DestinationError` if another process uses it, or it is not this destination's.
+        Returns False if another process removed the directory meanwhile. Raises :class:`DestinationError` if another
+        process uses the directory, or if it is not the work directory of this destination.
         """
         try:
             self.path.mkdir()
@@ -207,8 +212,10 @@ class WorkDirectory:
         return True
 
     def _refuse_foreign(self) -> None:
-        """Raises :class:`DestinationError` if the path is not this destination's work directory, and
-        :class:`FileNotFoundError` if it does not exist.
+        """Raises :class:`DestinationError` if the path is not this destination's work directory.
+
+        Accepts a directory that is empty but for an empty owner file. Raises :class:`FileNotFoundError` for no
+        directory.
         """
         shown = printable(str(self.path))
         if not stat.S_ISDIR(self.path.lstat().st_mode):
@@ -220,7 +227,10 @@ class WorkDirectory:
             raise DestinationError(f"{shown} holds files that packstore did not write; move it away")
 
     def _is_owner_alive(self, descriptor: int) -> bool:
-        """Returns whether the owner may still be running, on a file system without locks."""
+        """Returns whether the owner may still run, for a file system without locks.
+
+        False without a valid owner file, and for this process itself. True for any other machine.
+        """
         owner = read_owner(self.path)
         if owner is None:
             return False
@@ -229,9 +239,7 @@ class WorkDirectory:
         return owner.pid != os.getpid() and process_exists(owner.pid)
 
     def _wait_for_owner(self) -> Owner | None:
-        """Returns the holder of the lock; waits up to a second for a process that has just locked it to write its
-        name. Returns None if no valid name is there by then.
-        """
+        """Waits up to a second for a valid owner file, and returns the owner it names, or None."""
         until = time.monotonic() + _NAMING_SECONDS
         while (owner := read_owner(self.path)) is None and time.monotonic() < until:
             time.sleep(0.005)
@@ -248,10 +256,10 @@ class WorkDirectory:
 
 
 def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
-    """Reads the marker of a run that adds shards to a store, and the store's manifest. Returns None if there is no
-    marker, or logs a warning and returns None if either cannot be read.
+    """Reads the marker of a run that adds shards to a store, and compares it with the store's manifest.
 
     Adds ``done``, whether the run replaced the manifest, and ``needless``, the files that the store does not need.
+    Returns None if there is no marker. Logs a warning and returns None if marker or manifest cannot be read.
     """
     try:
         note: dict[str, Any] = json.loads(marker.read_text("ascii"))
@@ -267,8 +275,7 @@ def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
 def _has_no_owner(path: Path) -> bool:
     """Returns whether a work directory holds at most an empty owner file.
 
-    Such a directory remains if the run is killed at its creation, or if power fails before the owner file is on the
-    disk.
+    Such a directory is left by a run that was killed early, or by a power cut.
     """
     for entry in path.iterdir():
         if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):
@@ -280,7 +287,7 @@ _held: weakref.WeakSet[WorkDirectory] = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    """Releases the parent's locks in a forked process, which shares them and might outlive the parent."""
+    """Closes the copies of the parent's locks in a forked child, which might outlive the parent."""
     for directory in list(_held):
         directory.release()
 
@@ -297,8 +304,7 @@ class Leftover:
         path: Path of the directory.
         owner: The process that wrote it.
         nbytes: Bytes on disk.
-        in_store: Names of shards and tables that its run left in the store it appended to, and that the store does not
-            need.
+        in_store: Names of shards and tables that a killed append left in the store, and that the store does not need.
     """
 
     path: Path
@@ -308,9 +314,9 @@ class Leftover:
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """Yields the work directories in ``directory`` (not below) that are provably packstore's, and that no process uses.
+    """Yields the work directories directly in ``directory`` that packstore made and no process uses.
 
-    Raises :class:`OSError` if the directory cannot be listed.
+    Yields none whose owner file is not valid. Raises :class:`OSError` if the directory cannot be listed.
     """
     for path in sorted(directory.iterdir()):
         name = _NAME.fullmatch(path.name)
@@ -327,8 +333,9 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 
 
 def remove_leftover(leftover: Leftover) -> None:
-    """Removes a leftover work directory, and the needless files that its run left in the store; restores a store that
-    was moved aside. Raises :class:`DestinationError` if the directory is in use, or if anything in it remains.
+    """Removes a leftover work directory, after :meth:`WorkDirectory.undo_interrupted_publish`.
+
+    Raises :class:`DestinationError` if the directory is in use or cannot be removed whole.
     """
     destination = leftover.path.parent / leftover.owner.destination
     with writing(leftover.path):
@@ -345,8 +352,7 @@ def list_runs(path: Path) -> list[Path]:
 
 
 def remove_run(path: Path) -> None:
-    """Removes the directory of one run. If it holds files that packstore did not write, leaves these and the
-    directory."""
+    """Removes the directory of one run. Leaves files that packstore did not write, and then also the directory."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     for name in (JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)
@@ -366,8 +372,10 @@ def remove_run(path: Path) -> None:
 
 
 def _remove_staged(run: Path, name: str) -> None:
-    """Removes a staged store or export of a run. Of a store, only files with names that packstore gives; of an export
-    everything, without following links.
+    """Removes the staged store or export ``name`` of a run.
+
+    Of a store, removes only files with names that packstore gives. Of an export, removes everything, without following
+    links.
     """
     path = run / name
     if (run / EXPORT).is_file() and path.is_dir() and not path.is_symlink():
@@ -377,7 +385,7 @@ def _remove_staged(run: Path, name: str) -> None:
 
 
 def _remove_content(path: Path) -> None:
-    """Removes everything that packstore wrote in a work directory, and the directory if it is then empty."""
+    """Removes everything that packstore wrote in a work directory. Removes the directory if nothing else is in it."""
     for name in (ADDED, KEPT):
         if work_path(path / name).is_dir():
             WorkDirectory(path / name).remove()
