@@ -100,15 +100,12 @@ class Agent:
 
         Raises :class:`RemoteError` if the agent has ended, and forgets the agent: the next request starts another one.
         """
-        with _lock:
-            connection = self._free.pop() if self._free else None
-        if connection is None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-            connection = Connection(ours.detach())
+        connection: Connection | None = None
         done = False
         try:
+            with _lock:
+                connection = self._free.pop() if self._free else None
+            connection = connection or self._open_connection()
             yield connection
             done = True
         except RemoteError:
@@ -118,11 +115,18 @@ class Agent:
             _forget_agent(self)
             raise RemoteError("the process that fetches for this forked one has ended; was it killed?") from None
         finally:
-            if done:
+            if connection is not None and done:
                 with _lock:
                     self._free.append(connection)
-            else:
+            elif connection is not None:
                 connection.close()  # it may hold an unread answer
+
+    def _open_connection(self) -> Connection:
+        """Opens another connection to the agent. Raises :class:`BrokenPipeError` if the agent has ended."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            return Connection(ours.detach())
 
     @staticmethod
     def _receive_result(connection: Connection) -> Any:

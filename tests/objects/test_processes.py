@@ -97,11 +97,18 @@ def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
 
 
 def test_a_killed_agent_is_said_in_one_line_and_replaced(store: ObjectStore) -> None:
-    def work() -> object:
-        store.get("a")
-        os.kill(get_agent_if_forked().process_id, signal.SIGKILL)
+    def kill_agent() -> None:
+        number = get_agent_if_forked().process_id
+        os.kill(number, signal.SIGKILL)
+        os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
         with pytest.raises(RemoteError, match="the process that fetches for this forked one has ended"):
-            [store.get("a") for _ in range(10_000)]  # the signal may be a little late
+            store.get("a")
+
+    def work() -> object:
+        store.get("a")  # its connection is kept
+        kill_agent()
+        next(store.stream("big"))  # the rest is not wanted: its connection is closed
+        kill_agent()
         return store.get("a")
 
     assert forked(work) == repr(b"hello")
