@@ -21,13 +21,12 @@ class _Cloud(NamedTuple):
     """Environment variables and metadata service of a cloud.
 
     Attributes:
-        credentials: Alternative variables with credentials; in one alternative, blanks separate variables that are
-            needed together.
+        credentials: Variables, each of which holds credentials. ``A B``: these two are needed together.
         public: Variable that asks for requests without credentials.
         metadata: Variable with the address of the metadata service.
         usual: Its usual address.
-        probe: Method, path and headers of a request that it answers with status 200 on machines of that cloud.
-        advice: Variables that a message tells to set.
+        probe: Method, path and headers of a request to the metadata service, which answers it with status 200.
+        advice: Variables that the error for missing credentials names.
     """
 
     credentials: tuple[str, ...]
@@ -91,13 +90,14 @@ _CLOUDS = {
 
 
 def find_credentials(location: ParsedUrl) -> dict[str, Any]:
-    """Returns arguments for a store of obstore: for S3 those of the AWS profile, for other clouds none, since obstore
-    reads the environment itself.
+    """Checks that there are credentials. Returns the settings of the AWS profile for S3, and ``{}`` for other clouds.
 
-    Raises :class:`RemoteError` at once if there are no credentials: outside a cloud, obstore would query the cloud's
-    metadata address for minutes. Also raises it for an S3 server's address that :func:`_check_endpoint` refuses, and
-    for a profile that :func:`_read_profile` refuses.
+    The settings are arguments for a store of obstore, which reads the environment itself. If environment and files
+    have no credentials, asks the cloud's metadata service, for a second at most.
+
+    Raises :class:`RemoteError` if there are no credentials, or as :func:`_check_endpoint` and :func:`_read_profile` do.
     """
+    # Without credentials and outside a cloud, obstore would query the cloud's metadata address for minutes.
     cloud = _CLOUDS[location.scheme]
     profile = _read_profile(location) if location.scheme == "s3" else {}
     if location.scheme == "s3":
@@ -122,8 +122,9 @@ def find_credentials(location: ParsedUrl) -> dict[str, Any]:
 
 
 def _check_endpoint(name: str, url: str | None) -> None:
-    """Raises :class:`RemoteError` for an address without http:// or with a user name, for which obstore panics; ignores
-    None and "".
+    """Raises :class:`RemoteError` for an address without ``http://`` or ``https://``, or with a user name.
+
+    obstore panics for such an address. Ignores None and "".
     """
     if url and not re.match(r"https?://[^/@]+(/|$)", url, re.IGNORECASE):
         raise RemoteError(
@@ -132,14 +133,13 @@ def _check_endpoint(name: str, url: str | None) -> None:
 
 
 def _read_profile(location: ParsedUrl) -> dict[str, Any]:
-    """Reads region, endpoint and keys of the profile in use from the AWS tools' files. Leaves out settings that the
-    environment has.
+    """Reads region, endpoint and keys of the AWS profile in use from the files of the AWS tools.
 
-    The region defaults to ``us-east-1``. For a profile that signs in, assumes a role or calls a program, returns
-    ``credential_provider``, which asks boto3 for keys.
+    Leaves out settings that the environment has. The region defaults to ``us-east-1``. For a profile that signs in,
+    assumes a role or calls a program, ``credential_provider`` asks boto3 for keys.
 
-    Raises :class:`RemoteError` if a file cannot be read, the profile that ``AWS_PROFILE`` names does not exist, or
-    boto3 is missing.
+    Raises :class:`RemoteError` if a file cannot be read, if the profile that ``AWS_PROFILE`` names does not exist, or
+    if boto3 is needed and missing.
     """
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}
@@ -174,9 +174,7 @@ def _read_profile(location: ParsedUrl) -> dict[str, Any]:
 
 
 def _use_boto3(location: ParsedUrl, profile: str) -> Any:
-    """Returns boto3's provider of credentials, for a profile that signs in or assumes a role. Raises
-    :class:`RemoteError` if boto3 is missing.
-    """
+    """Returns boto3's provider of credentials. Raises :class:`RemoteError` naming ``profile`` if boto3 is missing."""
     if importlib.util.find_spec("boto3") is None:
         raise RemoteError(
             f"{location.display_url()}: the AWS profile {profile!r} has no keys of its own (it signs in); install "
@@ -188,8 +186,9 @@ def _use_boto3(location: ParsedUrl, profile: str) -> Any:
 
 
 def _has_metadata_service(url: str, method: str, path: str, headers: dict[str, str]) -> bool:
-    """Asks a cloud's metadata service, for a second at most. Returns whether it answers with status 200; proxies and
-    firewalls answer others.
+    """Returns whether a cloud's metadata service answers a request with status 200. Waits for a second at most.
+
+    Proxies and firewalls answer with another status.
     """
     import http.client  # imported here: with ssl it takes a tenth of the start of a small conversion
 

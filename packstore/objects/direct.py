@@ -36,10 +36,12 @@ _BULK = 1000  # names in one request
 
 
 class Direct:
-    """Makes the requests of :class:`packstore.objects.ObjectStore`, which documents its methods, in the calling thread.
-    While a request runs, Python handles no signal in that thread, such as Ctrl-C. Reads of a whole object resume if the
-    connection breaks off. Created files of a local store are synced. Writes and deletions raise :class:`UsageError` for
-    HTTP.
+    """Makes the requests of :class:`packstore.objects.ObjectStore` in the calling thread, which handles no signal
+    meanwhile.
+
+    All methods raise :class:`RemoteError` if a request fails, and :class:`MissingObjectError` for a missing object.
+    Writes and deletions raise :class:`UsageError` for HTTP. Reads of a whole object resume if the connection breaks
+    off. Created files of a local store are synced.
     """
 
     def __init__(self, location: ParsedUrl) -> None:
@@ -52,9 +54,10 @@ class Direct:
         self._prefix = f"{own}/" if own else ""
 
     def get(self, name: str, start: int | None, stop: int | None) -> bytes:
-        """Returns an object's bytes from ``start`` to ``stop``; None means its beginning or end. Reads the beginning by
-        HTTP without a range request. Raises :class:`RemoteError`, or :class:`MissingObjectError`."""
+        """Returns an object's bytes from ``start`` to ``stop``. None means the object's beginning or end.
 
+        By HTTP, reads the beginning without a range request. Requests nothing for an empty range.
+        """
         import obstore
 
         with self._raise_as_remote_error(name, "read"):
@@ -86,17 +89,16 @@ class Direct:
         return info, b"".join(piece for _, piece in pieces)
 
     def stream(self, name: str) -> Iterator[memoryview]:
-        """Yields an object's bytes in pieces of :data:`STEP_BYTES` or more; only the last may be smaller."""
+        """Yields an object's bytes in pieces of :data:`STEP_BYTES` or more. Only the last piece may be smaller."""
         return (piece for _, piece in self._stream_pieces(name) if piece)
 
     def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
-        """Yields an object's facts with each piece of its bytes; the first piece is empty. Requests the rest if the
-        connection breaks off.
+        """Yields an object's facts with each piece of its bytes. The first piece is empty.
 
-        obstore itself resumes only within its time limit, counted from the first byte. So this makes further requests
-        as long as each one returns something. Raises :class:`RemoteError` if the object was replaced meanwhile, or ends
-        early.
+        Requests the rest if the connection breaks off, as long as each request returns some bytes. Raises
+        :class:`RemoteError` if the object was replaced meanwhile, or ends early.
         """
+        # obstore itself resumes only within its time limit, counted from the first byte.
         import obstore
         from obstore.exceptions import GenericError, PreconditionError
 
@@ -128,15 +130,14 @@ class Direct:
                 options = {"range": {"offset": seen}, "if_match": reply.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
-        """Requests an object's facts, not its bytes. Raises :class:`RemoteError`, or :class:`MissingObjectError`."""
+        """Requests an object's facts, not its bytes."""
         import obstore
 
         with self._raise_as_remote_error(name, "read"):
             return self._to_info(dict(obstore.head(self._get_client(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yields the facts of all objects whose names begin with ``prefix``, also in directories below. Raises
-        :class:`RemoteError`."""
+        """Yields the facts of all objects whose names begin with ``prefix``, also in directories below."""
         import obstore
 
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
@@ -150,8 +151,9 @@ class Direct:
                         yield info
 
     def list_directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
-        """Returns the objects directly in a directory, and the names of the directories in it; all names are relative
-        to the store.
+        """Returns the objects directly in a directory, and the names of the directories in it.
+
+        All names are relative to the store.
         """
         import obstore
 
@@ -162,9 +164,11 @@ class Direct:
             return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
-        """Creates an object if there is none of this name: with one put up to 64 MiB, else by parts. Before the first
-        one, writes and deletes a small object to probe whether the server supports that. Returns whether this call
-        created it: False if it exists with equal content. Raises :class:`ConflictError` for other content.
+        """Creates an object if there is none of this name: up to 64 MiB in one put, a larger one in parts.
+
+        Returns whether this call created the object. Returns False if it exists with equal content, and raises
+        :class:`ConflictError` if it exists with other content. The first call probes the server, see
+        :meth:`_probe_conditional_writes`.
         """
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._raise_as_remote_error(name, "written"):
@@ -178,8 +182,7 @@ class Direct:
         return bool(created)
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes an object in one request; replaces an existing one. Raises :class:`RemoteError`, and
-        :class:`UsageError` for HTTP."""
+        """Writes an object in one request. Replaces an existing one."""
         import obstore
 
         with self._raise_as_remote_error(name, "written"):
@@ -187,9 +190,7 @@ class Direct:
             obstore.put(self._get_client(), self._full_name(name), data, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Deletes objects, on S3 1,000 in a request. Ignores missing ones. Raises :class:`RemoteError`, and
-        :class:`UsageError` for HTTP."""
-
+        """Deletes objects, on S3 1,000 in a request. Ignores missing ones."""
         import obstore
 
         self._refuse_read_only()
@@ -201,10 +202,10 @@ class Direct:
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
         """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
-        Repeats a put that timed out, for :data:`~packstore.objects.connection.RETRY_SECONDS`.
 
-        If the reply to a put is lost, its retry finds the object of the first attempt. So an object found after a
-        failed attempt counts as created by this call if its content is equal.
+        Repeats a put that timed out, for :data:`~packstore.objects.connection.RETRY_SECONDS`. If the reply to a put is
+        lost, the retry finds the object of the first attempt. After such a failure, an object with equal content
+        counts as created by this call.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError
@@ -230,11 +231,13 @@ class Direct:
                 return True
 
     def _create_in_parts(self, name: str, data: bytes | Path, nbytes: int) -> bool | None:
-        """Uploads parts to a temporary name, and copies the object to its name if that is free: uploads in parts can
-        overwrite. Deletes the temporary object. Probes first whether the server copies only if the name is free.
+        """Creates an object by an upload in parts. Returns True if this call created it, None if it exists already.
 
-        S3 cannot copy more than 5 GiB: such an object is uploaded to its name at once, and replaces one that another
-        writer created meanwhile. Returns True if this call created it, None if it exists already.
+        An upload in parts could overwrite. The parts therefore go to a temporary object, which is copied to the name if
+        the name is free, and deleted. Probes first whether the server makes such a copy.
+
+        S3 cannot copy more than 5 GiB. A larger object is uploaded directly to its name, and replaces one that another
+        writer created meanwhile.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError
@@ -268,10 +271,10 @@ class Direct:
             self.delete([target])
 
     def _probe_conditional_writes(self, way: str) -> None:
-        """Raises :class:`RemoteError` if the server overwrites on a conditional put or copy (``way``); probes it once,
-        with an object that it deletes. Does nothing for local files and memory. Raises :class:`UsageError` for HTTP.
+        """Raises :class:`RemoteError` if a conditional ``put`` or ``copy`` (``way``) overwrites or is not supported.
 
-        Such a server would let two writers overwrite each other.
+        Such a server would let two writers overwrite each other. Tries each way once, with an object that it deletes.
+        Does nothing for local files and memory.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError
@@ -312,7 +315,7 @@ class Direct:
             )
 
     def _exists(self, name: str) -> bool:
-        """Returns whether an object exists: requests its facts."""
+        """Requests an object's facts to return whether it exists."""
         try:
             self.head(name)
         except MissingObjectError:
@@ -320,7 +323,7 @@ class Direct:
         return True
 
     def _is_same(self, name: str, data: bytes | Path, nbytes: int) -> bool:
-        """Reads the object; returns whether its content is ``data``."""
+        """Reads the object and returns whether its content is ``data``, bytes or a file."""
         if self.head(name).nbytes != nbytes:
             return False
         if isinstance(data, bytes):
@@ -329,14 +332,14 @@ class Direct:
             return all(file.read(len(piece)) == piece for piece in self.stream(name)) and not file.read(1)
 
     def _sync_local_file(self, name: str) -> None:
-        """Syncs a local file and its directory; does nothing for other stores."""
+        """Syncs a local file and its directory. Does nothing for other stores."""
         if self.location.scheme == "file":
             path = Path(self.location.prefix, name)
             sync_file(path)
             sync_directory(path.parent)
 
     def _get_client(self) -> Connection:
-        """Returns obstore's client for the store; makes it on the first call."""
+        """Returns obstore's client for the store, which the first call makes."""
         with self._lock:
             if self._made is None:
                 self._made = connect(self.location)

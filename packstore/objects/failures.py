@@ -18,8 +18,11 @@ _MOST = 300  # most characters of a server's own message
 
 @contextmanager
 def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
-    """In the context, turns obstore's errors, and any :class:`OSError` or :class:`ValueError` but :class:`UsageError`,
-    into :class:`RemoteError`. ``doing`` is the participle for its message: read, written, listed, deleted.
+    """Raises :class:`RemoteError` for each error of obstore, :class:`OSError` or :class:`ValueError` in the context.
+
+    Raises :class:`MissingObjectError` for a missing object. Does not change a :class:`UsageError`.
+
+    ``doing``: verb of the message: read, written, listed or deleted.
     """
     try:
         yield
@@ -32,13 +35,14 @@ def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterato
 
 
 def _is_from_obstore(error: Exception) -> bool:
-    """Returns whether obstore may have raised an error: it also raises :class:`OSError` and :class:`ValueError`."""
+    """Returns whether obstore may have raised an error. True for any :class:`OSError` or :class:`ValueError`."""
     return type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))
 
 
 def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
-    """Converts an error of obstore to a :class:`RemoteError`, with a plain explanation; to a
-    :class:`MissingObjectError` if the object is absent, but not if the bucket is.
+    """Converts an error of obstore to a :class:`RemoteError` with a plain explanation.
+
+    Returns a :class:`MissingObjectError` if the object is absent, but not if its bucket is absent.
     """
     text = str(error)
     shown = location.display_url(name)
@@ -51,8 +55,9 @@ def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str
 
 
 def _explain_reason(text: str, location: ParsedUrl) -> str:
-    """Returns the reason of a failure in plain words, with advice; else at most 300 characters of the server's message,
-    without secrets.
+    """Returns the reason of a known failure in plain words, with advice.
+
+    For any other failure, returns at most 300 characters of the server's message without secrets.
     """
     first = text.partition("\n\nDebug source")[0].strip()
     code = re.search(r"<Code>([^<]*)</Code>", text)
@@ -86,8 +91,10 @@ def _explain_reason(text: str, location: ParsedUrl) -> str:
 
 
 def remove_secrets(text: str) -> str:
-    """Returns ``text`` on one line without secrets: values of at least 8 characters of AWS, Azure and Google variables
-    in the environment, queries and user names in URLs.
+    """Returns ``text`` on one line without secrets.
+
+    - Queries and user names in URLs are removed.
+    - Values of the environment's AWS, Azure and Google credential variables become ``…``, from 8 characters on.
     """
     for name, value in os.environ.items():
         if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):

@@ -35,8 +35,9 @@ def interrupt() -> None:
 
 @contextmanager
 def refuse_requests() -> Iterator[None]:
-    """Aborts all pending requests of this process with a :class:`RemoteError`, and refuses new ones until the context
-    ends.
+    """Aborts all pending requests of this process, and refuses new ones until the context ends.
+
+    Aborted and refused requests raise :class:`RemoteError`.
     """
     global _refusals
     _refusals += 1
@@ -48,8 +49,7 @@ def refuse_requests() -> Iterator[None]:
 
 
 def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls ``function`` in another thread, so that this thread handles signals meanwhile. Returns its result or raises
-    its error.
+    """Calls ``function`` in another thread, while this thread handles signals. Returns its result or raises its error.
 
     Raises :class:`RemoteError` if the request is aborted, see :func:`interrupt` and :func:`refuse_requests`.
     """
@@ -62,10 +62,10 @@ def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = False) -> Iterator[Any]:
-    """Yields ``values``, which another thread takes up to ``count`` at a time. Handles signals and raises like
-    :func:`call_interruptibly`.
+    """Yields ``values``, which another thread computes in batches of up to ``count``.
 
-    With ``ahead``, the thread takes the next values while the caller uses the last ones.
+    Handles signals and raises like :func:`call_interruptibly`. With ``ahead``, the other thread computes the next batch
+    while the caller uses this one.
     """
 
     def take() -> list[Any]:
@@ -102,8 +102,9 @@ def _submit_request(future: Future[Any], function: Callable[..., Any], *argument
 
 
 def _wait_for_result(future: Future[Any]) -> Any:
-    """Returns the result of a request or raises its error. After an interrupt, aborts the request if it takes three
-    seconds.
+    """Returns the result of a request or raises its error.
+
+    Once :func:`interrupt` was called, aborts a request that takes over three seconds.
     """
     try:
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
@@ -119,22 +120,20 @@ def _abort_pending() -> None:
 
 
 def _abort_request(future: Future[Any]) -> None:
-    """Lets the thread that waits for a request raise :class:`RemoteError`; does nothing if the request was answered."""
+    """Raises :class:`RemoteError` in the thread that waits for a request. Does nothing for an answered request."""
     with suppress(InvalidStateError):  # it has just been answered
         future.set_exception(RemoteError("interrupted"))
 
 
 class _RequestThread(threading.Thread):
-    """Runs one call after another; a daemon, so that the process can end without waiting for it."""
+    """Runs one call after another. Does not keep the process from ending."""
 
     def __init__(self) -> None:
         super().__init__(name="packstore-request", daemon=True)
         self.tasks: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
 
     def run(self) -> None:
-        """Runs calls for ever; hands result or error to the future that waits, and puts this thread among the idle
-        ones.
-        """
+        """Runs calls for ever. After each call, joins the idle threads, and sets the future's result or error."""
         while True:
             future, function, arguments = self.tasks.get()
             try:

@@ -41,18 +41,22 @@ class ParsedUrl(NamedTuple):
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Returns whether ``path`` is a URL of any scheme, even after :class:`Path` has merged its two slashes. False if a
-    local folder has the scheme's name (``s3:``).
+    """Returns whether ``path`` is a URL of any scheme, even a :class:`Path` that has lost one of its two slashes.
+
+    False if a local folder has the scheme's name with a colon (``s3:``).
     """
     return split_url(path) is not None
 
 
 def parse_url(url: str | os.PathLike[str]) -> ParsedUrl:
-    """Parses a URL; takes ``s3a`` as ``s3``, and decodes percent signs of HTTP.
+    """Parses a URL. Reads ``s3a`` as ``s3``, and decodes percent signs of HTTP.
 
-    Raises :class:`UsageError` if it is not a URL, has an unknown scheme, no bucket or host, or contains credentials or
-    a query. In a bucket, only a query that names a version or signs the URL is refused: other question marks belong to
-    the name.
+    Raises :class:`UsageError` for
+
+    - text that is not a URL, or has an unknown scheme,
+    - a missing bucket or host (``memory`` needs none),
+    - a user name or password,
+    - a query. Outside HTTP, only one that names a version or signs the URL; any other ``?`` belongs to the name.
     """
     split = split_url(url)
     if split is None:

@@ -23,32 +23,36 @@ def open_objects(url: str | os.PathLike[str]) -> ObjectStore:
     URLs: s3://bucket/path, gs://bucket/path, az://container/path, https://host/path (read only), file:///path or
     memory://name/path.
 
-    Credentials come from the environment: for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
-    AWS_REGION, AWS_ENDPOINT_URL, or AWS_PROFILE and the files in ~/.aws; for Google GOOGLE_APPLICATION_CREDENTIALS; for
-    Azure AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; else from the metadata service of the machine's
-    cloud.
+    Credentials come from these environment variables, or from the metadata service of the machine's cloud:
+
+    - S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, or AWS_PROFILE and
+      the files in ~/.aws
+    - Google: GOOGLE_APPLICATION_CREDENTIALS
+    - Azure: AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY
 
     Raises:
-        UsageError: Another scheme, or a URL that carries credentials.
+        UsageError: Not a URL of these, or one with credentials or a query; see :func:`parse_url`.
     """
     return ObjectStore(parse_url(url))
 
 
 class ObjectStore:
-    """Objects under a URL. Their names are relative to it, with ``/`` between their parts.
+    """Objects under a URL. Names of objects are relative to the URL, with ``/`` between their parts.
 
-    Works from any thread, from spawned processes (it pickles as its URL) and from forked ones (an agent process makes
-    their requests), but a forked process cannot read ``memory://``. Failed requests are retried for
-    :data:`~packstore.objects.connection.RETRY_SECONDS`. Data read is not verified: a flipped bit passes.
+    Works from any thread. Pickles as its URL. In forked processes, an agent process makes the requests. A forked
+    process cannot read ``memory://``.
 
-    Every method raises :class:`RemoteError`, in one line, and :class:`packstore.core.errors.UsageError` if obstore is
-    not installed. Writes and deletions raise that error also for HTTP.
+    Every method raises :class:`RemoteError` with a message of one line if its request fails. Requests are retried for
+    :data:`~packstore.objects.connection.RETRY_SECONDS` before. Every method raises
+    :class:`packstore.core.errors.UsageError` if obstore is not installed. Writes and deletions raise it also for HTTP.
+
+    Does not verify the bytes that it reads.
 
     Attributes:
         url: The URL, without a slash at its end.
-        can_list: Whether :meth:`list` works: not with ``http`` and ``https``.
-        can_write: Whether :meth:`create` may work: not with ``http`` and ``https``. The first write shows whether the
-            server supports creating only if absent.
+        can_list: Whether :meth:`list` works: False for ``http`` and ``https``.
+        can_write: Whether :meth:`create` may work: False for ``http`` and ``https``. Only the first write shows whether
+            the server can create an object only if it is absent.
     """
 
     def __init__(self, location: ParsedUrl) -> None:
@@ -58,16 +62,18 @@ class ObjectStore:
         self.can_list = self.can_write = location.scheme not in ("http", "https")
 
     def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
-        """Returns an object's bytes, or those from ``start`` to before ``stop``; fewer if it ends before ``stop``.
+        """Returns an object's bytes from ``start`` to before ``stop``, by default all.
 
-        Raises :class:`MissingObjectError`, and :class:`RemoteError` if ``start`` is behind its end.
+        Returns fewer if the object ends before ``stop``. Raises :class:`RemoteError` if ``start`` is behind the
+        object's end, and :class:`MissingObjectError`.
         """
         data: bytes = self._call("get", name, start, stop)
         return data
 
     def stream(self, name: str) -> Iterator[bytes | memoryview]:
-        """Yields an object's bytes, a MB or more at a time. Raises :class:`MissingObjectError` at the first, if there
-        is no such object.
+        """Yields an object's bytes, a MB or more at a time.
+
+        Requests nothing before the first piece. Raises :class:`MissingObjectError` if there is no such object.
         """
         return self._iterate("stream", name)
 
@@ -86,21 +92,22 @@ class ObjectStore:
         return self._iterate("list", prefix)
 
     def list_directory(self, name: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
-        """Lists the objects in a directory, and the directories in it by their names relative to the store, with one
-        request for each 1,000.
+        """Returns the objects directly in a directory, and the names of the directories in it.
+
+        All names are relative to the store. Makes a request for each 1,000 names.
         """
         listing: tuple[Sequence[ObjectInfo], Sequence[str]] = self._call("list_directory", name)
         return listing
 
     def create(self, name: str, data: bytes | Path) -> bool:
-        """Creates an object atomically if there is none of this name; ``data``: its bytes, or their file.
+        """Creates an object atomically if there is none of this name. ``data``: its bytes, or the file that has them.
 
-        Above 64 MB it is uploaded in parts, in bounded memory, to a name in ``_work/``, and the server copies it to its
-        own name. Above 5 GB S3 cannot copy in one request: then an object that another writer creates meanwhile is
-        replaced, so names should depend on the content.
+        Over 64 MB are uploaded in parts to a name in ``_work/``, in bounded memory. The server copies the object to
+        its own name. S3 cannot copy over 5 GB: such an object replaces one that another writer creates meanwhile. Give
+        large objects names that depend on their content.
 
         Returns:
-            True if it was created, False if an object with this content existed already.
+            True if this call created the object, False if it existed already with this content.
 
         Raises:
             ConflictError: An object with other content exists.
@@ -110,11 +117,11 @@ class ObjectStore:
         return created
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes an object; replaces an existing one."""
+        """Writes an object. Replaces an existing one."""
         self._call("put", name, data)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Deletes objects; ignores names that do not exist."""
+        """Deletes objects. Ignores names that do not exist."""
         self._call("delete", names)
 
     def __repr__(self) -> str:
@@ -124,9 +131,10 @@ class ObjectStore:
         return open_objects, (self.url,)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of :class:`Direct` in another thread, so that signals interrupt it; in a forked process
-        through the agent. Raises :class:`UsageError` without obstore, and :class:`RemoteError` for ``memory://`` in a
-        fork.
+        """Calls a method of :class:`Direct` in another thread, which signals interrupt.
+
+        In a forked process, the agent calls the method instead. Raises :class:`UsageError` without obstore, and
+        :class:`RemoteError` for ``memory://`` in a forked process.
         """
         self._refuse_without_obstore()
         process = get_agent_if_forked()

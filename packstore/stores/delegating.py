@@ -15,10 +15,9 @@ from packstore.stores.base import Problem, Reader
 
 
 class DelegatingReader(Reader):
-    """Wraps a reader, and lets that reader do everything but read images and check values.
+    """Wraps a reader, which does everything but read images and check values. Subclasses read images.
 
-    Subclasses read images. :meth:`spans` yields nothing, and :meth:`will_need` does nothing. Closing it closes the
-    wrapped reader.
+    :meth:`spans` yields nothing, and :meth:`will_need` does nothing. :meth:`close` closes the wrapped reader.
     """
 
     def __init__(self, reader: Reader, manifest: Manifest | None = None) -> None:

@@ -10,8 +10,9 @@ _MASK = 0xFFFFFFFF
 
 
 class Hdf5Error(Exception):
-    """The file is damaged; the message says where. The reader turns it into a
-    :class:`packstore.core.errors.StoreError`.
+    """The file is damaged; the message says where.
+
+    :mod:`packstore.stores.hdf5.store` raises :class:`packstore.core.errors.StoreError` instead.
     """
 
 
@@ -20,7 +21,7 @@ class UnsupportedHdf5Error(Hdf5Error):
 
 
 class FileBytes:
-    """The bytes of one file, with bounds checks."""
+    """The bytes of a file: ``data``, and slices of it with bounds checks."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
@@ -28,7 +29,7 @@ class FileBytes:
     def read_slice(self, start: int, size: int, what: str) -> memoryview:
         """Returns a view of ``size`` bytes from ``start`` on.
 
-        Raises :class:`Hdf5Error`, which names the structure ``what``, if they exceed the file.
+        Raises :class:`Hdf5Error` that names the structure ``what`` if the slice exceeds the file.
         """
         if not 0 <= start <= start + size <= len(self.data):
             raise Hdf5Error(f"its {what} lies outside the file (at byte {start})")

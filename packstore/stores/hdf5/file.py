@@ -2,9 +2,12 @@
 
 The library is large, written in C, and has had memory errors on malicious files; which of them an installed version
 still has cannot be known. So files from strangers never reach it. This module reads over a map with bounds checks and
-compares HDF5's own checksums; nothing recurses, and the amount read is bounded. It knows what packstore's files consist
-of: superblocks 2 and 3, object headers 2, hard links, contiguous datasets of plain numbers, attributes. It refuses
-everything else by name. Source: "HDF5 File Format Specification Version 3.0", chapters II to IV, The HDF Group.
+compares HDF5's own checksums. Nothing recurses, and the amount read is bounded.
+
+The module knows only what packstore's files consist of: superblocks 2 and 3, object headers 2, hard links, contiguous
+datasets of plain numbers, attributes. Its errors name anything else.
+
+Source: "HDF5 File Format Specification Version 3.0", chapters II to IV, The HDF Group.
 """
 
 from __future__ import annotations
@@ -55,8 +58,13 @@ class HeaderMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Dtype, shape and location of a contiguous dataset. ``dtype`` is numpy's name. For a dtype that packstore never
-    writes, it is a description for a message. ``address`` is None if the dataset has no bytes.
+    """Dtype, shape and location of a contiguous dataset.
+
+    Attributes:
+        dtype: numpy's name, such as ``<f4``; for a dtype that packstore never writes, words for a message.
+        shape: Its shape.
+        address: Offset of its bytes in the file; None if it has none.
+        nbytes: Number of its bytes.
     """
 
     dtype: str
@@ -66,12 +74,17 @@ class Extent:
 
 
 class Hdf5File(FileBytes):
-    """The objects of one HDF5 file, over a map of it. All methods raise :class:`Hdf5Error` for a damaged file, and its
-    subclass :class:`UnsupportedHdf5Error` for what packstore never writes.
+    """Reads the objects of an HDF5 file from a map of the file.
+
+    All methods raise :class:`Hdf5Error` for a damaged file. They raise its subclass :class:`UnsupportedHdf5Error` for
+    structures that packstore never writes.
+
+    Attributes:
+        root: Address of the root group.
     """
 
     def __init__(self, data: memoryview) -> None:
-        """Reads the superblock of ``data``, the whole file."""
+        """Reads and checks the superblock. ``data``: the whole file."""
         super().__init__(data)
         superblock = _SUPERBLOCK.unpack(self.read_slice(0, _SUPERBLOCK.size, "superblock"))
         signature, version, offsets, lengths, _, base, extension, end, root, checksum = superblock
@@ -88,8 +101,10 @@ class Hdf5File(FileBytes):
         self.root: int = root
 
     def read_messages(self, address: int) -> list[HeaderMessage]:
-        """Reads the messages of the object at ``address``, continuations included, and checks its checksums. Refuses
-        more than 64 chunks or 1 MiB. Raises :class:`UnsupportedHdf5Error` for a header of version 1.
+        """Reads the messages of the object header at ``address``, with all continued chunks, and checks its checksums.
+
+        Raises :class:`Hdf5Error` for over 64 chunks or 1 MiB, and :class:`UnsupportedHdf5Error` for a header of
+        version 1.
         """
         head = self.read_slice(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
@@ -122,8 +137,9 @@ class Hdf5File(FileBytes):
         return messages
 
     def read_members(self, group: list[HeaderMessage]) -> dict[str, int | None]:
-        """Returns the names in a group, given its messages, and the addresses of the objects; None as the address of a
-        soft or external link.
+        """Returns the addresses of a group's objects by name. None is the address of a soft or external link.
+
+        ``group``: the group's messages.
         """
         links: list[memoryview] = []
         for kind, body in group:
@@ -134,10 +150,10 @@ class Hdf5File(FileBytes):
         return dict(map(_parse_link, links))
 
     def read_attribute(self, holder: list[HeaderMessage], name: str) -> bytes | None:
-        """Returns the value of the string attribute ``name``, without trailing zero bytes, or None. ``holder`` are its
-        object's messages.
+        """Returns the value of the string attribute ``name`` without trailing zero bytes. None if it does not exist.
 
-        Raises :class:`UnsupportedHdf5Error` for an attribute that is not a string of fixed length.
+        ``holder``: messages of the object that may have the attribute. Raises :class:`UnsupportedHdf5Error` if the
+        attribute is not a string of fixed length.
         """
         bodies: list[memoryview] = []
         for kind, body in holder:
@@ -152,8 +168,7 @@ class Hdf5File(FileBytes):
         return None
 
     def find_dataset(self, address: int) -> Extent:
-        """Returns dtype, shape, address and size of the values of the dataset at ``address``. The address of the values
-        is None if the dataset has no bytes.
+        """Returns dtype, shape and location of the dataset whose object header is at ``address``.
 
         Raises :class:`UnsupportedHdf5Error` if it is no dataset, is not contiguous, or has filters or external files.
         """
@@ -172,9 +187,14 @@ class Hdf5File(FileBytes):
         return Extent(_parse_dtype(bodies[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
 
     def _read_dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
-        """Yields the links or attributes of an object that are in a heap outside its header. ``info`` is the message
-        that locates the heap. Yields nothing if there is no heap. Raises :class:`UnsupportedHdf5Error` for a message of
-        another form.
+        """Yields the links or attributes of an object that are in a heap outside its header; none without a heap.
+
+        Raises :class:`UnsupportedHdf5Error` for an unknown form of ``info``.
+
+        Args:
+            info: Message that locates the heap.
+            index_bytes: Bytes of the index that the message may have.
+            what: ``links`` or ``attributes``, for errors.
         """
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:
@@ -186,9 +206,10 @@ class Hdf5File(FileBytes):
 
 
 def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
-    """Yields the messages of one header chunk; ``header`` is the size of a message's own header.
+    """Yields the messages of a header chunk. ``header``: bytes before each message's content.
 
-    Raises :class:`Hdf5Error` for one that exceeds the chunk, and :class:`UnsupportedHdf5Error` for shared messages.
+    Raises :class:`Hdf5Error` for a message that exceeds the chunk, and :class:`UnsupportedHdf5Error` for a shared
+    message.
     """
     at = 0
     while at + header <= len(body):  # a gap of fewer bytes may remain
@@ -203,8 +224,9 @@ def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
 
 
 def _parse_link(body: memoryview) -> tuple[str, int | None]:
-    """Parses a link message. Returns its name and the address of its object; None as the address if it is not a hard
-    link. Raises :class:`Hdf5Error`.
+    """Parses a link message. Returns the link's name and its object's address, None if it is not a hard link.
+
+    Raises :class:`Hdf5Error` for a short message.
     """
     if len(body) < 11 or body[0] != 1:  # the least: an empty name and an address
         raise Hdf5Error("a link is broken")
@@ -222,9 +244,10 @@ def _parse_link(body: memoryview) -> tuple[str, int | None]:
 
 
 def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
-    """Returns whether ``body`` is the attribute ``name``, and then its value, else None.
+    """Parses an attribute message. Returns (True, value) for the attribute ``name``, else (False, None).
 
-    Raises :class:`UnsupportedHdf5Error` if its value is not a string of fixed length, and :class:`Hdf5Error`.
+    Raises :class:`UnsupportedHdf5Error` for a message of another version, or if the value of ``name`` is not a string
+    of fixed length. Raises :class:`Hdf5Error` for a short message.
     """
     if len(body) < 9 or body[0] != 3:
         raise UnsupportedHdf5Error("it has an attribute of a form that packstore does not write")
@@ -247,7 +270,7 @@ def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
 
 
 def _parse_shape(body: memoryview) -> tuple[int, ...]:
-    """Returns the shape in a dataspace message. Raises :class:`Hdf5Error`."""
+    """Returns the shape in a dataspace message. Raises :class:`Hdf5Error` for a null dataspace or a bad message."""
     if len(body) < 4 or body[0] not in (1, 2):
         raise UnsupportedHdf5Error("it has a dataspace of a form that packstore does not write")
     rank, at = body[1], 4 if body[0] == 2 else 8
@@ -257,8 +280,9 @@ def _parse_shape(body: memoryview) -> tuple[int, ...]:
 
 
 def _parse_dtype(body: memoryview) -> str:
-    """Returns numpy's name of a little-endian datatype; for any other datatype, words for a message. Raises
-    :class:`Hdf5Error` for a short one.
+    """Returns numpy's name of a datatype that packstore writes. For any other datatype, returns words for a message.
+
+    Raises :class:`Hdf5Error` for a short message.
     """
     if len(body) < 8:
         raise Hdf5Error("a datatype is broken")

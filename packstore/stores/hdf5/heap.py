@@ -26,12 +26,14 @@ _MAX_BLOCK = 1 << 16
 
 
 class Heap:
-    """One fractal heap, HDF5's storage of many small objects, without filters. All methods raise :class:`Hdf5Error` for
-    a damaged one, or one larger than packstore writes.
+    """Reads a fractal heap, HDF5's storage of many small objects.
+
+    All methods raise :class:`Hdf5Error` for a damaged heap, and :class:`UnsupportedHdf5Error` for filters or a larger
+    heap than packstore writes.
     """
 
     def __init__(self, file: FileBytes, address: int) -> None:
-        """Reads the heap's header at ``address``."""
+        """Reads and checks the heap's header at ``address``."""
         self._file = file
         self._address = address
         raw = file.read_slice(address, _HEAP.size, "heap")
@@ -50,8 +52,9 @@ class Heap:
         self._blocks: dict[int, memoryview] = {}
 
     def read_objects(self, tree: int) -> Iterator[memoryview]:
-        """Yields the links or attributes that the B-tree of names at the address ``tree`` lists. Raises
-        :class:`UnsupportedHdf5Error` for a tree of another type.
+        """Yields the messages of all links or attributes in the B-tree of names at address ``tree``.
+
+        Raises :class:`UnsupportedHdf5Error` for a B-tree of another type.
         """
         for kind, record in self._read_tree_records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
@@ -60,9 +63,10 @@ class Heap:
             yield self._find_object(record[start : start + self._id_size])
 
     def _find_object(self, identifier: memoryview) -> memoryview:
-        """Returns the object with an identifier: from a block of the heap, or from elsewhere in the file if the object
-        is huge. Raises :class:`Hdf5Error` if there is none, and for a huge one of more bytes than a manifest may have;
-        :class:`UnsupportedHdf5Error` for HDF5's tiny objects.
+        """Returns the object with an identifier. A *huge* object lies outside the heap's blocks.
+
+        Raises :class:`Hdf5Error` if there is no such object, or if a huge one has more bytes than a manifest may have.
+        Raises :class:`UnsupportedHdf5Error` for *tiny* objects, which their identifiers hold.
         """
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
             raise Hdf5Error("an identifier of a heap is broken")
@@ -89,8 +93,9 @@ class Heap:
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
     def _find_block(self, offset: int) -> tuple[int, memoryview]:
-        """Returns the block that contains ``offset``: its start in the heap and its bytes. Reads and checks each block
-        once. Raises :class:`Hdf5Error` for an offset outside the heap.
+        """Returns the block that contains ``offset``: the block's start in the heap, and its bytes.
+
+        Reads and checks each block only once. Raises :class:`Hdf5Error` for an offset outside the heap.
         """
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
@@ -111,8 +116,10 @@ class Heap:
         return start, self._blocks[place]
 
     def _read_block(self, address: int, size: int) -> memoryview:
-        """Reads and checks a direct block of ``size`` bytes at ``address``. Raises :class:`Hdf5Error` if it is not this
-        heap's, or its checksum does not match.
+        """Reads and checks a block of ``size`` bytes at ``address``.
+
+        Raises :class:`Hdf5Error` if the block is not of this heap. Raises it also for a wrong checksum, if the heap has
+        checksums.
         """
         block = self._file.read_slice(address, size, "heap")
         at = 13 + self._offset_size
@@ -126,8 +133,9 @@ class Heap:
         return block
 
     def _read_block_address(self, place: int) -> int:
-        """Reads the address of the block with number ``place`` from the root block. Raises :class:`Hdf5Error` if the
-        root block is damaged.
+        """Reads the address of block number ``place`` from the root block.
+
+        Raises :class:`Hdf5Error` if the root block is damaged.
         """
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
@@ -137,12 +145,13 @@ class Heap:
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
 
     def _count_direct_rows(self) -> int:
-        """Returns the number of rows of direct blocks, which hold objects; later rows hold indirect blocks."""
+        """Returns how many rows of blocks hold objects. Later rows would hold only addresses of blocks."""
         return int(self._largest // self._first).bit_length() + 1
 
     def _read_tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
-        """Yields the records of a B-tree, each with the tree's type. Yields nothing for an empty tree. Raises
-        :class:`Hdf5Error`, for more than two levels :class:`UnsupportedHdf5Error`.
+        """Yields (type of the B-tree, record) of each record in order. Yields nothing for an empty or missing B-tree.
+
+        Raises :class:`Hdf5Error` if the B-tree is damaged, :class:`UnsupportedHdf5Error` if it has over two levels.
         """
         if tree == UNDEFINED:
             return
@@ -174,8 +183,9 @@ class Heap:
     def _read_leaf_records(
         self, kind: int, address: int, count: int, width: int, node: int
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yields the ``count`` records of the leaf at ``address``, each with ``kind``. Raises :class:`Hdf5Error` for a
-        damaged leaf.
+        """Yields (``kind``, record) of each of the ``count`` records of the leaf at ``address``.
+
+        ``width``: bytes of a record. ``node``: most bytes of the leaf. Raises :class:`Hdf5Error` for a damaged leaf.
         """
         size = _RECORD_AT + count * width
         if size + 4 > node:

@@ -1,7 +1,7 @@
 """Recovers records from a damaged HDF5 file.
 
-The HDF5 library always places datasets in the same way. So it writes an empty file with the same manifest, which shows
-the offsets of the datasets in the damaged file.
+The HDF5 library always places datasets in the same way. An empty file that it writes for the same manifest shows the
+offsets of the datasets in the damaged file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from packstore.stores.scavenge import ScavengedData, scavenge_arrays
 
 
 def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
-    """Recovers the columns and images of an HDF5 file from its bytes and manifest. Writes an HDF5 file without data to
-    a temporary file, which shows where the datasets are."""
+    """Recovers the columns and images of an HDF5 file from its bytes and manifest.
+
+    Writes an HDF5 file without data to a temporary file, which shows the offsets of the datasets.
+    """
     with tempfile.TemporaryFile() as file:
         return scavenge_arrays(data, recovered, compute_dataset_offsets(file, recovered.manifest))

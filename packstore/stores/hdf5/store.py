@@ -1,9 +1,13 @@
 """Writes HDF5 as plain contiguous datasets with the manifest as an attribute; reads it through a map of the file.
 
-Layout: ``/image`` of shape ``(N, *shape)``, or if ragged ``/image/bytes`` (uint8) and ``/image/offsets`` (int64, N +
-1); the same for every other column; the root attribute ``manifest`` is the JSON as a fixed-length string. bfloat16
-columns are uint16 bit patterns with the attribute ``dtype = "bfloat16"``. The file is written for HDF5 1.8 and later,
-whose dense attribute storage takes manifests over 64 KiB.
+Layout:
+
+- A fixed column is a dataset, such as ``/image``, of shape ``(N, *shape)``.
+- A ragged column is a group with ``bytes`` (uint8) and ``offsets`` (int64, N + 1), such as ``/image/bytes``.
+- A bfloat16 column has uint16 bit patterns, and the attribute ``dtype = "bfloat16"``.
+- The root attribute ``manifest`` is the JSON as a fixed-length string.
+
+The file is written for HDF5 1.8 and later, whose dense attribute storage takes manifests over 64 KiB.
 """
 
 from __future__ import annotations
@@ -40,12 +44,12 @@ Members = Mapping[str, int | None]
 
 
 class Hdf5Writer(FileWriter):
-    """Streams images to their final place, then writes the HDF5 structures around them, so images are written once.
+    """Writes images once, to their final place. :meth:`seal` writes the HDF5 structures around them.
 
-    HDF5 must know a contiguous dataset's size when it creates it, and the number of records is known only at the end.
-    So images go straight to offset 4096 of the file. :meth:`seal` then lets h5py write the *skeleton*: the same file
-    with an image dataset that is allocated but never filled. This leaves a hole in the file. If h5py placed that
-    dataset at another offset, the images are moved there. Then everything around the hole is copied into the file.
+    HDF5 creates a contiguous dataset only with its final size, and the number of records is known only at the end.
+    Images therefore go to offset 4096 of the file. :meth:`seal` lets h5py write the *skeleton*: the same file with a
+    hole for the images. If h5py puts the hole elsewhere, the images are moved there. Everything around the hole is
+    copied into the file.
     """
 
     def __init__(self, path: Path, image: Column) -> None:
@@ -65,14 +69,15 @@ class Hdf5Writer(FileWriter):
         self._nbytes += sum(sizes)
 
     def suspend(self) -> None:
-        """Closes the file, if it is open."""
+        """Closes the file. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        """Writes columns and manifest with h5py to a temporary file, copies its bytes around the images, and closes the
-        file.
+        """Writes columns and manifest with h5py to a temporary file, and copies that file's bytes around the images.
+
+        Closes the files.
         """
         self.suspend()
         with beyond_standard_streams():
@@ -102,7 +107,7 @@ class Hdf5Writer(FileWriter):
             self._ends.close()
 
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> int:
-        """Writes everything but the images to ``file``; returns the offset at which the images belong."""
+        """Writes everything but the images to ``file`` with h5py. Returns the offset at which the images belong."""
         with _create_file(file) as h5:
             if self._ends is None:
                 image = _create_dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
@@ -122,8 +127,10 @@ class Hdf5Writer(FileWriter):
 
 
 class Hdf5Reader(MappedReader):
-    """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5.file`. Opening
-    raises :class:`StoreError` for a damaged structure. Of ragged offsets it checks only the first and the last.
+    """Reads an HDF5 store through a map of the file, without the library: see :mod:`packstore.stores.hdf5.file`.
+
+    Opening raises :class:`StoreError` if the file or a column cannot be read, or does not fit the manifest. Of ragged
+    offsets, opening checks only the first and the last; :meth:`check_structure` checks all.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
@@ -141,22 +148,25 @@ class Hdf5Reader(MappedReader):
         super().__init__(path, manifest, data)
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the offsets of ragged columns. ``quick`` and ``progress`` have no effect: opening the file
-        has checked the rest of its structure."""
+        """Yields faults of the offsets of ragged columns. Opening has checked the rest of the structure.
+
+        ``quick`` and ``progress`` have no effect.
+        """
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
+    """Reads the manifest of the HDF5 file at ``path``. Raises :class:`StoreError` for a missing or damaged one."""
     file, _ = _map_file(path)
     with _raise_as_store_errors(path):
         return _read_stored_manifest(file, file.read_messages(file.root), path)
 
 
 def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
-    """Maps a file and reads its superblock. Uses the open ``descriptor`` if it is not None. Returns its structure and
-    its bytes. Raises :class:`StoreError`.
+    """Maps a file and checks its superblock. Returns a reader of the file's objects, and the mapped bytes.
+
+    Maps the open ``descriptor`` if it is not None. Raises :class:`StoreError` if mapping or checking fails.
     """
     try:
         with reading(path, descriptor) as opened:
@@ -170,7 +180,7 @@ def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDAr
 
 @contextmanager
 def _raise_as_store_errors(path: Path) -> Iterator[None]:
-    """In the context, turns errors of reading HDF5 into :class:`StoreError`."""
+    """Turns each :class:`Hdf5Error` in the context into :class:`StoreError` that names ``path``."""
     try:
         yield
     except UnsupportedHdf5Error as error:
@@ -199,8 +209,9 @@ def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path)
 def _map_column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
 ) -> WholeColumn:
-    """Returns a column as views of the map. Raises :class:`StoreError` if a dataset is missing, or has another shape or
-    dtype; :class:`Hdf5Error` for a damaged structure.
+    """Returns a column as views of the map. Raises :class:`StoreError` as :func:`_map_dataset` does.
+
+    Raises :class:`Hdf5Error` for a damaged structure.
     """
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
@@ -213,8 +224,9 @@ def _map_column(
 
 
 def _find_dataset_address(members: Members, name: str, shown: str) -> int:
-    """Returns the address of the dataset ``name``. Raises :class:`StoreError` if the file lacks the dataset, or has
-    only a link to another file.
+    """Returns the address of the dataset or group ``name``.
+
+    Raises :class:`StoreError` if the file lacks it, or has only a soft or external link.
     """
     address = members.get(name)
     if address is None:
@@ -256,10 +268,10 @@ def _map_dataset(
 
 
 def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
-    """Returns the offsets in bytes of the datasets of a store with this manifest, by name: ``label``, ``key/bytes``,
-    ``key/offsets``. Empty datasets have offset 0.
+    """Returns the offset in bytes of each dataset of a store with this manifest. Empty datasets have offset 0.
 
-    Lets h5py write an HDF5 file without data to ``file``, with holes for the datasets.
+    The names are such as ``label``, ``key/bytes`` and ``key/offsets``. Lets h5py write an HDF5 file without data to
+    ``file``, with holes for the datasets.
     """
     offsets: dict[str, int] = {}
     with _create_file(file) as h5:
@@ -276,12 +288,13 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
 
 
 def _create_file(file: Any) -> Any:
-    """Returns a new ``h5py.File`` that writes to ``file``, a Python file, and stores no times.
+    """Returns a new ``h5py.File`` that writes to ``file``, a Python file.
 
-    So the same input gives the same bytes. ``h5py.File`` of h5py 3.8 has no option for that.
+    Stores no times, so that the same input gives the same bytes.
     """
     import h5py  # only writing needs it
 
+    # h5py.File of h5py 3.8 has no option for times.
     access, creation = h5py.h5p.create(h5py.h5p.FILE_ACCESS), h5py.h5p.create(h5py.h5p.FILE_CREATE)
     access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
     access.set_alignment(_ALIGNMENT, _ALIGNMENT)
@@ -301,7 +314,7 @@ def _create_group(parent: Any, name: str) -> Any:
 
 
 def _create_dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Creates a contiguous dataset, allocated but not filled. Marks bfloat16 by an attribute."""
+    """Creates a contiguous dataset, allocated but not filled, that stores no times. Marks bfloat16 by an attribute."""
     import h5py
 
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -336,7 +349,7 @@ def _copy_range(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> 
 
 
 def _move_range(file: IO[bytes], source: int, target: int, size: int) -> None:
-    """Moves ``size`` bytes within a file; the two places may overlap."""
+    """Moves ``size`` bytes of a file from offset ``source`` to ``target``. The two ranges may overlap."""
     positions = range(0, size, _COPY_BYTES)
     for position in reversed(positions) if target > source else positions:
         file.seek(source + position)
