@@ -44,18 +44,17 @@ class Lmdb(Format):
         return read_manifest(path)
 
     def estimate_disk_bytes(self, size: int) -> int:
-        """Returns the bytes on disk of an image with its share of a page; whole pages above 2 kB."""
+        """Returns the bytes on disk of an image: its share of a page, or whole pages above 2 kB."""
         return estimate_bytes_on_disk(size)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        """Opens the images of finished transactions; needs no ``sizes``."""
-
+        """Opens the images of finished transactions. Does not use ``sizes``."""
         from packstore.stores.lmdb.store import open_partial_file
 
         return open_partial_file(path)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
-        """Recovers columns and images by looking at every page; needs no manifest."""
+        """Recovers columns and images by looking at every page. Needs no manifest."""
         from packstore.stores.lmdb.scavenge import scavenge
 
         return scavenge(data, recovered)

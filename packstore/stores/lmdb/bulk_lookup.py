@@ -1,7 +1,7 @@
 """Locates the images of many records at once with numpy, in a quarter of the Python time of one lookup a record.
 
-It makes every check of :meth:`packstore.stores.lmdb.pages.RecordLookup.find_value`. If a check fails it returns None.
-The caller then looks the records up one by one, which reports the fault.
+:func:`locate_images` makes every check of :meth:`packstore.stores.lmdb.pages.RecordLookup.find_value`, and returns None
+if one fails. The caller then looks the records up one by one, which reports the fault.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Numbers = NDArray[np.int64]
 
 
 class LeafTable(NamedTuple):
-    """The leaf pages of a tree in order, and views of the file that has them.
+    """The leaf pages of a tree in order, and two views of the file.
 
     Attributes:
-        firsts: ``int64``, the first record that each page can hold; not decreasing.
+        firsts: ``int64``, for each page the lowest record number that it can hold; ascending, with repeats.
         pages: ``int64``, page numbers.
         words: The file as 2-byte numbers.
         long_words: The file as 8-byte numbers.
@@ -38,8 +38,9 @@ class LeafTable(NamedTuple):
 
 
 def list_leaves(pages: Pages) -> LeafTable | None:
-    """Lists the leaf pages. Returns None if there may be more than ten million, or a page number or a branch page is
-    damaged.
+    """Lists the leaf pages. Returns None if the tree has over ten million entries.
+
+    Returns None also if a page number or a branch page is damaged.
     """
     tree = pages.tree
     if tree.entries > MOST_ENTRIES:
@@ -55,8 +56,9 @@ def list_leaves(pages: Pages) -> LeafTable | None:
 
 
 def locate_images(pages: Pages, leaves: LeafTable, records: Numbers) -> tuple[Numbers, Numbers] | None:
-    """Returns the offsets in the file of the images of ``records``, and their sizes in bytes, both ``int64``. None if
-    any record fails a check.
+    """Returns the images' offsets in the file and their sizes in bytes, both ``int64``. None if any check fails.
+
+    ``records`` are not negative.
     """
     tree, words = pages.tree, leaves.words
     size = tree.page_size

@@ -18,8 +18,9 @@ _REPORT_EVERY = 1 << 14
 
 
 def list_column_prefixes(manifest: Manifest) -> list[bytes]:
-    """Returns the key prefix ``name/`` of each column with one entry per record. In a key, the record number in ten
-    digits follows.
+    """Returns the key prefix ``name/`` of each column with an entry per record.
+
+    A key is the prefix and the record number in ten digits.
     """
     return [f"{column.name}/".encode("ascii") for column in manifest.columns[1:] if column.one_by_one]
 
@@ -34,8 +35,9 @@ def list_named_keys(manifest: Manifest) -> set[bytes]:
 
 
 def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-    """Yields the faults of pages and entries, and wrong sums of bytes. ``quick`` skips the overflow pages of long
-    values. Reports progress only if there is a fault: a sound file is checked in bulk.
+    """Yields the faults of pages and entries, and differences from the manifest's bytes of each column.
+
+    ``quick`` skips the overflow pages of long values. A sound file is checked in bulk, without progress reports.
     """
     if _is_sound(pages, manifest, overflow=not quick):
         return
@@ -48,9 +50,7 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
 
 
 def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
-    """Walks in bulk and returns whether every page and entry is as the manifest says. Reports no fault:
-    :func:`_walk_faults` does.
-    """
+    """Returns whether every page and entry is as the manifest says. Walks in bulk, which does not show the fault."""
     widths = _list_value_widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
     sizes[b""] = manifest.container_columns[0].nbytes
@@ -79,8 +79,9 @@ def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
 def _walk_faults(
     pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback
 ) -> Generator[Problem, None, dict[str, int]]:
-    """Yields the faults of pages and entries, page by page. Returns the bytes that it counted for images and for each
-    column with one value per key.
+    """Yields the faults of pages and entries, page by page.
+
+    Returns the counted bytes of the images and of each column with an entry per record, by name.
     """
     named = list_named_keys(manifest)
     widths = _list_value_widths(manifest)
@@ -123,14 +124,12 @@ def _missing_entry_problem(column: str, record: int) -> Problem:
 
 
 def _describe_entry(column: str) -> str:
-    """Returns "its entry", with the column's name unless that is ``image``."""
+    """Returns ``its entry`` for the image, and ``its entry of 'mask'`` for a column."""
     return "its entry" if column == "image" else f"its entry of {column!r}"
 
 
 def _list_value_widths(manifest: Manifest) -> dict[bytes, int]:
-    """Returns the bytes of one value, by key prefix: for fixed columns with one value per key, and for images if they
-    are fixed.
-    """
+    """Returns the bytes of a value by key prefix, for fixed images and fixed columns with an entry per record."""
     widths = {f"{c.name}/".encode("ascii"): c.record_nbytes for c in manifest.columns[1:] if c.one_by_one
               and c.kind == "fixed"}  # fmt: skip
     if manifest.image.kind == "fixed":

@@ -23,8 +23,10 @@ _HEADER = re.compile(
 
 
 def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Parses the first :data:`HEADER_BYTES` of an array. Returns the array's shape, True if it is in Fortran order, its
-    dtype, and the offset of its data. Raises ValueError if ``head`` is no such header.
+    """Parses a header: returns shape, True for Fortran order, dtype, and the offset of the array's data.
+
+    ``head``: the first :data:`HEADER_BYTES` of the file. Raises :class:`ValueError` if they are not the header of an
+    array of numbers.
     """
     if head[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it does not begin like .npy version 1.0")

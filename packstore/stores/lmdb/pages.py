@@ -1,9 +1,11 @@
 """Reads LMDB's pages without LMDB, with bounds checks, over a map of the file.
 
-LMDB has no checksums and trusts its pages: a damaged size or page number can crash the process instead of raising an
-error (py-lmdb touches every page of a value before it returns it). Its views also dangle once another thread closes the
-environment. :meth:`Pages.walk_entries` checks every branch and leaf page (and on request the header of every overflow
-run) and reports the faults.
+LMDB has no checksums and trusts its pages. A damaged size or page number can crash the process instead of raising an
+error, since py-lmdb touches every page of a value before it returns the value. Its views also dangle once another
+thread closes the environment.
+
+:meth:`Pages.walk_entries` checks every branch and leaf page, on request also the header of every overflow run, and
+reports the faults.
 
 The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``: ``MDB_page``,
 ``MDB_node``, ``MDB_meta``).
@@ -45,7 +47,7 @@ def estimate_bytes_on_disk(size: int) -> int:
     """Returns the bytes that LMDB takes on disk for a record of ``size`` bytes.
 
     Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes. A smaller record takes its share of a leaf
-    page, which holds as many entries (10 bytes of key, 8 of header, 2 of index) as fit.
+    page: it needs 20 bytes more (10 of key, 8 of header, 2 of index), and a page holds as many as fit.
     """
     if size > 2020:
         return -(-(size + 16) // 4096) * 4096
@@ -53,7 +55,7 @@ def estimate_bytes_on_disk(size: int) -> int:
 
 
 class PageError(Exception):
-    """A page is damaged; the message says how. The reader turns it into a StoreError or a Problem."""
+    """A page is damaged; the message says how. :class:`LmdbReader` raises :class:`StoreError` instead."""
 
 
 class TreeEntry(NamedTuple):
@@ -65,7 +67,16 @@ class TreeEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreeHeader:
-    """Facts about the main database's tree, from a header page."""
+    """Facts about the main database's tree, from a header page.
+
+    Attributes:
+        page_size: Bytes of a page.
+        last_page: Number of the last page in use.
+        root: Number of the root page.
+        depth: Levels of the tree, at least 1.
+        entries: Number of entries.
+        map_size: Most bytes that the writer had reserved.
+    """
 
     page_size: int
     last_page: int
@@ -76,10 +87,9 @@ class TreeHeader:
 
 
 class Pages:
-    """Maps the pages of one ``data.mdb`` into memory and finds values in its main database. Ignores named databases.
-    Raises :class:`PageError` for damaged pages.
+    """Maps a ``data.mdb`` into memory and finds values in its main database. Ignores named databases.
 
-    Several threads may use it, and child processes after a fork.
+    Methods raise :class:`PageError` for damaged pages. Works from several threads, and in forked processes.
 
     Attributes:
         map: The whole file, ``uint8``; arrays over it keep the map alive.
@@ -89,7 +99,10 @@ class Pages:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Maps the file and reads its header pages. Raises :class:`PageError`."""
+        """Maps the file and reads its header pages.
+
+        Raises :class:`PageError` if the file is no LMDB, has an empty tree, or is shorter than its header says.
+        """
         if not os.fstat(descriptor).st_size:
             raise PageError("data.mdb is empty")
         self._data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -102,15 +115,16 @@ class Pages:
         self.find_image = self.record_lookup(b"").find_value
 
     def record_lookup(self, prefix: bytes) -> RecordLookup:
-        """Returns the lookup of values whose keys are ``prefix`` and a record number. Makes each only once."""
+        """Returns the lookup of values whose keys are ``prefix`` and a record number. Keeps it for later calls."""
         lookup = self._lookups.get(prefix)
         if lookup is None:
             lookup = self._lookups[prefix] = RecordLookup(self._data, self._random, self.tree, prefix)
         return lookup
 
     def will_need(self, value: memoryview) -> None:
-        """Asks the system to read all of a value that :attr:`find_image` returned. Without readahead it would come page
-        by page.
+        """Asks the system to read all of a value that :attr:`find_image` returned.
+
+        Without that, the value would be read page by page: its map has no readahead. Ignores other memory.
         """
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
             start = (_memory_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -119,14 +133,15 @@ class Pages:
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def find_value(self, key: bytes) -> NDArray[np.uint8] | None:
-        """Returns the value of ``key`` as a view of the map, or None if there is no such key. Reads one page a level.
-        Raises :class:`PageError`.
+        """Returns the value of ``key`` as a view of the map, or None if there is no such key.
+
+        Reads a page for each level of the tree. Raises :class:`PageError` if one is damaged.
         """
         place = _find_value(self._data, self.tree, key)
         return None if place is None else self.map[place[0] : place[0] + place[1]]
 
     def find_header_faults(self) -> Iterator[str]:
-        """Yields a line for each fault of the header pages that matters to LMDB but not to this reader."""
+        """Yields a line for each fault of the header pages that this reader ignores, but LMDB may not."""
         size = self.tree.page_size
         for page in (0, 1):
             start = page * size
@@ -141,8 +156,10 @@ class Pages:
                 yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
     def walk_entries(self, *, overflow: bool) -> Iterator[TreeEntry | str]:
-        """Yields all entries in key order. For each damaged page, yields a line of text in the page's place. Also
-        yields a line for a key out of order, and for a wrong number of entries.
+        """Yields all entries in key order, and a line of text for each fault.
+
+        Faults are damaged pages, damaged entries, keys out of order, and a wrong number of entries. A damaged page or
+        entry is left out.
 
         Args:
             overflow: Also check the header of each value that has overflow pages.
@@ -163,10 +180,10 @@ class Pages:
 
 
 class RecordLookup:
-    """Looks up values by record number, for images or one column: their keys are a prefix and ten digits.
+    """Looks up values by record number, for images or a column whose keys are a prefix and ten digits.
 
-    Faster than :meth:`Pages.find_value`: it keeps branch pages parsed, and computes a record's place in a leaf page
-    from the first record of the page. If the record is not there, searches by its key.
+    Faster than :meth:`Pages.find_value`: keeps branch pages parsed, and computes a record's place in a leaf page from
+    the first record of the page. If the record is not there, searches by its key.
     """
 
     def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: TreeHeader, prefix: bytes) -> None:
@@ -180,7 +197,7 @@ class RecordLookup:
         self._branches: dict[int, _Branch] = {}
 
     def list_leaves(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the first record that each leaf page can hold, and the page's number, both ``int64``, in order.
+        """Returns for each leaf page, in order, the first record that it can hold and its number, both ``int64``.
 
         Raises:
             PageError: A branch page is damaged, or there are more than ``most`` leaf pages.
@@ -198,12 +215,11 @@ class RecordLookup:
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
     def view_values(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> MappedValues:
-        """Returns views of the parts of the file at these offsets and of these sizes, unchecked."""
+        """Returns views of parts of the file, by offset and size in bytes. Checks no bounds."""
         return MappedValues(self._views, self._address, starts, sizes)
 
     def find_value(self, index: int) -> memoryview | None:
-        """Returns the value of record ``index``, or None if there is none. The view keeps its map alive. Keeps parsed
-        branch pages.
+        """Returns the value of record ``index``, or None if there is none. The view keeps its map alive.
 
         Raises :class:`PageError` if a page on the way is damaged. Does not check the header of overflow pages.
         """
@@ -245,7 +261,7 @@ class _Branch(NamedTuple):
     """A parsed branch page.
 
     Attributes:
-        firsts: For each child page, the first record that it can hold; not decreasing.
+        firsts: For each child page, the first record that it can hold.
         children: Numbers of the child pages.
     """
 
@@ -254,7 +270,10 @@ class _Branch(NamedTuple):
 
 
 def _parse_branch(data: mmap.mmap, tree: TreeHeader, page: int, level: int, first: int, prefix: bytes) -> _Branch:
-    """Parses branch page ``page``. ``first`` is the first record that it can hold. Raises :class:`PageError`."""
+    """Parses branch page ``page``. Raises :class:`PageError` if the page is damaged.
+
+    ``first``: first record that the page can hold.
+    """
     nodes = _read_node_offsets(data, tree, page, level)
     # The key of the first node is empty or meaningless.
     firsts = array("q", [first, *(_first_record_from(_read_key(data, node), prefix) for node in nodes[1:])])
@@ -262,7 +281,10 @@ def _parse_branch(data: mmap.mmap, tree: TreeHeader, page: int, level: int, firs
 
 
 def _first_record_from(key: bytes, prefix: bytes) -> int:
-    """Returns the first record whose key (``prefix`` and ten digits) is not before ``key``, which may be any bytes."""
+    """Returns the first record whose key is not before ``key``, any bytes.
+
+    A record's key is ``prefix`` and ten digits. Returns 10,000,000,000 if all records have keys before ``key``.
+    """
     if not key.startswith(prefix):
         return 0 if key < prefix else 10**KEY_SIZE
     key = key[len(prefix) :]
@@ -274,8 +296,9 @@ def _first_record_from(key: bytes, prefix: bytes) -> int:
 
 
 def _find_value(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int] | None:
-    """Returns offset and size of the value of ``key``; None if there is no such key. Reads one page a level. Raises
-    :class:`PageError`.
+    """Returns offset and size of the value of ``key``, or None if there is no such key.
+
+    Reads a page for each level of the tree. Raises :class:`PageError` if one is damaged.
     """
     page = tree.root
     for level in range(1, tree.depth + 1):
@@ -296,7 +319,7 @@ def _memory_address(view: memoryview) -> int:
 
 
 def _map_without_readahead(descriptor: int) -> mmap.mmap:
-    """Maps the file without readahead, if the system allows that: random access to small records would waste it."""
+    """Maps the file, without readahead if the system allows that. Random access to small records would waste it."""
     data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_RANDOM"):
         data.madvise(mmap.MADV_RANDOM)
@@ -304,7 +327,10 @@ def _map_without_readahead(descriptor: int) -> mmap.mmap:
 
 
 def _read_newest_tree(data: mmap.mmap) -> TreeHeader:
-    """Reads both header pages and returns the tree of the newer one. Raises :class:`PageError`."""
+    """Reads both header pages and returns the tree of the newer one.
+
+    Raises :class:`PageError` for another format, an empty or too deep tree, or a file that is too short.
+    """
     if len(data) < 2 * 4096:
         raise PageError(f"data.mdb has {len(data)} bytes, less than its two header pages")
     newest: tuple[int, TreeHeader] | None = None
@@ -334,8 +360,9 @@ def _read_newest_tree(data: mmap.mmap) -> TreeHeader:
 def _walk_subtree(
     data: mmap.mmap, tree: TreeHeader, page: int, level: int, overflow: bool, seen: set[int]
 ) -> Iterator[TreeEntry | str]:
-    """Yields the entries below a page in key order. Instead of a page that is damaged, or already in ``seen``, yields a
-    line of text. Adds pages to ``seen``.
+    """Yields the entries below a page in key order, and a line of text for each damaged page or entry.
+
+    A page that is already in ``seen`` counts as damaged. Adds all other pages to ``seen``.
     """
     try:
         nodes = _read_node_offsets(data, tree, page, level)
@@ -358,8 +385,9 @@ def _walk_subtree(
 
 
 def _read_node_offsets(data: mmap.mmap, tree: TreeHeader, page: int, level: int) -> list[int]:
-    """Returns the offsets of the nodes of a branch or leaf page. Raises :class:`PageError` unless the whole page is
-    valid.
+    """Returns the offsets in the file of the nodes of a page: a leaf at the last level, else a branch.
+
+    Raises :class:`PageError` unless header, pointers and keys of the page are valid.
     """
     if not 2 <= page <= tree.last_page:
         raise PageError(f"the tree names page {page} of {tree.last_page + 1}")
@@ -396,9 +424,10 @@ def _read_child_page(data: mmap.mmap, node: int) -> int:
 
 
 def _locate_value(data: mmap.mmap, tree: TreeHeader, page: int, node: int, header: bool = True) -> tuple[int, int]:
-    """Returns offset and size of the value of a leaf node. Raises :class:`PageError` if they are impossible.
+    """Returns offset and size of the value of a leaf node.
 
-    ``header``: also check the header of its overflow pages.
+    Raises :class:`PageError` if the value exceeds its page or the file. ``header``: also check the header of its
+    overflow pages.
     """
     low, high, flags, key_size = NODE.unpack_from(data, node)
     size = low | high << 16

@@ -49,9 +49,9 @@ _MAX_TRIED = 1000
 def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
     """Recovers the columns and images of a ``data.mdb`` from its bytes.
 
-    Uses ``hint``, a manifest known from elsewhere, or else the last manifest in an entry. If its digest does not prove
-    it, prefers one found anywhere in the file. Without a manifest, the highest record number found gives the number of
-    records.
+    The manifest is ``hint``, which is known from elsewhere, or else the last one in an entry. If its digest does not
+    match, a manifest that is found anywhere in the file goes first. Without a manifest, the highest record number
+    gives the number of records.
     """
     scan = _PageScan(data)
     texts = scan.named.get("manifest", ())
@@ -64,8 +64,16 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
 
 
 class _PageScan:
-    """Looks at every page of a file, when it is made, and keeps the place of everything that looks like an entry. That
-    includes older copies, and pages whose marks are damaged.
+    """Scans every page of a file, and keeps the place of everything that looks like an entry.
+
+    These include older copies, and entries of pages with damaged marks. Creating the scan reads the file.
+
+    Attributes:
+        named: Values of entries without a record number, by key, in file order.
+        one_by_one: The recovered columns with an entry per record, by name.
+        images: Returns the candidates for a record's image.
+        numbered: Names of columns with an entry per record that were found.
+        records: One more than the highest record number of an image.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -74,7 +82,7 @@ class _PageScan:
         self.named: dict[str, list[memoryview]] = {}
         self._arrays: list[int] = []
         self._long_values: dict[int, int] = {}  # first page of each long value, and its pages
-        self.one_by_one: dict[str, Column] = {}  # the recovered columns with one value per key
+        self.one_by_one: dict[str, Column] = {}  # the recovered columns with an entry per record
         entries: dict[bytes, array[int]] = {b"": array("q")}
         for page in self._find_leaves():
             for prefix, *entry in self._parse_leaf(page):
@@ -88,13 +96,13 @@ class _PageScan:
         self.records = int(self._places[b""][0, -1]) + 1 if len(entries[b""]) else 0
 
     def list_candidates(self, prefix: bytes, record: int) -> list[Buffer]:
-        """Returns the values with key ``prefix`` and ``record``, in file order. They may be older copies."""
+        """Returns the values with key ``prefix`` and ``record``, in file order. Some may be older copies."""
         places = self._places[prefix]
         first, last = np.searchsorted(places[0], [record, record + 1])
         return [self._data[start : start + size] for start, size in places[1:, first:last].T.tolist()]
 
     def find_orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
-        """Yields checksum and bytes of long values that no entry names, if the checksum is in ``sums``."""
+        """Yields checksum and bytes of each long value that no entry names and whose checksum is in ``sums``."""
         known = {page for places in self._places.values() for page in (places[1] // self._size).tolist()}
         for page, count in self._long_values.items():
             if page in known or not sums:
@@ -110,11 +118,11 @@ class _PageScan:
                 running.update(self._data[stop : stop + 1])
 
     def recover_columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
-        """Returns the columns that can be recovered. Of several copies of a column, takes the one with the manifest's
-        digest, else the last. Tries at most 1,000 arrays within pages. Adds columns with one value per key to
-        :attr:`one_by_one`.
+        """Returns the columns that can be recovered. Without a manifest, guesses the columns from their arrays.
 
-        Without a manifest, guesses the columns from their arrays.
+        - Column with an entry per record: reads its values on access. Adds it to :attr:`one_by_one`.
+        - Column with several copies: takes the one with the manifest's digest, else the last. Tries at most 1,000
+          arrays whose entry is lost.
         """
         columns: dict[str, ColumnData] = {}
         wanted = self._guess_columns(records) if recovered is None else recovered.manifest.columns[1:]
@@ -141,16 +149,12 @@ class _PageScan:
         return columns
 
     def list_value_candidates(self, column: Column, record: int) -> list[Any]:
-        """Returns candidates for a record's value in a column with one value per key, typed as :func:`make_lazy_column`
-        returns them.
-        """
+        """Returns candidates for a record's value in a column with an entry per record, in stored form."""
         candidates = self._list_raw_values(column, record)
         return [parse_fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
     def _list_raw_values(self, column: Column, record: int) -> list[Buffer]:
-        """Returns the candidates for a record's value in a column, as bytes. For a fixed column, drops candidates of a
-        wrong size.
-        """
+        """Returns the candidates for a record's value as bytes. Of a fixed column, only those of the right size."""
         candidates = self.list_candidates(f"{column.name}/".encode("ascii"), record)
         return [raw for raw in candidates if column.kind == "ragged" or len(raw) == column.record_nbytes]
 
@@ -162,8 +166,10 @@ class _PageScan:
         return candidates[-1]
 
     def _find_leaves(self) -> Iterator[int]:
-        """Yields the numbers of pages marked as leaves, and of pages without a valid mark. Notes the first page of each
-        long value in :attr:`_long_values`."""
+        """Yields the numbers of pages marked as leaves, and of pages without a valid mark.
+
+        Adds each long value to :attr:`_long_values`.
+        """
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):
@@ -212,10 +218,10 @@ class _PageScan:
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
     def _build_column_candidates(self, column: Column, records: int, *, loose: bool = False) -> Iterator[ColumnData]:
-        """Yields each possible content of a column, made from arrays of its sizes that the scan has found.
+        """Yields each possible content of a column, made from found arrays of its sizes.
 
-        ``loose`` takes arrays within pages, which may belong to any column; otherwise takes long values, and values
-        whose entry names the column.
+        With ``loose``, tries arrays within leaf pages, which may belong to any column. Without, tries long values, and
+        values whose entry names the column.
         """
         expected = [column.nbytes, 8 * (records + 1)]
         # The array is at the end of the value, even if the header before it is damaged.
@@ -232,8 +238,9 @@ class _PageScan:
                 yield view_column(column, records, [first, second])
 
     def _find_arrays(self, name: str, size: int) -> Iterator[memoryview]:
-        """Yields candidates for the array ``name``: all long values that are arrays, then values whose entry has this
-        name.
+        """Yields candidates for the array ``name`` of ``size`` bytes, with their headers.
+
+        These are all long values that begin like arrays, and after them the values whose entry has this name.
         """
         for page in self._long_values:
             start = page * self._size + HEADER.size
@@ -244,7 +251,7 @@ class _PageScan:
         yield from self.named.get(name, ())
 
     def _find_loose_arrays(self, size: int) -> Iterator[memoryview]:
-        """Yields candidates for an array of ``size`` bytes anywhere in a leaf page."""
+        """Yields candidates for an array of ``size`` bytes anywhere in a leaf page, with their headers."""
         for start in self._arrays:
             header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
             stop = start + header + size
@@ -252,8 +259,9 @@ class _PageScan:
                 yield self._data[start:stop]
 
     def _guess_columns(self, records: int) -> list[Column]:
-        """Derives the columns from the names and headers of their arrays, if there is no manifest. Leaves out arrays
-        with an unreadable header, another dtype or another number of rows.
+        """Derives the columns from the names and headers of their arrays, for a store without a manifest.
+
+        Leaves out arrays with an unreadable header, another dtype or another number of rows.
         """
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
@@ -274,7 +282,6 @@ class _PageScan:
 
 
 def _read_page_size(data: memoryview) -> int:
-    """Returns the page size that the first header page states, if that size is possible. Else returns the usual
-    size."""
+    """Returns the page size that the first header page states, or 4096 if that size is impossible."""
     size = int.from_bytes(data[40:44], "little")
     return size if 512 <= size <= 65536 and not size & (size - 1) else _PAGE

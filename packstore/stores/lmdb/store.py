@@ -37,10 +37,9 @@ _ENTRY_BYTES = 20
 
 
 def open_partial_file(path: Path) -> Callable[[int], memoryview]:
-    """Opens the finished transactions of a killed writer; returns a function that reads an image by its number. Both
-    raise :class:`StoreError`.
+    """Opens the finished transactions of a killed writer. Returns a function that reads an image by its number.
 
-    Implements :meth:`packstore.stores.format.Format.open_partial_file`.
+    Raises :class:`StoreError` if the file cannot be opened. The function raises it for a missing or damaged image.
     """
     pages = _map_pages(path)
 
@@ -57,13 +56,14 @@ def open_partial_file(path: Path) -> Callable[[int], memoryview]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of the LMDB at ``path``. Raises :class:`StoreError`."""
+    """Reads the manifest of the LMDB at ``path``. Raises :class:`StoreError` for a missing or damaged one."""
     return _read_stored_manifest(_map_pages(path), path)
 
 
 def _map_pages(path: Path, descriptor: int | None = None) -> Pages:
-    """Maps the data file, by its open ``descriptor`` if there is one. Raises :class:`StoreError` if it cannot be
-    opened, or is no LMDB.
+    """Maps the data file, by its open ``descriptor`` if that is not None.
+
+    Raises :class:`StoreError` if the file cannot be opened, or is no LMDB.
     """
     try:
         with reading(path / DATA_FILE, descriptor) as opened:
@@ -79,11 +79,11 @@ _FEWEST_IN_BULK = 32
 
 
 class LmdbReader(Reader):
-    """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb.pages`. Opening raises
-    :class:`StoreError` unless the number of entries is that of the manifest.
+    """Reads an LMDB through a map of the file, without the library: see :mod:`packstore.stores.lmdb.pages`.
 
-    So a damaged page raises an error. Views stay valid after :meth:`close`, even by another thread. A fork, or another
-    environment of the same file in the process, does no harm.
+    Opening raises :class:`StoreError` unless the number of entries is that of the manifest. Reading from a damaged page
+    raises it, too. Views stay valid after :meth:`close`, even by another thread. A fork, or another environment of the
+    same file in the process, does no harm.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
@@ -109,8 +109,11 @@ class LmdbReader(Reader):
             )
 
     def read(self, index: int) -> memoryview:
-        """Returns the image as a view of the map, without computing its checksum. Raises :class:`StoreError` if it is
-        missing, of a wrong length, or in damaged pages; :class:`IndexError` for a number out of range."""
+        """Returns the image as a view of the map, without comparing its checksum.
+
+        Raises :class:`StoreError` if the image is missing, of a wrong length or in damaged pages, or if the reader is
+        closed. Raises :class:`IndexError` for a number out of range.
+        """
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
         pages = self._pages or self._require_open()
@@ -145,8 +148,10 @@ class LmdbReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
-        """Returns a column: arrays over the mapped file, or an object that reads each value on access. Later calls
-        return the same object. Raises :class:`StoreError` for ``image`` and for a damaged column.
+        """Returns a column: arrays over the mapped file, or an object that reads each value on access.
+
+        Later calls return the same object. Raises :class:`StoreError` for ``image``, for a damaged column, and if the
+        reader is closed.
         """
         columns = self._columns  # read once: another thread may close the reader meanwhile
         if name not in columns:
@@ -169,8 +174,13 @@ class LmdbReader(Reader):
         self._columns = {}
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the header pages, of every page and entry (bounds, order, missing and surplus keys, sizes in
-        a fixed column), and of the offsets of ragged columns. ``quick`` skips the overflow pages of long values.
+        """Yields faults of
+
+        - the header pages,
+        - every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column,
+        - the offsets of ragged columns.
+
+        ``quick`` skips the overflow pages of long values. Raises :class:`StoreError` if the reader is closed.
         """
         for fault in self._require_open().find_header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
@@ -185,8 +195,9 @@ class LmdbReader(Reader):
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
     def spans(self) -> Iterator[Spans]:
-        """Yields the locations of images from record 0 on; stops at the first irregular page. Raises
-        :class:`StoreError` if the reader is closed.
+        """Yields the locations of images from record 0 on. Stops at the first irregular page.
+
+        Raises :class:`StoreError` if the reader is closed.
         """
         pages, first = self._require_open(), 0
         try:
@@ -210,13 +221,13 @@ class LmdbReader(Reader):
         return pages
 
     def _damage_error(self, error: PageError) -> StoreError:
-        """Returns a :class:`PageError` as the error of a damaged store."""
+        """Returns the error of a damaged store, with the message of a :class:`PageError`."""
         return StoreError(f"{printable(str(self.path))} is damaged: {error}")
 
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Returns the array in the ``.npy`` value ``name`` as a view of the map; as a copy if it is not aligned.
+        """Returns the array in the ``.npy`` value ``name`` as a view of the map, or as a copy if it is not aligned.
 
-        Raises :class:`StoreError` if it is missing, damaged, or of another dtype or shape.
+        Raises :class:`StoreError` if the array is missing, damaged, or of another dtype or shape.
         """
         try:
             value = self._require_open().find_value(name.encode("ascii"))
@@ -237,8 +248,9 @@ class LmdbReader(Reader):
 
 
 def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
-    """Reads the manifest in an LMDB. Raises :class:`StoreError` if it is missing, damaged, or describes another kind of
-    store.
+    """Reads the manifest in an LMDB.
+
+    Raises :class:`StoreError` if the manifest is missing, damaged, or describes another kind of store.
     """
     try:
         text = pages.find_value(MANIFEST.encode("ascii"))
@@ -254,10 +266,10 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
 
 
 def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
-    """Returns a column with one value per key. The column reads a value when the caller accesses that value. It stays
-    valid after the reader is closed.
+    """Returns a column with an entry per record, which reads each value on access.
 
-    Reading raises :class:`StoreError` for a missing or damaged value.
+    The column stays valid after the reader is closed. Reading raises :class:`StoreError` for a missing or damaged
+    value.
     """
     name = column.name
     find = pages.record_lookup(f"{name}/".encode("ascii")).find_value
@@ -275,6 +287,6 @@ def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> 
 
 
 def _make_read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Makes an array read-only and returns it."""
+    """Makes an array itself read-only, and returns it."""
     array.flags.writeable = False
     return array

@@ -1,10 +1,15 @@
 """Writes LMDB: each image alone under its record number in ten digits, whole columns and manifest by name.
 
-Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
-``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. A column that
-is large, or may have large values (:attr:`packstore.core.column.Column.one_by_one`), has one value per key, fixed or
-ragged: the bytes of each as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by sorted
-appends.
+Layout:
+
+- ``b"%010d" % i``: the bytes of an image
+- ``b"label"``: a fixed column as ``.npy``
+- ``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1): a ragged column
+- ``b"mask/%010d" % i``: the bytes of a value, for a fixed or ragged column with an entry per record. It is large, or
+  may have large values: see :attr:`packstore.core.column.Column.one_by_one`.
+- ``b"manifest"``: JSON
+
+Letters sort after digits, so the whole file is written by sorted appends.
 """
 
 from __future__ import annotations
@@ -46,14 +51,13 @@ _NPY = np.lib.format
 
 
 class LmdbWriter(FileWriter):
-    """Appends records in key order, one transaction per 4 MiB, which bounds memory and stays in the processor's cache.
-    Creates the directory at once.
+    """Appends records in key order, in transactions of 4 MiB, which bounds memory. Creates the directory at once.
 
-    A background thread syncs committed data meanwhile, so that the last sync is short.
+    A background thread syncs committed data meanwhile, which shortens the last sync.
 
-    The file needs no compacting copy: appended leaves are full, and each transaction rewrites only the rightmost page
-    of each level of the tree, which the transaction after the next reuses. Measured: 9 pages of 38,835 more than
-    ``env.copy(compact=True)`` for 50,000 records of 2 KB, 7 of 16,990 for 600 of 110 KB.
+    The file needs no compacting copy. Appended leaf pages are full. Each transaction rewrites only the rightmost page
+    of each level of the tree, and the transaction after the next reuses the old page. Measured: 9 pages of 38,835 more
+    than ``env.copy(compact=True)`` for 50,000 records of 2 KB, 7 of 16,990 for 600 of 110 KB.
     """
 
     def __init__(self, path: Path, image: Column, *, map_size: int = _FIRST_MAP) -> None:
@@ -74,18 +78,19 @@ class LmdbWriter(FileWriter):
         self._open_environment()
 
     def append(self, images: Sequence[Buffer]) -> None:
-        """Appends images under their record numbers. Raises :class:`StoreError` for an image of 4 GiB or more, and
-        beyond the number of records that one LMDB holds.
+        """Appends images under their record numbers.
+
+        Raises :class:`StoreError` for an image of 4 GiB or more, and for over 536,870,782 records.
         """
         if self._records + len(images) > _MAX_RECORDS:
             raise StoreError(f"LMDB holds up to {_MAX_RECORDS:,} records a file; use a shard size")
         self._records = self._append_values(images, KEY, self._records)
 
     def _append_values(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
-        """Appends values, the first under ``key % record``. Writes and syncs in the background whenever enough are
-        pending. Returns the next record.
+        """Appends values under ``key % record`` and the following numbers. Returns the next record.
 
-        Raises :class:`StoreError` for a value of 4 GiB or more.
+        Writes a transaction for each 4 MiB or 65,536 values, and syncs it in the background. Raises
+        :class:`StoreError` for a value of 4 GiB or more.
         """
         pending, nbytes = self._pending, self._pending_bytes
         for image in values:
@@ -107,14 +112,15 @@ class LmdbWriter(FileWriter):
         return record
 
     def suspend(self) -> None:
-        """Writes pending images and closes the environment. Waits for the sync in the background; begins no other."""
+        """Writes pending images and closes the environment. Waits for the sync in the background, the last one."""
         self._suspended = True
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._close_environment()
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        """Reopens the environment, writes all other columns and the manifest by sorted names, and closes it. A whole
-        column is one transaction; columns with one value per key are written like images.
+        """Reopens the environment, writes all other columns and the manifest in the order of their keys, and closes it.
+
+        A column with an entry per record is written like images. Any other array is a transaction of its own.
         """
         # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
         # depend on whether the writer was suspended.
@@ -144,8 +150,9 @@ class LmdbWriter(FileWriter):
             self._syncing.result()
 
     def abort(self, *, wait: bool = True) -> None:
-        """Drops pending values and closes the environment; waits for the sync in the background unless ``wait`` is
-        False.
+        """Drops pending values and closes the environment.
+
+        Waits for the sync in the background unless ``wait`` is False.
         """
         self._syncer.shutdown(wait=wait, cancel_futures=True)
         self._pending = []
@@ -161,7 +168,7 @@ class LmdbWriter(FileWriter):
             self._env = None
 
     def _open_environment(self) -> None:
-        """Opens the environment, creating it if need be, without locks and syncs. Raises :class:`OSError`."""
+        """Opens the environment without locks and syncs. Creates the file if it is missing. Raises :class:`OSError`."""
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
         with _raise_as_os_errors(self.path), beyond_standard_streams():
@@ -170,8 +177,9 @@ class LmdbWriter(FileWriter):
             )
 
     def _write_pending(self) -> None:
-        """Writes the pending values in one transaction; if the map is full, doubles it and retries. Raises
-        :class:`StoreError` if LMDB takes fewer values, and :class:`OSError`.
+        """Writes the pending values in one transaction. If the map is full, doubles it and retries.
+
+        Raises :class:`StoreError` if LMDB takes fewer values, and :class:`OSError` if writing fails.
         """
         while self._pending:
             try:
@@ -191,10 +199,9 @@ class LmdbWriter(FileWriter):
 
 @contextmanager
 def _raise_as_os_errors(path: Path) -> Iterator[None]:
-    """Turns LMDB's errors into :class:`OSError`, with the errno of a full disk or a file size limit if that is the
-    cause.
+    """Raises :class:`OSError` for each error of LMDB in the context but :class:`lmdb.MapFullError`.
 
-    Lets :class:`lmdb.MapFullError` pass.
+    The error has the errno of a full disk or a file size limit if that is the cause.
     """
     try:
         yield
@@ -219,5 +226,5 @@ def _to_npy(array: NDArray[Any]) -> bytes:
 
 
 def _view_bytes(array: NDArray[Any]) -> memoryview:
-    """Views an array as bytes."""
+    """Views a contiguous array as flat bytes."""
     return array.reshape(-1).view(np.uint8).data
