@@ -29,7 +29,8 @@ _Key = tuple[str, int, int, int]
 
 
 def open_required_tree(path: Path) -> Tree:
-    """Opens a folder or an archive as a tree. Raises :class:`SourceError` for any other file."""
+    """Opens a folder or an archive as a tree. Raises :class:`SourceError` for any other file, and as :func:`open_tree`
+    does."""
     tree = open_tree(path)
     if tree is None:
         raise not_a_folder_error(path)
@@ -37,12 +38,11 @@ def open_required_tree(path: Path) -> Tree:
 
 
 def open_tree(path: Path) -> Tree | None:
-    """Opens a folder or an archive as a tree; returns None for any other file, and for a missing one. A remote path
-    opens its own tree. Reuses the index of an open archive, and trees and errors within :func:`cache_archives` and
-    :func:`cache_folders`.
+    """Opens a folder, an archive or a remote path as a tree. Returns None for any other file, and for a missing one.
 
-    Raises :class:`SourceError` for a file that cannot be read, and for an archive that is damaged, encrypted, or needs
-    a library that is not installed.
+    An archive that is open already keeps its index. Within :func:`cache_archives` and :func:`cache_folders`, trees and
+    errors are reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an archive
+    that is damaged, encrypted, or needs a library that is not installed.
     """
     if isinstance(path, RemotePath):
         return path.tree()
@@ -83,7 +83,7 @@ def open_tree(path: Path) -> Tree | None:
 
 @dataclass(slots=True)
 class _CachedArchives:
-    """Indexes of archives that were opened in a :func:`cache_archives` block, and the errors of damaged ones."""
+    """Indexes of the archives that a :func:`cache_archives` block has opened, and the errors of damaged archives."""
 
     indexes: list[ArchiveIndex] = field(default_factory=list)
     damaged: dict[_Key, SourceError] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class _CachedArchives:
 
 @dataclass(frozen=True, slots=True)
 class _CachedFolders:
-    """Trees of folders that were opened in a :func:`cache_folders` block; each lists a directory once, until ``stack``
+    """Trees of the folders that a :func:`cache_folders` block has opened. Each lists a directory once, until ``stack``
     is closed."""
 
     trees: dict[Path, FolderTree]
@@ -110,7 +110,7 @@ def cache_archives() -> Iterator[None]:
 
 @contextmanager
 def cache_folders() -> Iterator[None]:
-    """Caches trees of folders, their listings and contents within the block, so :func:`open_tree` returns the same tree
+    """Caches trees of folders, their listings and contents within the block: :func:`open_tree` returns the same tree
     for the same folder. Only for recognition: changes to the folder are not seen."""
     with ExitStack() as stack:
         token = _folders.set(_CachedFolders({}, stack))

@@ -17,8 +17,8 @@ _PLAIN_FIELDS = (b"path", b"mtime", b"atime", b"ctime")
 
 
 def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
-    """Parses the header of a file or directory in a tar. Returns None for headers that :mod:`tarfile` must parse: other
-    types, long names and other fields of GNU, large sizes, and damage.
+    """Parses the header of a file or directory in a tar. Returns None for any other header, which :mod:`tarfile` must
+    parse: other types, GNU's extensions, large sizes, other pax fields, and damage.
 
     Args:
         data: :data:`HEADER_BYTES` from the beginning of the member, fewer at the end of the archive.
@@ -43,12 +43,13 @@ def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
 
 
 def next_header_offset(member: tarfile.TarInfo) -> int:
-    """Returns the offset of the header after a member."""
+    """Returns the offset of the header after a plain file or directory."""
     return member.offset_data + (-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0)
 
 
 def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
-    """Parses one header block at offset ``at``; returns None if it is not the header of a plain file or directory."""
+    """Parses one header block at offset ``at``. Returns None if it is damaged, or not the header of a plain file or
+    directory."""
     kind, numbers = block[156:157], _parse_numbers(block)
     if numbers is None or kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
         return None
@@ -77,13 +78,13 @@ def _parse_numbers(block: bytes) -> tuple[int, int] | None:
 
 
 def _sum_bytes(block: bytes) -> int:
-    """Sums the bytes of a block. If half of them are zeros, the low half of Adler-32 (RFC 1950) is the sum plus 1, at a
-    tenth of the time."""
+    """Sums the bytes of a block. Adler-32 (RFC 1950) gives the sum at a tenth of the time if half of them are zeros."""
     return (zlib.adler32(block) & 0xFFFF) - 1 if block.count(0) > _BLOCK // 2 else sum(block)
 
 
 def _parse_pax_fields(data: bytes) -> dict[bytes, bytes] | None:
-    """Parses a pax block (POSIX.1-2017); returns None if a field is not one of :data:`_PLAIN_FIELDS`, or is damaged."""
+    """Parses a pax block (POSIX.1-2017) to its fields. Returns None if it is damaged, or has a field that is not one of
+    :data:`_PLAIN_FIELDS`."""
     found: dict[bytes, bytes] = {}
     while data:
         digits, _, rest = data.partition(b" ")

@@ -28,7 +28,7 @@ _ODD_NAMES = re.compile(rb"[\0/]\.{0,2}[\0/]")
 
 
 class OpenFile:
-    """Open file descriptor; closed when the last reference to the object is dropped."""
+    """Open file descriptor. Dropping the last reference to the object closes it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -55,11 +55,11 @@ class Member(NamedTuple):
 
     Attributes:
         size: Bytes of its content.
-        place: Offset of its data in the archive, in a zip of its header; or :data:`NOWHERE`.
+        place: Offset of its data in a tar, of its header in a zip. :data:`NOWHERE` for a file without data.
         stored: Size of the data in the archive, in bytes.
         method: Compression method, as numbered in zip; 0 if it is not compressed.
         check: CRC-32 of its content; 0 if the archive has none.
-        modified_ns: Time of modification.
+        modified_ns: Time of modification; 0 if unknown.
     """
 
     size: int
@@ -76,7 +76,7 @@ class IndexBuilder:
     archive, and two spellings of one path.
 
     Attributes:
-        replaces: A file replaces an earlier one of the same name, as in a tar; if False, a repeated name is an error.
+        replaces: A file replaces an earlier one of the same name, as in a tar. If False, a repeated name is an error.
     """
 
     replaces: bool = True
@@ -90,13 +90,16 @@ class IndexBuilder:
 
     def add_file(self, name: str, member: Member, folder: str = "") -> None:
         """Adds the file ``name`` in ``folder``; ignores an empty name. Raises :class:`SourceError` for a path that
-        leads out of the archive or has two spellings, and for a repeated one unless :attr:`replaces`."""
+        leads out of the archive or has two spellings. Without :attr:`replaces`, also raises it for a repeated path."""
         if plain := self._register_name(name, folder):
             self._files[plain] = self._append_member(member)
 
     def add_plain_files(self, names: Sequence[bytes], members: NDArray[np.int64], folder: str = "") -> bool:
-        """Adds many files in ``folder``: their names, and a :class:`Member` a row. Adds none and returns False if a
-        name is not in its normal form, or is there already: :meth:`add_file` then decides."""
+        """Adds many files in ``folder``; ``members`` has a :class:`Member` in each row.
+
+        Returns False, and adds none of them, if a name is not in its normal form or is repeated: the caller then uses
+        :meth:`add_file`.
+        """
         joined, prefix = b"\0".join((b"", *names, b"")), folder.encode("utf-8", "surrogateescape")
         if self._dotted.setdefault(folder, joined.startswith(b"\0./")):
             dotted, joined = joined, joined.replace(b"\0./", b"\0")
@@ -113,24 +116,27 @@ class IndexBuilder:
         return True
 
     def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a second name for the present content of the file ``target`` in ``folder``, also if a later member
-        replaces that file. If there is no such file, adds a file without data. Raises :class:`SourceError` for a name
-        that :meth:`add_file` refuses."""
+        """Adds the name ``name`` for the content that the file ``target`` in ``folder`` has now. A later file of the
+        name ``target`` does not change it. If there is no such file, adds a file without data. Ignores an empty name.
+        Raises :class:`SourceError` for a name that :meth:`add_file` refuses."""
         plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
         if plain:
             found = None if to is None else self._files.get(to)
             self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if found is None else found
 
     def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises
-        :class:`SourceError` for a name that :meth:`add_file` refuses."""
+        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Ignores an empty
+        name. Raises :class:`SourceError` for a name that :meth:`add_file` refuses."""
         if plain := self._register_name(name, folder):
             self._files[plain] = target
 
     def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> ArchiveIndex:
-        """Builds the index, sorted by name; links that lead to no file of the archive, or in a circle, become files
-        without data. ``file`` has the data, if the archive itself does not; ``zipped`` says that each file has a header
-        before its data."""
+        """Builds the index, sorted by name. Links become the files they lead to; a link to no file, or in a circle,
+        becomes a file without data.
+
+        ``file``: File with the data, if the archive itself does not have them. ``zipped``: Each file has a header
+        before its data.
+        """
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
@@ -147,11 +153,12 @@ class IndexBuilder:
         return len(self._numbers) // len(Member._fields) - 1
 
     def _register_name(self, name: str, folder: str) -> bytes:
-        """Returns the normalised path of a file, ``b""`` if ``name`` has no parts. Counts a file that replaces an
-        earlier one.
+        """Returns the normalised path of a file, ``b""`` if ``name`` has no parts. Adds 1 to :attr:`replaced` if the
+        path is known.
 
-        Raises :class:`SourceError` for a path out of the archive, and for a repeated path unless :attr:`replaces`. Also
-        raises it for two spellings of one path, such as ``a//x.jpg`` and ``a/x.jpg``: one of the files would vanish.
+        Raises :class:`SourceError` for a path out of the archive, and, without :attr:`replaces`, for a repeated path.
+        Also raises it for two spellings of one path, such as ``a//x.jpg`` and ``a/x.jpg``: one of the files would
+        vanish.
         """
         spelled = folder + name
         plain = normalise_member_name(spelled)
@@ -176,8 +183,8 @@ class IndexBuilder:
         return plain
 
     def _resolve_number(self, name: bytes) -> int:
-        """Follows symbolic links from a name to a member; returns the number of the member. Returns -1 if there is
-        none, or a link is absolute, leads out of the archive, or leads back to itself."""
+        """Follows symbolic links from a name to a member; returns the number of the member. Returns -1 if there is no
+        such member. Also returns -1 if a link is absolute, leads out of the archive, or leads back to itself."""
         seen = set()
         found = self._files.get(name)
         while isinstance(found, str):
@@ -235,9 +242,12 @@ class ArchiveIndex:
         return number if number < len(self) and self.get_name(number) == name else None
 
     def list_children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """Yields the names in a directory (``b""``: the top), sorted, each with the number of a file or None for a
-        directory. Caches listings of directories with at most 16,384 files below them; empties the cache when it is
-        full."""
+        """Yields the names in a directory (``b""``: the top), sorted. Each name comes with the number of the file, or
+        None for a directory.
+
+        Caches the names if at most 16,384 files are below the directory. A cache with more names than that is emptied
+        first.
+        """
         known = self.listed.get(directory)
         if known is not None:
             return iter(known)
@@ -254,8 +264,8 @@ class ArchiveIndex:
         return iter(children)
 
     def _walk_children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
-        """Yields the children of ``prefix`` among the files ``number`` to ``stop``, each with its number or None for a
-        directory. Skips over the files of each directory."""
+        """Yields the children of ``prefix`` among the files ``number`` to ``stop``: names with the number of the file,
+        or None for a directory. Skips the files in each directory by bisection."""
         last = None
         while number < stop:
             first, slash, _ = self.get_name(number)[len(prefix) :].partition(b"/")
@@ -275,7 +285,7 @@ class ArchiveIndex:
 
 
 def normalise_member_name(name: str) -> bytes | None:
-    """Removes empty parts and ``.`` from the path of a member. Returns None for a path with ``..`` or a null character,
-    which may lead out of the archive."""
+    """Removes empty parts and ``.`` from the path of a member. Returns None for a path with ``..`` or a null character:
+    it may lead out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or "\0" in name else "/".join(parts).encode("utf-8", "surrogateescape")

@@ -57,8 +57,7 @@ def is_tar(start: bytes) -> bool:
 
 
 class OpenTar:
-    """Open tar, whose files are read by offset, by any thread. Opening decompresses a compressed tar into a temporary
-    file."""
+    """Open tar. Any thread reads its files, by offset."""
 
     def __init__(self, path: Path) -> None:
         """Opens a tar; decompresses a compressed one into a temporary file. Raises :class:`SourceError` for a
@@ -73,7 +72,8 @@ class OpenTar:
             self.file = OpenFile(os.dup(content.fileno()))
 
     def walk_members(self) -> Iterator[tarfile.TarInfo]:
-        """Yields all members in order. Raises one of :data:`TAR_FAULTS` if the tar is damaged."""
+        """Yields all members in order, without those of tars in the tar. Raises one of :data:`TAR_FAULTS` if the tar is
+        damaged."""
         with os.fdopen(os.dup(self.file.descriptor), "rb") as file:
             yield from _read_members(file)
 
@@ -86,9 +86,9 @@ class OpenTar:
 
 
 def read_first_names(path: Path, count: int) -> list[str]:
-    """Returns the names of the first ``count`` plain files of a tar; decompresses no more than these. Raises one of
-    :data:`TAR_FAULTS` if the tar is damaged before the last of these names. Raises :class:`SourceError` if the library
-    for Zstandard is missing."""
+    """Returns the names of the first ``count`` plain files of a tar, or of all if there are fewer. Decompresses no more
+    than these. Raises one of :data:`TAR_FAULTS` if the tar is damaged before the last of these names. Raises
+    :class:`SourceError` if the library for Zstandard is missing."""
     kind = detect_compression(path)
     with path.open("rb") as file:
         # a stream has to read the data between headers, too
@@ -101,15 +101,16 @@ def read_first_names(path: Path, count: int) -> list[str]:
 
 
 def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of a tar that is read as a stream, without seeking."""
+    """Yields the members of a tar that is read as a stream, without seeking. Raises one of :data:`TAR_FAULTS` for
+    damage."""
     with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
         yield from archive
 
 
 def read_tar(path: Path) -> ArchiveIndex:
-    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged tar, for
-    paths that lead out of the tar or have two spellings, and for a tar that cannot be decompressed into a temporary
-    file."""
+    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged tar, and
+    if it cannot be decompressed into a temporary file. Also raises it for paths that lead out of the tar, and for two
+    spellings of one path."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -135,9 +136,10 @@ def _match_compression(start: bytes) -> str | None:
 
 
 class _PlainFiles:
-    """Adds plain files whose headers follow one another to an index, thousands by one call of the engine. A call with
-    the offset of a header adds the files from there on, and returns the offset of the first header that it left. With
-    ``may_be_tars``, leaves runs of files with a ``.tar`` among them."""
+    """Adds runs of plain files to an index, thousands by one call of the engine.
+
+    With ``may_be_tars``, a run with a ``.tar`` among its files is not added.
+    """
 
     def __init__(self, builder: IndexBuilder, descriptor: int, folder: str = "", *, may_be_tars: bool = False) -> None:
         self._builder = builder
@@ -147,8 +149,9 @@ class _PlainFiles:
         self._pause = 0
 
     def __call__(self, at: int, end: int) -> int:
-        """Adds the files from the header at offset ``at`` on; returns the offset of the first header that
-        :func:`_add_member` must add. Pauses for some headers after it has found only a few files."""
+        """Adds the files from the header at offset ``at`` on; returns the offset of the next header, which is not
+        added. :func:`_add_member` must add that member. After a run of few files, or one that is refused, the next
+        calls do nothing."""
         self._pause -= 1
         while self._pause < 0:
             names, facts = scan_tar(self._descriptor, at, end)
@@ -169,8 +172,8 @@ class _PlainFiles:
 def _read_members(
     file: IO[bytes], start: int = 0, end: int | None = None, take: _PlainFiles | None = None
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of all tars between two offsets of a file, as ``tarfile.open(…, ignore_zeros=True)`` does,
-    without those that ``take`` adds itself. Raises one of :data:`TAR_FAULTS` for damage."""
+    """Yields the members of all tars that follow one another between two offsets of a file. Members that ``take`` adds
+    are not yielded. Raises one of :data:`TAR_FAULTS` for damage."""
     end = os.fstat(file.fileno()).st_size if end is None else end
     at: int | None = start
     while at is not None:
@@ -180,8 +183,8 @@ def _read_members(
 def _read_one_tar(
     file: IO[bytes], start: int, end: int, take: _PlainFiles | None
 ) -> Generator[tarfile.TarInfo, None, int]:
-    """Yields the members up to the first block of zeros, without those that ``take`` adds itself; returns the offset of
-    that block. Raises one of :data:`TAR_FAULTS` for damage."""
+    """Yields the members up to the first block of zeros, and returns the offset of that block. Members that ``take``
+    adds are not yielded. Raises one of :data:`TAR_FAULTS` for damage."""
     file.seek(start)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
         descriptor = file.fileno()
@@ -209,8 +212,8 @@ def _read_one_tar(
 
 
 def _check_tar_end(file: IO[bytes], at: int, end: int) -> None:
-    """Raises :class:`tarfile.ReadError` unless the tar ends with a block of zeros: for :mod:`tarfile`, any damaged or
-    cut off header is the end."""
+    """Checks that a tar ends with a block of zeros at offset ``at``, since :mod:`tarfile` takes any broken header as
+    the end. Raises :class:`tarfile.ReadError` for another block, and for a tar that is cut off."""
     file.seek(at)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or at + tarfile.BLOCKSIZE > end:
@@ -220,8 +223,8 @@ def _check_tar_end(file: IO[bytes], at: int, end: int) -> None:
 
 
 def _find_next_tar(file: IO[bytes], at: int, end: int) -> int | None:
-    """Skips zeros from offset ``at`` on; returns the offset of the next tar, as joined by ``cat``, or None at the end
-    of the file. Raises :class:`tarfile.ReadError` if other data follow."""
+    """Skips zeros from offset ``at`` on; returns the offset of the next tar, joined by ``cat``. Returns None if there
+    are only zeros up to ``end``. Raises :class:`tarfile.ReadError` if other data follow."""
     file.seek(at)
     zeros = bytes(min(_STEP, max(0, end - at)))
     while piece := file.read(max(0, min(_STEP, end - at))):
@@ -244,19 +247,23 @@ def _find_next_tar(file: IO[bytes], at: int, end: int) -> int | None:
 def _add_member(
     builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "", *, inner: set[str] | None = None
 ) -> None:
-    """Adds a member to the index. A tar within the tar adds its members under a folder of its name; directories add
-    nothing; sparse files, pipes and devices become files without data.
+    """Adds a member to the index.
+
+    - A tar within the tar adds its members under a folder of its name.
+    - Directories add nothing.
+    - Sparse files, pipes and devices become files without data.
 
     Args:
         builder: Index to add to.
         file: The tar; its position is unchanged.
         member: The member.
         folder: Folder for the members of an inner tar, with a slash.
-        inner: Folders of the inner tars so far, to which that of ``member`` is added; None within an inner tar.
+        inner: Folders of the inner tars so far; that of ``member`` is added. None within an inner tar: a tar there is a
+            plain file.
 
     Raises:
-        SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings.
-        One of :data:`TAR_FAULTS`: An inner tar is damaged.
+        SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings. One of
+            :data:`TAR_FAULTS`: An inner tar is damaged.
     """
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
@@ -284,11 +291,15 @@ def _add_member(
 
 
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
-    """Decompresses a file into a temporary file without a name, and returns that file. ``name`` is for messages.
+    """Decompresses a file into a temporary file without a name, and returns the temporary file. ``name`` is for
+    messages.
 
-    Raises :class:`SourceError` for a damaged file, and for a file whose content is both over 1 GiB and over 200 times
-    the file's size. Also raises it if less than 256 MiB are free on the disk, or if the library for Zstandard is
-    missing.
+    Raises :class:`SourceError`:
+
+    - for a damaged file
+    - if its content is over 1 GiB, and over 200 times its size
+    - if less than 256 MiB are free on the disk
+    - if the library for Zstandard is missing
     """
 
     def pieces() -> Iterator[bytes]:
@@ -300,9 +311,11 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 
 
 def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:
-    """Writes decompressed pieces to a temporary file without a name, and returns that file; ``compressed`` is the
-    compressed size in bytes. Raises :class:`SourceError` for damage, for content that is both over 1 GiB and over 200
-    times ``compressed``, and if less than 256 MiB are free on the disk."""
+    """Writes decompressed pieces to a temporary file without a name, and returns the temporary file.
+
+    ``compressed`` is the compressed size in bytes. Raises :class:`SourceError` for damage, and if the content is over 1
+    GiB and over 200 times ``compressed``. Also raises it if writing fails, or less than 256 MiB are free on the disk.
+    """
     folder = tempfile.gettempdir()
     with beyond_standard_streams():
         file = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open

@@ -30,10 +30,10 @@ _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
 
 
 class ArchiveTree(Tree):
-    """Tree of the files in an archive. Its root is the first folder, from the top, that holds more than a single
-    folder, hidden files aside; a folder with the name of a split is not entered.
+    """Tree of the files in an archive. A single folder at the top is the root of the tree instead of the top, and so on
+    within that folder. Hidden files beside it do not count, and a folder with the name of a split is never the root.
 
-    A member that is no plain file (a link to nothing or out of the archive, a device) is listed, and cannot be read.
+    A member that is no plain file is listed, and cannot be read: a device, or a link to nothing or out of the archive.
     """
 
     def __init__(self, path: Path, index: ArchiveIndex) -> None:
@@ -51,9 +51,9 @@ class ArchiveTree(Tree):
         self._inflating = threading.Lock()
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory of the archive, images in the order of their names. Reads the first bytes of files whose
-        names do not tell if they are images. Counts other files and hidden directories in ``ignored``. An image without
-        data has the size ``NO_FILE``."""
+        """Lists a directory of the archive; its images are in the order of their names. If a name does not tell, the
+        file's first bytes decide if it is an image. Counts other files and hidden directories in ``ignored``. An image
+        without data has the size ``NO_FILE``."""
         table = self._index.table
         passed: list[str] = []
         images: list[str] = []
@@ -80,7 +80,7 @@ class ArchiveTree(Tree):
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
     def list_names(self, directory: str) -> Names:
-        """Lists the names in a directory; caches them."""
+        """Lists the names in a directory, from a cache of the index if they are there."""
         place, known = self._to_archive_path(directory), self._index.names
         key = place.decode("utf-8", "surrogateescape")
         names = known.get_names(key)
@@ -90,7 +90,8 @@ class ArchiveTree(Tree):
         return names
 
     def all_folders(self) -> Iterator[tuple[str, Names]]:
-        """Yields every directory; the paths of those outside the root begin with ``/``."""
+        """Yields every directory of the archive with its names, hidden ones included. The path of a directory outside
+        the root begins with ``/``."""
         waiting = [b""]
         while waiting:
             place = waiting.pop()
@@ -101,8 +102,8 @@ class ArchiveTree(Tree):
             yield shown.decode("utf-8", "surrogateescape"), _split_children(children)
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and time of a member; pipes and broken links have the size ``NO_FILE``. A folder exists if a
-        member lies in it. Raises :class:`FileNotFoundError` if neither exists."""
+        """Returns size and time of a member. Directories, pipes and broken links have the size ``NO_FILE``. Raises
+        :class:`FileNotFoundError` if there is no such member, and no member in a directory of that path."""
         place = self._to_archive_path(file)
         number = self._index.find_number(place)
         if number is None:
@@ -118,9 +119,11 @@ class ArchiveTree(Tree):
         return b"" if number is None else self._read_beginning(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end; also of a compressed member.
-        Raises :class:`FileNotFoundError`, and :class:`ValueError` for a member that is no plain file, or is damaged, or
-        compressed by another method than deflate."""
+        """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end. Decompresses a deflated member.
+
+        Raises :class:`FileNotFoundError` if there is no such member. Raises :class:`ValueError` for a damaged member,
+        one that is no plain file, and one with another compression.
+        """
         number = self._index.find_number(self._to_archive_path(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -133,8 +136,8 @@ class ArchiveTree(Tree):
         return self._open_archive().read(max(0, min(size, member.size - place)), start + place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """Reads a whole member and verifies its size and CRC-32, but not ``modified_ns``. Raises :class:`SampleError`
-        if it is missing, damaged, or larger than ``max_bytes``."""
+        """Reads a whole member, and verifies its size, and in a zip its CRC-32. Ignores ``modified_ns``. Raises
+        :class:`SampleError` if it is missing, damaged, or larger than ``max_bytes``."""
         member = self._find_member(key)
         if member is None:
             raise SampleError(key, "is not in the archive: it has changed")
@@ -153,8 +156,9 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        """Locates the data of a member. Returns None if the member is missing, compressed or no plain file, or the
-        archive was decompressed as a whole. Raises :class:`SampleError` if its header in a zip is damaged."""
+        """Locates the data of a member in the archive file. Returns None if the member is missing, compressed or no
+        plain file. Also returns None if the archive was decompressed as a whole. Raises :class:`SampleError` if the
+        member's header in a zip is damaged."""
         member = self._find_member(key)
         if member is None or self._index.file is not None:  # a decompressed copy
             return None
@@ -178,8 +182,8 @@ class ArchiveTree(Tree):
                 self._inflaters.popitem()[1].close()
 
     def _read_inflated(self, number: int, member: Member, place: int, size: int) -> bytes:
-        """Reads part of a compressed member, and keeps its decompressor open for the next part. Raises
-        :class:`ValueError` for damage."""
+        """Reads part of a deflated member. Its decompressor stays open for the next part. Raises :class:`ValueError`
+        for damage."""
         with self._inflating:
             inflater = self._inflaters.get(number)
             if inflater is None:
@@ -192,8 +196,8 @@ class ArchiveTree(Tree):
                 raise ValueError(f"it cannot be decompressed: {error}") from None
 
     def _find_root(self) -> bytes:
-        """Returns the path of the root: follows folders that are alone at the top, and stops at a split. Hidden files
-        do not count."""
+        """Returns the path of the root: the last in a chain of single folders that begins at the top. Hidden files do
+        not count, and the chain ends above a folder that is a split."""
         top = b""
         while True:
             inside = [*islice((child for child in self._index.list_children(top) if not _is_hidden(child[0])), 2)]
@@ -214,8 +218,8 @@ class ArchiveTree(Tree):
             return b""
 
     def _find_member(self, key: str) -> Member | None:
-        """Returns a member by its path in the tree; None if there is no such file. Notes it for this thread: tries the
-        last member found and the next one first, since files are mostly read in the order of their names."""
+        """Returns a member by its path in the tree; None if there is no such file. Files are mostly read in the order
+        of their names: tries this thread's last member and the one after it first."""
         last, number, member = self._found.last
         if last == key:
             return member
@@ -230,8 +234,8 @@ class ArchiveTree(Tree):
         return member
 
     def _read_content(self, member: Member, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file. If the file's compressed data inflate to more, returns one byte
-        more. Raises :class:`ValueError` for a member that is no plain file, is damaged, or has another compression than
+        """Reads the first ``size`` bytes of a file. Returns one more byte if deflated data are longer than ``size``.
+        Raises :class:`ValueError` for a member that is no plain file, is damaged, or has another compression than
         deflate."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
@@ -263,17 +267,17 @@ class ArchiveTree(Tree):
 
 
 class _Found(threading.local):
-    """Member that a thread found last: its path in the tree, its number in the index, and the member."""
+    """The member that a thread has found last: its path in the tree, its number in the index, and itself."""
 
     last: tuple[str | None, int, Member | None] = None, -1, None
 
 
 def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:
-    """Sorts children into names of files and of folders."""
+    """Sorts children by name into files and folders."""
     found = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
     return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])
 
 
 def _is_hidden(raw: bytes) -> bool:
-    """Tells if a name is one that listings skip."""
+    """Tells if listings pass over a name."""
     return is_passed_over(raw.decode("utf-8", "surrogateescape"))
