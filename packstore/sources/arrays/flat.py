@@ -16,8 +16,8 @@ _MOST = 4
 
 
 def parse_layout(layout: str) -> tuple[str, tuple[int, ...]]:
-    """Splits a layout into its axes, and the sizes of all axes but N; returns ``layout`` itself and ``()`` if it has no
-    valid sizes."""
+    """Splits a layout ``NHW:28x28`` into its axes, and the sizes of all axes but N. Returns ``layout`` unchanged and
+    ``()`` if it has no valid sizes."""
     match = _SIZED.fullmatch(layout)
     return (layout, ()) if match is None else (match[1], tuple(map(int, match[2].split("x"))))
 
@@ -30,15 +30,16 @@ def is_layout(layout: str) -> bool:
 
 
 def may_be_flat_images(info: ArrayInfo) -> bool:
-    """Tells if an array is a matrix of numbers with a side of at least 64, enough for an image."""
+    """Tells if an array is a matrix of numbers, with one side of at least 64 numbers: enough for an image."""
     return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= LEAST
 
 
 def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: int | None) -> ArrayInfo:
     """Returns the description of a matrix as an array of images, by a layout such as ``NHW:28x28``.
 
-    Raises :class:`AmbiguousSourceError`, with proposals, for a layout without sizes, and :class:`SourceError` if its
-    sizes do not fit. ``length`` is the number of labels, if known, which excludes proposals.
+    Raises :class:`AmbiguousSourceError` for None or a layout without sizes; its answers are possible layouts. Raises
+    :class:`SourceError` if the sizes do not fit. ``length``: number of labels, None if unknown; layouts with another
+    number of images are not proposed.
     """
     axes, sizes = parse_layout(layout or "")
     if not sizes:
@@ -60,7 +61,7 @@ def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: in
 
 def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
     """Proposes up to eight layouts with sizes, for gray or RGB images with one side at most twice the other. If
-    ``length`` is known, proposes only layouts with so many images."""
+    ``length`` is known, proposes only layouts with ``length`` images."""
     found = []
     for place in (0, 1):
         count, pixels = info.shape[place], info.shape[1 - place]

@@ -37,8 +37,8 @@ _PREFIX = "HDF5_VDS_PREFIX"
 
 
 class Hdf5Source(ArraySource):
-    """Samples of HDF5 files. Opening raises :class:`SourceError` for links to other files or to nothing, values in
-    files of other folders, and datasets that were never written."""
+    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, links to other files or to nothing, and
+    values in files of other folders. Also raises it for datasets that were never written."""
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
@@ -51,7 +51,7 @@ class Hdf5Source(ArraySource):
 
 
 class _OpenHdf5(OpenArrays):
-    """Open HDF5 file; contiguous datasets are read without h5py. Opening raises :class:`SourceError` if h5py cannot
+    """Open HDF5 file. Contiguous datasets are read without h5py. Opening raises :class:`SourceError` if h5py cannot
     read the file."""
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -68,17 +68,22 @@ class _OpenHdf5(OpenArrays):
         self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
 
     def list_arrays(self) -> list[ArrayInfo]:
-        """Describes all datasets. Raises :class:`SourceError` for a damaged file, links to other files or to nothing,
-        values in files of other folders, datasets that were never written, and more than 10,000 datasets and groups."""
+        """Describes all datasets. Raises :class:`SourceError`:
+
+        - for a damaged file
+        - for links to other files or to nothing, and values in files of other folders
+        - for datasets that were never written
+        - for more than 10,000 datasets and groups
+        """
         try:
             return self._list_datasets()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
             raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
     def _list_datasets(self) -> list[ArrayInfo]:
-        """Describes all datasets; visits each group once. Skips soft links to objects of the file, which are listed
-        under their own name. Raises :class:`SourceError` for links to other files or to nothing, and for more than
-        10,000 datasets and groups."""
+        """Describes all datasets; visits each group once. Skips soft links within the file, since their targets are
+        listed. Raises :class:`SourceError` for links to other files or to nothing, and for more than 10,000 datasets
+        and groups."""
         import h5py
 
         found: list[ArrayInfo] = []
@@ -114,10 +119,11 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
-        """Describes a dataset, as unreadable if the dataset is empty or no column can hold its values.
+        """Describes a dataset, as unreadable if it has no shape or no column can hold its values.
 
-        Byte arrays of varying length and opaque values are files. Strings are files if the first string begins like an
-        image, else texts.
+        - Byte arrays of varying length and opaque values are files.
+        - Strings are files if the first string begins like an image, else texts.
+        - A dataset with MATLAB's attributes has reversed axes.
 
         Raises:
             SourceError: The values are in a file of another folder, or more than 256 MiB of them were never written.
@@ -152,8 +158,8 @@ class _OpenHdf5(OpenArrays):
         return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
 
     def _read_first_value(self, dataset: Any) -> bytes:
-        """Reads the first value of a dataset with one axis. Returns ``b""`` if the dataset has other axes or no value,
-        and if the value is no bytes or cannot be read."""
+        """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value,
+        it is no bytes, or it cannot be read."""
         try:
             found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
         except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
@@ -161,10 +167,14 @@ class _OpenHdf5(OpenArrays):
         return found if isinstance(found, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` for values in raw files, and for a virtual dataset with a part that is missing,
-        in another folder, named by a pattern, or a reference to further files. Also raises it for a virtual dataset of
-        other files if the environment variable ``HDF5_VDS_PREFIX`` is set: HDF5 would look for the files in that
-        folder."""
+        """Raises :class:`SourceError` for a dataset with values in raw files, and for one of these virtual datasets:
+
+        - A part is missing, or in another folder.
+        - A part is named by a pattern.
+        - A part refers to further files.
+        - Parts are in other files, and the environment variable ``HDF5_VDS_PREFIX`` is set: HDF5 would look for them
+          there.
+        """
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(
@@ -214,8 +224,11 @@ class _OpenHdf5(OpenArrays):
         raise SourceError(f"{self._shown}: a part of {printable(name)} {reason}")
 
     def _refuse_unwritten(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` for a dataset of more bytes than its stored bytes can hold, compressed at most
-        1,100 to 1. 256 MiB may be missing: they may equal the fill value."""
+        """Raises :class:`SourceError` if values of a dataset must be missing, by its stored bytes.
+
+        Deflate stores at most 1,100 bytes in one. Further 256 MiB may be missing, because all of them may be the fill
+        value. Datasets in other files are not checked.
+        """
         if dataset.is_virtual or dataset.external:
             return
         stored = dataset.id.get_storage_size()
@@ -226,9 +239,9 @@ class _OpenHdf5(OpenArrays):
             )
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along an axis. The axis keeps its place in the result. Reads the file
-        without h5py if the dataset is contiguous and ``axis`` is 0, else with h5py. Strings and opaque values become an
-        array of objects, each of bytes. Raises :class:`ValueError` or :class:`OSError` if h5py fails."""
+        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the dataset's axes in their order. Strings
+        and opaque values become an array of ``bytes`` objects. A contiguous dataset is read without h5py if ``axis`` is
+        0. Raises :class:`ValueError` or :class:`OSError` for damage."""
         dataset = self._file[name]
         place = self._find_contiguous(name, dataset) if axis == 0 else None
         if place is not None:
@@ -245,7 +258,8 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def read_attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes of a dataset or group that may name classes, by name; empty if they cannot be read."""
+        """Reads the attributes of a dataset or group that may name classes, by name. Returns ``{}`` if they cannot be
+        read."""
         found = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
             attributes = self._file[name or "/"].attrs
@@ -253,7 +267,8 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds the chunks of a dataset that were never written; None if all were, or the dataset is virtual."""
+        """Finds the chunks of a dataset that were never written. Returns None if all were, or if the dataset is empty
+        or virtual."""
         dataset = self._file[name]
         if dataset.is_virtual or not dataset.size:
             return None
@@ -270,8 +285,7 @@ class _OpenHdf5(OpenArrays):
         return count_unwritten(dataset.shape, chunk, axis, inside)
 
     def _find_contiguous(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-        """Returns offset, dtype and shape of a contiguous dataset of plain numbers, or None for any other; caches the
-        result."""
+        """Returns offset, dtype and shape of a contiguous dataset of plain numbers, else None; caches the result."""
         import h5py
 
         if name not in self._places:
@@ -302,9 +316,9 @@ _open = open_with(Hdf5Source, ExportedHdf5)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a file with HDF5's signature, and for a folder of such files; ``NO`` for others,
-    packstore stores and files that h5py cannot open. Raises the errors of opening the arrays, and :class:`SourceError`
-    for a web page with the name of such a file in a folder."""
+    """Returns ``CERTAIN`` for an HDF5 file, and for a folder of HDF5 files alone. Returns ``NO`` for anything else,
+    packstore stores, and files that h5py cannot open. Opens the arrays before it returns ``CERTAIN``, and raises the
+    errors of opening. Raises :class:`SourceError` for a web page in a folder that has the name of an HDF5 file."""
     if path.is_dir():
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
@@ -320,7 +334,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_store(path: Path) -> bool:
-    """Tells if a file is a packstore store, or cannot be opened."""
+    """Tells if a file is a packstore store, or cannot be opened: opening it as a store then raises the error."""
     import h5py
 
     try:

@@ -47,15 +47,21 @@ _MAX_FILES = 10_000
 class ArraySource(RowSource):
     """Source whose samples are rows of arrays in one file, or in the files of a folder.
 
-    Columns: ``image``, ``label``, and one for each further array with a row per image; keys are split and number.
-    Opening raises :class:`AmbiguousSourceError` if names and shapes do not tell which arrays these are, if samples
-    were never written, or if another file in the folder seems to hold the labels. It raises :class:`SourceError` if
-    there are no files or no images, or if arrays contradict each other.
+    Columns are ``image``, ``label``, and each further array with a row per image. A key is the split and a number.
+
+    Opening raises :class:`AmbiguousSourceError`:
+
+    - if names and shapes do not tell which arrays are images and labels
+    - if samples were never written
+    - if another file in the folder seems to hold the labels
+
+    Opening raises :class:`SourceError` if there are no files or no images, if arrays contradict each other, or if
+    images or chunks are too large.
 
     Attributes:
         suffixes: Suffixes of its files, in lower case.
         files_name: Name of its files, for messages: ``HDF5 files``.
-        grouped: A source is one folder, in which splits are groups of arrays.
+        grouped: A source is one folder, whose groups of arrays are the splits.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -84,8 +90,9 @@ class ArraySource(RowSource):
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
-        """Finds the files at a path: the file itself, or those in a folder and its folders of splits. Raises
-        :class:`SourceError` for a path that is neither, and for more than 10,000 files."""
+        """Finds the files at a path: the file itself, or those in a folder and in its folders of splits. Skips hidden
+        and ignored files. Raises :class:`SourceError` for a path without file or folder, and for more than 10,000
+        files."""
         if not path.is_dir():
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
@@ -105,8 +112,8 @@ class ArraySource(RowSource):
 
     @property
     def gaps_are_bad(self) -> bool:
-        """True if samples that were never written are bad samples. If False, opening asks the user; if the user has
-        named the kind, these samples have fill values."""
+        """True if samples that were never written are bad samples. If False, such samples have fill values: opening
+        asks the user first, unless the user has named the kind."""
         return self.options.skip_bad
 
     @classmethod
@@ -116,8 +123,9 @@ class ArraySource(RowSource):
 
     @classmethod
     def recognise_folder(cls, path: Path) -> Certainty:
-        """Returns ``CERTAIN`` for a folder that holds files of this kind, directly or in folders of splits, and no
-        images, data files of other kinds or other folders, else ``NO``."""
+        """Returns ``CERTAIN`` for a folder that holds files of this kind, directly or in folders of splits. Returns
+        ``NO`` if there are none, or if there are images, data files of other kinds or other folders as well. Empty
+        folders do not count."""
         found = False
         for folder in [path, *_find_split_folders(path)]:
             for file in visible_paths(folder):
@@ -133,9 +141,9 @@ class ArraySource(RowSource):
         return Certainty.CERTAIN if found else Certainty.NO
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-        """Chooses the arrays that are columns, and the names of classes if labels are texts, else None for these.
-        Raises :class:`AmbiguousSourceError` if an option has to decide, and :class:`SourceError` for no images or
-        damaged names of classes."""
+        """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
+        None. Raises :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are
+        no images, or the texts cannot be read."""
         roles = self.assign_roles(infos)
         try:
             return assign_text_labels(roles, self._blocks)
@@ -143,9 +151,11 @@ class ArraySource(RowSource):
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns roles (image, label, further columns) to the arrays of the files. Raises
-        :class:`AmbiguousSourceError` if an option has to decide, or a file beside seems to hold the labels and the user
-        has not named the kind, and :class:`SourceError` if there are no images."""
+        """Assigns roles (image, label, further column) to the arrays of the files.
+
+        Raises :class:`AmbiguousSourceError` if an option has to decide. Also raises it if a file beside seems to hold
+        the labels, and the user has not named the kind. Raises :class:`SourceError` if there are no images.
+        """
         found = assign_roles(printable(str(self.path)), infos, self.options)
         if not self.path.is_dir() and not self.options.named:
             self._refuse_images_alone(found)
@@ -156,7 +166,7 @@ class ArraySource(RowSource):
         return list(dict.fromkeys(part.split for part in self._roles.parts))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; the size of an encoded image is the mean of the first few."""
+        """Yields the rows of a split. The size of a row of files or texts is the mean of the first four rows."""
         index = 0
         for number, part in enumerate(self._roles.parts):
             if part.split == split:
@@ -166,8 +176,9 @@ class ArraySource(RowSource):
                     index += 1
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads a row of each array, and converts it to the value of its column. Raises :class:`ValueError` for a row
-        that was never written, if such rows are bad, and for a value that cannot be converted."""
+        """Reads a row of each array, and converts it to the value of its column. Raises :class:`OSError` or
+        :class:`ValueError` for a row that cannot be read or converted. With :attr:`gaps_are_bad`, also raises it for a
+        row that was never written."""
         number, row = ref
         part = self._roles.parts[number]
         if self.gaps_are_bad and self._unwritten_rows[number][row]:
@@ -179,7 +190,7 @@ class ArraySource(RowSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares a column for each array; optional, except for images, if the arrays of some split lack it. Raises
+        """Declares a column for each array. A column that some splits lack is optional, except for images. Raises
         :class:`SourceError` for arrays of one name that differ in shape or dtype."""
         declared: dict[str, Field] = {}
         for part in self._roles.parts:
@@ -194,7 +205,7 @@ class ArraySource(RowSource):
         return {name: _make_optional(field) if name in lacking else field for name, field in declared.items()}
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts arrays that are no columns, and chunks that were never written."""
+        """Counts arrays that are no columns, and chunks that were never written; leaves out zeros."""
         found = {
             "arrays that are no values of samples": len(self._roles.left_out),
             "chunks that were never written": self._unwritten_chunks,
@@ -210,15 +221,15 @@ class ArraySource(RowSource):
         self._blocks.close()
 
     def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:
-        """Describes the arrays of a file, with the file's path relative to the source, ``""`` if the file is the
-        source. A nameless array always gets the path."""
+        """Describes the arrays of a file, with the file's path relative to the source. The path is ``""`` if the source
+        is the file itself and its arrays have names."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
         found = self._blocks.open_file(number).list_arrays()
         return [replace(info, file=name or file.name if info.alone else name) for info in found]
 
     def _refuse_images_alone(self, roles: ArrayRoles) -> None:
-        """Raises :class:`AmbiguousSourceError` if the file has images alone, and a file with the name of their labels
-        is beside it."""
+        """Raises :class:`AmbiguousSourceError` if the file has no labels, and a file beside it has a name for its
+        labels."""
         path = self.path
         if any("label" in part.columns for part in roles.parts):
             return
@@ -235,9 +246,12 @@ class ArraySource(RowSource):
                 )
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
-        """Finds samples whose image or label was never written. Returns a mask of rows for each group of arrays that
-        belong together (``parts``), and the number of missing chunks of all columns. Raises
-        :class:`AmbiguousSourceError` for such samples, unless the user has named the kind, or skips bad samples."""
+        """Finds samples whose image or label was never written.
+
+        Returns a mask of rows for each of ``parts``, the groups of arrays that belong together. Also returns the number
+        of missing chunks of all columns. Raises :class:`AmbiguousSourceError` if samples are missing, the user has not
+        named the kind, and bad samples are not skipped.
+        """
         masks, chunks = [], 0
         for part in self._roles.parts:
             rows = np.zeros(part.length, np.bool_)
@@ -263,8 +277,8 @@ class ArraySource(RowSource):
         return masks, chunks
 
     def _check_array_sizes(self) -> None:
-        """Raises :class:`SourceError` for arrays of different lengths, too large chunks, and images of too many pixels.
-        Sets :attr:`shape` and :attr:`evidence`."""
+        """Checks lengths and sizes of the arrays; sets :attr:`shape` and :attr:`evidence`. Raises :class:`SourceError`
+        for arrays of different lengths, too large chunks, and images of too many pixels."""
         shapes: set[tuple[int, ...]] = set()
         for part in self._roles.parts:
             if len({name for name in part.columns if part.columns[name].length != part.length}):
@@ -292,8 +306,8 @@ class ArraySource(RowSource):
 
     @cached_property
     def _row_sizes(self) -> list[tuple[int, int]]:
-        """Bytes of an image and of the other values of a sample, for each group of arrays that belong together
-        (``parts``); for files, estimated from the first ones."""
+        """Bytes of a sample's image, and of its other values, for each of ``parts``, the groups of arrays that belong
+        together."""
         found = []
         for part in self._roles.parts:
             sizes = {name: self._estimate_row_bytes(chosen, len(part.columns)) for name, chosen in part.columns.items()}
@@ -301,8 +315,8 @@ class ArraySource(RowSource):
         return found
 
     def _estimate_row_bytes(self, chosen: ColumnArray, columns: int) -> int:
-        """Returns the bytes of a row of an array; for files and texts the mean of the first four, in which unreadable
-        ones count 0."""
+        """Returns the bytes of a row of numbers. For files and texts, returns the mean of the first four rows; a row
+        that cannot be read counts as 0."""
         info = chosen.info
         if info.content == "numbers":
             return bytes_per_row(info, chosen.axis)
@@ -341,8 +355,14 @@ class ArraySource(RowSource):
             return b""
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row of an array to a value of its column. Raises :class:`ValueError` for a file that is too large,
-        a label that is no whole number or no class, and pixels that change in the conversion."""
+        """Converts a row of an array to a value of its column. A bool mask ``(H, W)`` becomes uint8. Raises
+        :class:`ValueError`:
+
+        - for a file that is too large
+        - for a label that is no whole number, or not one of the classes
+        - for a text that cannot be decoded
+        - for pixels that would change in the conversion
+        """
         info = chosen.info
         if name == "image":
             return self._convert_image_row(chosen, value)
@@ -360,7 +380,7 @@ class ArraySource(RowSource):
 
     def _convert_image_row(self, chosen: ColumnArray, value: Any) -> Any:
         """Converts a row to an image file, or to pixels ``(H, W)`` or ``(H, W, C)``. Raises :class:`ValueError` for too
-        large a file, and for pixels that the image's dtype cannot hold."""
+        large a file, and for pixels that would change in the image's dtype."""
         if chosen.info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
@@ -371,9 +391,8 @@ class ArraySource(RowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
-        """Names of classes: from labels that are texts, an array of texts, or attributes of the labels, the images or a
-        group above them. None if there are none, or, with a warning in the log, if they do not fit the labels. Reads
-        all labels. Raises :class:`SourceError` if that fails."""
+        """Names of the classes, None if there are none. They are labels that are texts, or else the names of
+        :func:`find_class_names`. Raises :class:`SourceError` if labels or names cannot be read."""
         if self._text_classes is not None:
             return self._text_classes
         try:
@@ -387,7 +406,8 @@ class ArraySource(RowSource):
         return {name: number for number, name in enumerate(self._text_classes or ())}
 
     def _find_label_number(self, text: str) -> int:
-        """Returns the number of a class. Raises :class:`ValueError` for a text that was no label at opening."""
+        """Returns the number of a class. Raises :class:`ValueError` for a text that was not a class when the source was
+        opened."""
         if text not in self._label_numbers:
             raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
         return self._label_numbers[text]

@@ -32,15 +32,15 @@ class ArrayInfo:
 
     Attributes:
         file: Path of its file, relative to the source; ``""`` if the source is that file.
-        name: Its name in the file; if the file is the array, the name of the file without suffix.
-        shape: Shape in the file.
+        name: Its name in the file. An array without a name has the name of the file, without suffix.
+        shape: Shape in the file. If :attr:`flat` is set, the shape with height and width.
         dtype: Dtype of its numbers; without meaning for other content.
         content: Numbers, files (bytes of any length, such as encoded images), texts, or unreadable values.
         chunk: Rows along the first axis that have to be read together.
         alone: The file holds this array alone, without a name.
-        reversed: MATLAB wrote it, so its axes are in reverse order in the file.
-        by_columns: Its first axis is the fastest; MATLAB flattens images so.
-        flat: In the file it is a matrix, in which one axis has all values of an image.
+        reversed: MATLAB wrote the file, with the axes in reverse order.
+        by_columns: Values are in MATLAB's order, with the first axis the fastest.
+        flat: Each image is one row or column of a matrix in the file.
         why: Reason why it is unreadable.
     """
 
@@ -65,7 +65,7 @@ class ArrayInfo:
 
     @classmethod
     def unreadable(cls, name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
-        """Describes an array that cannot be read."""
+        """Describes an array that cannot be read, for the reason ``why``."""
         return cls("", name, shape, np.dtype("u1"), "unreadable", why=why)
 
 
@@ -75,7 +75,7 @@ class Unwritten:
 
     Attributes:
         chunks: Number of these chunks.
-        rows: By row along the axis of the samples: True if none of its chunks was written.
+        rows: Mask of the samples: True if no chunk of a sample was written.
     """
 
     chunks: int
@@ -85,8 +85,10 @@ class Unwritten:
 def count_unwritten(
     shape: Sequence[int], chunk: Sequence[int], axis: int, places: Iterable[Sequence[int]]
 ) -> Unwritten | None:
-    """Counts the chunks of an array that were never written. ``places`` are the grid positions of the chunks that were;
-    those outside the grid do not count. Returns None if all were written."""
+    """Counts the chunks of an array that were never written; returns None if all were.
+
+    ``places``: Positions in the grid of the chunks that were written. Positions outside the grid do not count.
+    """
     counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
     written = np.zeros(counts[axis], np.int64)
     for place in places:
@@ -105,18 +107,18 @@ class OpenArrays(ABC):
 
     @abstractmethod
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` of an array along an axis, which keeps its place in the result. Returns
-        files and texts as an array of objects. Called by one thread at a time. Raises :class:`OSError` or
+        """Reads rows ``start`` to ``stop`` of an array along ``axis``; the result has the array's axes in their order.
+        Files and texts become an array of objects. Called by one thread at a time. Raises :class:`OSError` or
         :class:`ValueError` for damaged values."""
 
     def read_attributes(self, name: str) -> Mapping[str, Any]:
-        """Reads the attributes of an array or a group (``""``: the file) that may name classes, see
-        :data:`packstore.sources.arrays.classes.ATTRIBUTES`. This base returns none."""
+        """Reads the attributes of an array or a group (``""``: the file) that may name classes, by name. These are
+        :data:`packstore.sources.arrays.classes.ATTRIBUTES`. This base returns ``{}``."""
         return {}
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds the chunks of an array of numbers that were never written, or returns None if all were, or if the
-        format has no such gaps."""
+        """Finds the chunks of an array of numbers that were never written. Returns None if all were, and in this
+        base."""
         return None
 
     @abstractmethod
@@ -125,8 +127,8 @@ class OpenArrays(ABC):
 
 
 class BlockCache:
-    """Reads rows of arrays in several files, a block at a time, and caches a few blocks, so that a compressed chunk is
-    decompressed once. Keeps ``max_open`` files open. Thread-safe."""
+    """Reads rows of arrays in several files, and caches the last blocks of rows: a compressed chunk is decompressed
+    once. Keeps at most ``max_open`` files open. :meth:`read_row` is thread-safe."""
 
     def __init__(self, files: Sequence[Path], open_file: Any, max_open: int = 8) -> None:
         """``open_file`` opens a path as :class:`OpenArrays`."""
@@ -139,8 +141,8 @@ class BlockCache:
         self._kept_bytes = 0
 
     def open_file(self, number: int) -> OpenArrays:
-        """Opens a file, or returns the file if it is open. May close the file that was used least recently. The caller
-        holds the lock, or is the only thread."""
+        """Returns file number ``number``, opened if it is not open. May close the file that was used least recently.
+        The caller holds the lock, or is the only thread. Raises the errors of opening."""
         found = self._open.get(number)
         if found is None:
             found = self._open[number] = self._open_file(self._paths[number])
@@ -150,9 +152,12 @@ class BlockCache:
         return found
 
     def read_row(self, number: int, info: ArrayInfo, axis: int, row: int, columns: int) -> Any:
-        """Reads a row of an array along ``axis`` from its cached block; the caller must not change it. If the block is
-        damaged, reads the row's chunk alone. ``columns`` is the number of arrays that are read side by side: twice as
-        many blocks stay in the cache. Raises :class:`OSError` or :class:`ValueError` for a damaged chunk."""
+        """Reads a row of an array along ``axis`` from its cached block; the caller must not change the row. If the
+        block is damaged, reads the row's chunk alone. Raises :class:`OSError` or :class:`ValueError` for a damaged
+        chunk.
+
+        ``columns``: Number of arrays that are read side by side. At least twice as many blocks stay in the cache.
+        """
         rows = rows_per_block(info, axis)
         key = (number, info.name, row // rows)
         with self._lock:
@@ -171,14 +176,14 @@ class BlockCache:
         return block[(slice(None),) * axis + (row % rows,)]
 
     def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
-        """Reads rows of an array. Rows of flattened images get back their height and width."""
+        """Reads ``rows`` rows of an array, fewer at its end. Rows of flat images get back their height and width."""
         stop = min(start + rows, info.shape[axis])
         found = self.open_file(number).read_rows(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
         return found.reshape(shape, order="F" if info.by_columns else "C") if info.flat else found
 
     def _cache_block(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
-        """Adds a block to the cache; drops the blocks used least recently while they exceed 64 MiB, except the last
+        """Adds a block to the cache. Drops the blocks used least recently while all exceed 64 MiB, but keeps the last
         ``least``."""
         self._kept[key] = block
         self._kept_bytes += _block_bytes(block)
@@ -196,7 +201,8 @@ class BlockCache:
 
 
 def object_array(items: Sequence[Any]) -> NDArray[Any]:
-    """Makes an array of Python objects ``(N,)`` from a sequence; NumPy would make more axes of nested ones."""
+    """Makes an array of Python objects ``(N,)`` from a sequence. NumPy would make further axes from nested
+    sequences."""
     found = np.empty(len(items), object)
     found[:] = items
     return found
@@ -208,9 +214,11 @@ def _block_bytes(block: NDArray[Any]) -> int:
 
 
 def rows_per_block(info: ArrayInfo, axis: int) -> int:
-    """Returns the number of rows to read at a time: 8 for files and texts. Numbers are read in whole chunks, at most
-    1,024, of about 1 MiB together, or 32 MiB if rows are scattered. Raises :class:`SourceError` if one row or chunk
-    exceeds 1 GiB."""
+    """Returns the number of rows to read at a time: 8 for files and texts.
+
+    For numbers it is whole chunks of about 1 MiB together, at most 1,024. For scattered rows (``axis`` above 0), it is
+    about 32 MiB. Raises :class:`SourceError` if one row or chunk exceeds 1 GiB.
+    """
     if info.content != "numbers":
         return 8
     row = bytes_per_row(info, axis)
@@ -233,8 +241,8 @@ def bytes_per_row(info: ArrayInfo, axis: int) -> int:
 
 
 def read_at(descriptor: int, size: int, place: int) -> bytes:
-    """Reads exactly ``size`` bytes at offset ``place`` of an open file. Raises :class:`ValueError` if the file ends
-    before, and :class:`OSError` if the disk fails."""
+    """Reads exactly ``size`` bytes at offset ``place`` of an open file. Raises :class:`ValueError` if the file is
+    shorter, and :class:`OSError` if the disk fails."""
     if place < 0 or place + size > os.fstat(descriptor).st_size:
         raise ValueError(f"the file has no {size} bytes at byte {place}: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)
