@@ -152,6 +152,9 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(SourceError, match="the labels of train are missing"):
         open_source(tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SourceError, match=r"none holds no idx files \(-ubyte"):
+        open_source(tmp_path / "none", kind="idx")
 
 
 @pytest.mark.parametrize("zipped", [False, True])

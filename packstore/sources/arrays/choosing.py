@@ -35,7 +35,7 @@ class ColumnArray:
         file: Number of its file.
         info: Description of the array.
         axis: Axis of the samples.
-        order: The other axes, in the order of the values; for an image ``(height, width[, channel])``.
+        order: Axes of an image as ``(height, width[, channel])``; ``()`` for other columns.
     """
 
     file: int
@@ -56,7 +56,7 @@ class SplitArrays:
     Attributes:
         split: Name of the split.
         length: Number of samples.
-        columns: Arrays by column; images are ``image``, class numbers ``label``.
+        columns: Arrays by column; images are in ``image``, class numbers in ``label``.
     """
 
     split: str
@@ -70,8 +70,8 @@ class ArrayRoles:
 
     Attributes:
         parts: Arrays of the samples, in the order of splits; a split may have several parts.
-        classes: Number of the file, and array, with the names of classes; None if there is none.
-        left_out: Arrays that belong to no sample.
+        classes: Number of the file, and array, with the names of classes; None if there is no such array.
+        left_out: Arrays that are neither columns nor names of classes.
     """
 
     parts: tuple[SplitArrays, ...]
@@ -81,15 +81,15 @@ class ArrayRoles:
 
 @dataclass(slots=True)
 class _NamedArray:
-    """Array, with the parts of its name.
+    """Array, with the words of its name and its file's name.
 
     Attributes:
         file: Number of its file.
         info: Description of the array.
-        split: Split in the names of the array or the file; ``""`` if there is none.
-        role: Words of its name that are no split, joined by ``_``.
-        words: The same words.
-        part: Words of the file's name that tell several parts of a split apart.
+        split: The first word that is a split; ``""`` if there is none.
+        role: Other words of the array's name, joined by ``_``.
+        words: The words of ``role``.
+        part: Words that distinguish the parts of a split, such as the ``1`` of ``batch_1.h5``.
     """
 
     file: int
@@ -101,8 +101,8 @@ class _NamedArray:
 
 
 def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -> ArrayRoles:
-    """Assigns roles to the arrays of all files, by split and part. If some names have a split, arrays without one
-    belong to no sample.
+    """Assigns roles to the arrays of all files, by split and part. If some names have a split, an array without split
+    can only be names of classes, or left out.
 
     Args:
         shown: Name of the source, for messages.
@@ -146,8 +146,8 @@ def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: Sour
 
 
 def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
-    """Reads split, role (the other words) and part from the names of an array and its file: ``train``, ``images`` and
-    ``1`` from ``train_images`` in ``batch_1.h5``."""
+    """Splits the names of an array and its file into split, role and part. ``train_images`` in ``batch_1.h5`` has the
+    split ``train``, the role ``images`` and the part ``batch``, ``1``."""
     own = name_words(info.name)
     stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
@@ -163,8 +163,7 @@ def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
 
 
 def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Sequence[_NamedArray]) -> None:
-    """Raises :class:`AmbiguousSourceError` if an array outside of splits seems to be images; ``common`` are these
-    arrays."""
+    """Raises :class:`AmbiguousSourceError` if one of ``common``, the arrays without a split, seems to be images."""
     images = [each for each in common if _looks_like_images(each)]
     if images:
         others = next(each for each in named if each.split)
@@ -177,12 +176,12 @@ def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Seq
 def _assign_part(
     shown: str, split: str, arrays: list[_NamedArray], options: SourceOptions
 ) -> tuple[SplitArrays, set[int]]:
-    """Assigns roles to the arrays of one part of a split, say of ``train_batch_1``: images, labels, and one further
-    column for each array with a row per image.
+    """Assigns roles to the arrays of one part of a split: images, labels, and a further column for each array with a
+    row per image.
 
-    Returns the part, and the ``id()`` of each array in it. Replaces the description of flattened images by one with
-    height and width. Raises :class:`SourceError` if there are no images, the labels are unreadable, or their numbers
-    differ, and :class:`AmbiguousSourceError` if an option has to decide.
+    Returns the part, and the ``id()`` of each array in it. Flat images get a description with height and width. Raises
+    :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are no images, the
+    labels are unreadable, or images and labels differ in number.
     """
     image = _find_images(shown, arrays, options)
     length = _count_labels(shown, arrays, image, options)
@@ -211,9 +210,15 @@ def _assign_part(
 
 
 def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptions) -> _NamedArray:
-    """Finds the array of images: the one that ``--image-key`` names, else the only candidate, else the only matrix of
-    flattened images. Of several candidates, takes the one named as images if all others are masks or floating-point
-    numbers. Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none."""
+    """Finds the array of images: the first of these that exists.
+
+    - the array that ``--image-key`` names
+    - the only candidate
+    - the only candidate named as images, if all others are masks or floating-point numbers
+    - the only matrix that may be flat images
+
+    Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none.
+    """
     if options.image_key is not None:
         return _find_by_key(shown, arrays, options.image_key, "--image-key")
     found = [each for each in arrays if _looks_like_images(each)]
@@ -246,8 +251,8 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
 
 
 def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
-    """Finds the array that ``option`` names: by its name, by the name without its split, or by the words of the name.
-    Raises :class:`SourceError` if not exactly one array fits, or it is unreadable."""
+    """Finds the array that ``option`` names, by ``key``: the array's name, or the words of the name with or without its
+    split. Raises :class:`SourceError` if not exactly one array fits, or it is unreadable."""
     wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),
@@ -264,8 +269,12 @@ def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: st
 
 
 def _looks_like_images(each: _NamedArray) -> bool:
-    """Tells if an array may be images. Files may be, unless the array's name means masks. Numbers may be if they have
-    three axes, or four with 1 or 3 channels, and are uint8 or have a name for images."""
+    """Tells if an array may be images.
+
+    - Files may be images, if their name does not mean masks.
+    - Numbers may be images if they are uint8, or their name means images. They need three axes, or four with 1 or 3
+      channels.
+    """
     info, called = each.info, bool(each.words & IMAGE_WORDS)
     if info.content == "files":
         return len(info.shape) == 1 and not each.words & _MASKS
@@ -286,13 +295,13 @@ def _has_number_per_sample(each: _NamedArray) -> bool:
 
 
 def _find_label_candidates(arrays: Sequence[_NamedArray], image: _NamedArray) -> list[_NamedArray]:
-    """Finds the arrays that may be labels, by their names and shapes."""
+    """Finds the arrays with a name for labels, and one number for each sample."""
     return [each for each in arrays if each is not image and each.words & LABEL_WORDS and _has_number_per_sample(each)]
 
 
 def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions) -> int | None:
-    """Returns the length of the array of labels, which decides between layouts; None if candidates differ in length,
-    or there are none. Raises :class:`SourceError` if ``--label-key`` names no array."""
+    """Returns the length of the array of labels, which helps to choose a layout. Returns None if there are no
+    candidates, or they differ in length. Raises :class:`SourceError` if ``--label-key`` names no array."""
     if options.label_key is not None:
         found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         return found.info.shape[0] if found.info.shape else 0
@@ -303,9 +312,9 @@ def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray,
 def _find_labels(
     shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, count: int, options: SourceOptions
 ) -> _NamedArray | None:
-    """Finds the array of class numbers: the one that ``--label-key`` names, else the only candidate; None if there is
-    none. Raises :class:`SourceError` if the named array does not have one number for each of ``count`` images, and
-    :class:`AmbiguousSourceError` for several candidates."""
+    """Finds the array of class numbers: the one that ``--label-key`` names, else the only candidate with ``count``
+    numbers. Returns None if there is none. Raises :class:`SourceError` if the named array does not have ``count``
+    numbers, and :class:`AmbiguousSourceError` for several candidates."""
     if options.label_key is not None:
         found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         flat = all(size == 1 for size in found.info.shape[1:]) and found.info.content == "numbers"
@@ -325,9 +334,12 @@ def _find_labels(
 def _choose_axes(
     shown: str, image: _NamedArray, length: int | None, options: SourceOptions
 ) -> tuple[int, tuple[int, ...]]:
-    """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape.
-    Returns axis 0 and no order for files. Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and
-    :class:`SourceError` if the array cannot be images, the layout does not fit, or there are too many channels."""
+    """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape. Files
+    have axis 0 and no order.
+
+    Raises :class:`AmbiguousSourceError` if neither layout nor shape decides. Raises :class:`SourceError` if the array
+    cannot be images, if the layout does not fit, or for too many channels.
+    """
     info = image.info
     if info.content == "files":
         return 0, ()
@@ -362,7 +374,7 @@ def _choose_axes(
 
 
 def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
-    """Returns the layouts that fit a shape; those with the samples last only if ``length``, the number of samples, is
+    """Lists the layouts that fit a shape. Layouts with the samples last are only listed if their number, ``length``, is
     known."""
     if len(shape) == 3:
         found = ["NHW", "HWN"] if length is not None else ["NHW"]
@@ -373,12 +385,12 @@ def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
 
 
 def _holds_class_names(each: _NamedArray) -> bool:
-    """Tells if an array of texts holds names of classes, by its own name: ``classes``, ``label_names`` and the like."""
+    """Tells if an array of texts has a name such as ``classes`` or ``label_names``."""
     called = each.words & _NAMES or (each.words & {"name", "names"} and each.words & _OF_NAMES)
     return bool(called) and each.info.content == "texts" and len(each.info.shape) == 1
 
 
 def unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
-    """Makes a column's name from the words of its array's name, different from ``image``, ``label`` and all names in
+    """Makes a column's name from the words of its array's name. It differs from ``image``, ``label`` and all names in
     ``columns``."""
     return make_column_names([role], {*columns, "image", "label"})[role]

@@ -57,11 +57,12 @@ _EMNIST = {
 
 
 class IdxSource(ArraySource):
-    """Samples of the idx files of one data set, in a folder, its ``raw``, or the ``raw`` of a folder in it
-    (``MNIST/raw``).
+    """Samples of the idx files of one data set. The files are in the folder, in its ``raw``, or in the ``raw`` of a
+    folder in it (``MNIST/raw``).
 
     Columns: ``image``, ``label``, and for QMNIST ``nist``, all eight numbers of a label. Opening raises
-    :class:`AmbiguousSourceError` for several data sets, and :class:`SourceError` for a split without images or labels.
+    :class:`AmbiguousSourceError` for several data sets. Opening raises :class:`SourceError` for damaged files, and for
+    a split without images or labels.
     """
 
     kind = "idx"
@@ -70,33 +71,34 @@ class IdxSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an idx file, and reads its header."""
+        """Opens an idx file. Raises :class:`SourceError` for a wrong header or size."""
         return _OpenIdx(path)
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
-        """Finds the idx files; leaves out gzip copies of plain files. Raises :class:`AmbiguousSourceError` if not
-        exactly one folder holds such files."""
+        """Finds the idx files, without gzip copies of plain files; ``[]`` if there are none. Raises
+        :class:`AmbiguousSourceError` if several folders hold such files."""
         folders = _find_idx_folders(path)
-        if len(folders) != 1:
+        if len(folders) > 1:
             names = " or ".join(printable(str(folder)) for folder in folders)
             raise AmbiguousSourceError(
                 f"{printable(str(path))} holds {len(folders)} data sets: give {names}",
                 [Answer(source=folder) for folder in folders],
             )
         found: dict[str, Path] = {}
-        for file in sorted(visible_paths(folders[0])):  # x before x.gz
-            if _match_name(file):
-                found.setdefault(file.name.removesuffix(".gz"), file)
+        for folder in folders:
+            for file in sorted(visible_paths(folder)):  # x before x.gz
+                if _match_name(file):
+                    found.setdefault(file.name.removesuffix(".gz"), file)
         return list(found.values())
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         """Assigns images, labels and splits by the names of the files. The option ``image_key`` chooses one of several
         data sets.
 
-        Raises :class:`AmbiguousSourceError`, which asks for ``--image-key``, if a folder holds several data sets
-        (EMNIST's), or if the option names none of them. Raises :class:`SourceError` for any ``label_key``, and for a
-        ``layout`` other than NHW and NWH.
+        Raises :class:`AmbiguousSourceError` if a folder holds several data sets (EMNIST's) without ``image_key``, or
+        none of that name. Raises :class:`SourceError` for any ``label_key``, and for a ``layout`` other than NHW and
+        NWH.
         """
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
@@ -127,8 +129,8 @@ class IdxSource(ArraySource):
         return ArrayRoles(tuple(parts), None, rest)
 
     def _assign_part(self, split: str, arrays: dict[str, tuple[int, ArrayInfo]]) -> SplitArrays:
-        """Makes the columns of a split from its arrays ``images`` and ``labels``; QMNIST's numbers become the column
-        ``nist``, too. Raises :class:`SourceError` if one is missing, or has another dtype or number of axes."""
+        """Makes the columns of a split from its arrays ``images`` and ``labels``. QMNIST's labels become the column
+        ``nist`` as well. Raises :class:`SourceError` if an array is missing, or has a wrong dtype or number of axes."""
         missing = next((what for what in ("images", "labels") if what not in arrays), None)
         if missing is not None:
             raise SourceError(f"{printable(str(self.path))}: the {missing} of {split} are missing")
@@ -155,12 +157,13 @@ class IdxSource(ArraySource):
         )
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row as the base does; of QMNIST's eight numbers, takes the first as the class."""
+        """Converts a row as the base does. The first of QMNIST's eight numbers is the class."""
         return super().convert_value(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
-        """Names of classes, by the names of files or of the folders above; None if these tell no data set."""
+        """Names of classes, by the names of the files or of the two folders above them. None if these name no data
+        set."""
         if self._data_set.startswith("emnist-"):
             return _EMNIST.get(self._data_set.removeprefix("emnist-"))
         if self._data_set == "qmnist":
@@ -194,8 +197,8 @@ class _OpenIdx(OpenArrays):
             raise
 
     def _parse_header(self) -> tuple[ArrayInfo, int]:
-        """Parses the header: returns the array, and the offset of its numbers. Raises :class:`SourceError` for another
-        header, or a file that cannot hold the array."""
+        """Parses the header; returns the array, and the offset of its numbers. Raises :class:`SourceError` for another
+        header, and if the file's size does not fit."""
         try:
             start = self._read_bytes(4, 0)
             dtype, axes = _DTYPES.get(start[2]), start[3]
@@ -218,8 +221,8 @@ class _OpenIdx(OpenArrays):
         return [self._info]
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` of the only array, along its first axis whatever ``axis`` is. The first read
-        of a gzip file reads all of it, to check its checksum. Raises :class:`ValueError` for a damaged file."""
+        """Reads rows ``start`` to ``stop`` of the only array along its first axis; ignores ``axis``. The first read of
+        a gzip file decompresses all of it, and verifies its checksum. Raises :class:`ValueError` for a damaged file."""
         info = self._info
         row = math.prod(info.shape[1:]) * info.dtype.itemsize
         if self._zipped is not None and not self._whole:
@@ -228,8 +231,8 @@ class _OpenIdx(OpenArrays):
         return np.frombuffer(data, info.dtype).reshape(stop - start, *info.shape[1:])
 
     def _verify_gzip(self, zipped: GzipReader, size: int) -> None:
-        """Decompresses the whole file once. Raises :class:`ValueError` if its checksum is wrong, or it does not have
-        ``size`` bytes."""
+        """Decompresses the whole file once. Raises :class:`ValueError` if its checksum is wrong, or its content does
+        not have ``size`` bytes."""
         try:
             zipped.seek(size)
             more, found = len(zipped.read(1)), zipped.tell()
@@ -240,8 +243,8 @@ class _OpenIdx(OpenArrays):
         self._whole = True
 
     def _read_bytes(self, size: int, place: int) -> bytes:
-        """Reads exactly ``size`` bytes at an offset of the content, decompressed. Raises :class:`ValueError` if they
-        are damaged or missing."""
+        """Reads exactly ``size`` bytes at offset ``place`` of the decompressed content. Raises :class:`ValueError` if
+        they are damaged or missing."""
         if self._zipped is None:
             return read_at(self._descriptor, size, place)
         try:
@@ -263,15 +266,15 @@ class _OpenIdx(OpenArrays):
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of a file with the pattern of idx files (``train-images-idx3-ubyte.gz``). Returns None for other
+    """Matches a file's name with the pattern of idx files (``train-images-idx3-ubyte.gz``). Returns None for other
     names, and for a path that is no file."""
     match = _NAME.fullmatch(path.name)
     return match if match and path.is_file() else None
 
 
 def _find_idx_folders(path: Path) -> list[Path]:
-    """Finds the folders with idx files: ``path``, else its ``raw``, else the ``raw`` of folders in it. Returns ``[]``
-    if there are none."""
+    """Finds the folders with idx files: ``path``, else its ``raw``, else the ``raw`` of each folder in it. Returns
+    ``[]`` if there are none."""
     if not path.is_dir():
         return []
     for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):
@@ -282,8 +285,8 @@ def _find_idx_folders(path: Path) -> list[Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` if files have names of idx files: in the folder, in its folder ``raw``, or in the ``raw`` of
-    one of its folders. Else returns ``NO``, also if a folder cannot be listed."""
+    """Returns ``CERTAIN`` if :func:`_find_idx_folders` finds folders, without opening the files. Else returns ``NO``,
+    also if a folder cannot be listed."""
     try:
         return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
     except PermissionError:

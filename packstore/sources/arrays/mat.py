@@ -32,12 +32,13 @@ class MatSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a ``.mat`` file, and verifies its arrays."""
+        """Opens a ``.mat`` file, and verifies its arrays. Raises :class:`SourceError` for damage, and for another
+        format."""
         return _OpenMat(path)
 
 
 class _OpenMat(OpenArrays):
-    """Open ``.mat`` file. Vectors have one axis, as labels need. Opening verifies the checksums of all arrays, and
+    """Open ``.mat`` file, whose vectors have one axis, as labels need. Opening verifies the checksums of all arrays. It
     raises :class:`SourceError` for damage, and for another format."""
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +52,7 @@ class _OpenMat(OpenArrays):
             self._readers[name] = open_array(path, array)
 
     def list_arrays(self) -> Sequence[ArrayInfo]:
-        """Describes all arrays of numbers; vectors with one axis."""
+        """Describes all arrays of numbers; vectors have one axis."""
         arrays = self._arrays.items()
         return [
             ArrayInfo("", name, _flatten_vector_shape(array.shape), array.dtype, by_columns=True)
@@ -59,8 +60,8 @@ class _OpenMat(OpenArrays):
         ]
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result, from numbers that are
-        stored column by column."""
+        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the array's axes in their order. Raises
+        :class:`ValueError` for damage."""
         array = self._arrays[name]
         shape = _flatten_vector_shape(array.shape)
         size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
@@ -83,8 +84,8 @@ def _flatten_vector_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a file by its first bytes, and for a folder of nothing but such files, else ``NO``. Opens
-    the arrays first, and raises the errors of that."""
+    """Returns ``CERTAIN`` for a file with the first bytes of MATLAB's format, and for a folder of such files alone.
+    Else returns ``NO``. Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
     if path.is_dir():
         files = MatSource.find_files(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
         if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):

@@ -47,13 +47,14 @@ class N5Source(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an N5 container, and reads the metadata of its arrays."""
+        """Opens an N5 container, and reads the metadata of its arrays. Raises :class:`SourceError` if they are
+        damaged."""
         return _OpenN5(path)
 
 
 class _OpenN5(OpenArrays):
-    """Arrays of an N5 container; no file stays open. Opening raises :class:`SourceError` for damaged metadata, and for
-    more bytes than the files can hold."""
+    """Arrays of an N5 container; no file stays open. Opening raises :class:`SourceError` for damaged metadata, too
+    large blocks, and if the files cannot hold an array's bytes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,9 +71,8 @@ class _OpenN5(OpenArrays):
                 refuse_unwritten(self._shown, self._infos[name], folder)
 
     def _describe_array(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata, and stores its block size and compression. An array of another dtype or
-        compression is described as unreadable. Raises :class:`SourceError` for damaged metadata, and blocks over 1
-        GiB."""
+        """Describes an array by its metadata. Stores its block size and compression. An array of another dtype or
+        compression is unreadable. Raises :class:`SourceError` for damaged metadata, and blocks over 1 GiB."""
         shape, blocks = parse_array_shape(plain.get("dimensions"), 0), parse_array_shape(plain.get("blockSize"), 1)
         compression = plain.get("compression", plain.get("compressionType"))
         kind = compression.get("type") if isinstance(compression, dict) else compression
@@ -96,8 +96,8 @@ class _OpenN5(OpenArrays):
         return list(self._infos.values())
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis from all blocks that hold them; blocks that were not written are zeros. Raises
-        :class:`ValueError` for a damaged block."""
+        """Reads rows ``start`` to ``stop`` along ``axis`` from all blocks that hold them. Blocks that were not written
+        are zeros. Raises :class:`ValueError` for a damaged block."""
         info, block = self._infos[name], self._blocks[name]
         low, high = [0] * len(block), list(info.shape)
         low[axis], high[axis] = start, stop
@@ -117,7 +117,7 @@ class _OpenN5(OpenArrays):
         return found
 
     def read_attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes of an array or group that may name classes from its ``attributes.json``, by name."""
+        """Reads from ``attributes.json`` the attributes of an array or group that may name classes, by name."""
         return pick_class_attributes(read_metadata(self._path / name / _FILE))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
@@ -128,8 +128,8 @@ class _OpenN5(OpenArrays):
         return count_unwritten(shape, block, axis, places)
 
     def _read_block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
-        """Reads a block by its grid position, or returns None if it was not written. Raises :class:`ValueError` for a
-        damaged block, and one that is no file or too large."""
+        """Reads a block by its grid position; returns None if it was not written. Raises :class:`ValueError` for a
+        damaged or too large block, and one that is no file."""
         path = (self._path / name).joinpath(*map(str, reversed(place)))
         shown = printable(str(path.relative_to(self._path)))
         if not path.is_file():
@@ -154,8 +154,8 @@ class _OpenN5(OpenArrays):
 
 
 def _decompress(compression: str, data: bytes, size: int) -> bytes:
-    """Decompresses data (gzip, bzip2, xz; others stay) to exactly ``size`` bytes. Raises :class:`ValueError` for more
-    or fewer bytes, and the libraries' errors for damaged data."""
+    """Decompresses gzip, bzip2 or xz to exactly ``size`` bytes; returns uncompressed data unchanged. Raises
+    :class:`ValueError` for more or fewer bytes, and the libraries' errors for damaged data."""
     made: Any = None
     if compression == "gzip":
         made = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
@@ -172,8 +172,9 @@ def _decompress(compression: str, data: bytes, size: int) -> bytes:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder whose ``attributes.json`` is that of an N5 container or array, else ``NO``, also
-    if that file is damaged. Opens the arrays first, and raises the errors of that."""
+    """Returns ``CERTAIN`` for a folder whose ``attributes.json`` is that of an N5 container or array. Else returns
+    ``NO``, also if that file is damaged. Opens the arrays before it returns ``CERTAIN``, and raises the errors of
+    opening."""
     try:
         plain = read_metadata(path / _FILE) if path.is_dir() else None
     except SourceError:

@@ -60,7 +60,7 @@ class ZarrSource(ChunkFolderSource):
 
 
 class _OpenZarr(OpenArrays):
-    """Arrays of a Zarr group, read by the library ``zarr``. Opening raises :class:`SourceError` if that is not
+    """Arrays of a Zarr group, read by the library ``zarr``. Opening raises :class:`SourceError` if the library is not
     installed."""
 
     def __init__(self, path: Path) -> None:
@@ -76,8 +76,8 @@ class _OpenZarr(OpenArrays):
         """Shape of each array, and of its files (chunks or shards), by name."""
 
     def list_arrays(self) -> list[ArrayInfo]:
-        """Describes all arrays by their JSON files. Raises :class:`SourceError` for damaged metadata, and for more
-        bytes than the files can hold."""
+        """Describes all arrays, by their JSON files alone. Raises :class:`SourceError` for damaged metadata, for too
+        large chunks, and if the files cannot hold the array's bytes."""
         found = []
         for name, folder, plain in walk_arrays(self._path, _read_any_metadata, _is_array, groups=False):
             info = (
@@ -89,8 +89,8 @@ class _OpenZarr(OpenArrays):
         return found
 
     def _describe_version_2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 2, and stores the shapes of the array and of its chunks. Raises
-        :class:`SourceError` for damaged metadata, and for too large chunks."""
+        """Describes an array by its metadata of version 2. Stores the shapes of the array and of its chunks. Raises
+        :class:`SourceError` for damaged metadata, and as :meth:`_describe_array` does."""
         shape, chunks = parse_array_shape(plain.get("shape"), 0), parse_array_shape(plain.get("chunks"), 1)
         filters = plain.get("filters") or []
         if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(filters, list):
@@ -105,8 +105,8 @@ class _OpenZarr(OpenArrays):
         return self._describe_array(name, shape, chunks, plain.get("dtype"), what, ids)
 
     def _describe_version_3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 3, and stores the shapes of the array and of its files (chunks
-        or shards). Raises :class:`SourceError` for damaged metadata, and for too large chunks."""
+        """Describes an array by its metadata of version 3. Stores the shapes of the array and of its files (chunks or
+        shards). Raises :class:`SourceError` for damaged metadata, and as :meth:`_describe_array` does."""
         try:
             shape = parse_array_shape(plain["shape"], 0)
             grid = chunks = parse_array_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
@@ -127,8 +127,9 @@ class _OpenZarr(OpenArrays):
     def _describe_array(
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[str]
     ) -> ArrayInfo:
-        """Describes an array by dtype, content and ids of codecs; as unreadable for an unknown codec or dtype. Raises
-        :class:`SourceError` for chunks over 1 GiB, and for samples over more than 1024 chunks."""
+        """Describes an array by dtype, content and ids of codecs. An array with an unknown codec or dtype is
+        unreadable. Raises :class:`SourceError` for chunks over 1 GiB, and if a sample is spread over more than 1024
+        chunks."""
         unknown = next((each for each in ids if each not in _CODECS), None)
         if unknown is not None:
             why = f"{printable(name)} has the codec {printable(unknown[:40])}, which is not run"
@@ -158,8 +159,8 @@ class _OpenZarr(OpenArrays):
         return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis; texts and files as Python objects. Raises :class:`ValueError` for any error of the
-        library."""
+        """Reads rows ``start`` to ``stop`` along ``axis``; texts and files become Python objects. Raises
+        :class:`ValueError` for any error of the library."""
         try:
             array = self._arrays.get(name)
             if array is None:
@@ -173,25 +174,25 @@ class _OpenZarr(OpenArrays):
         return found
 
     def read_attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes of an array or group that may name classes, by name: those of version 3, else of version
-        2."""
+        """Reads the attributes of an array or group that may name classes, by name. Prefers those of version 3 to
+        version 2."""
         third = (read_metadata(self._path / name / "zarr.json") or {}).get("attributes")
         return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self._path / name / ".zattrs"))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds chunks, or shards, without a file; None if all have one. Does not look into shards."""
+        """Finds chunks or shards without a file; returns None if all have one. Does not look into shards."""
         shape, grid = self._grids[name]
         return count_unwritten(shape, grid, axis, find_chunks(self._path / name, len(shape)))
 
     def close(self) -> None:
-        """Drops the opened arrays, which keep no file open."""
+        """Drops the arrays; none of them keeps a file open."""
         self._arrays.clear()
 
 
 @cache
 def _bounded_store_class() -> Any:
-    """Makes a subclass of the library's ``LocalStore``, once. It raises :class:`ValueError` for reading a whole file
-    over 2 GiB, a pipe or a device."""
+    """Makes a subclass of the library's ``LocalStore``, once. Reading a whole file over 2 GiB, a pipe or a device by it
+    raises :class:`ValueError`."""
     from zarr.storage import LocalStore
 
     class BoundedStore(LocalStore):
@@ -209,8 +210,8 @@ def _bounded_store_class() -> Any:
 
 
 def _read_any_metadata(folder: Path) -> dict[str, Any] | None:
-    """Reads the metadata of the array or group in a folder, or returns None if there are none. Prefers an array of
-    version 2, then version 3, then a group of version 2."""
+    """Reads the metadata of the array or group in a folder; returns None if there are none. Prefers an array of version
+    2 to version 3, and these to a group of version 2. Raises :class:`SourceError` for a damaged file."""
     found = (read_metadata(folder / name) for name in _FILES)
     return next((plain for plain in found if plain is not None), None)
 
@@ -237,8 +238,8 @@ _open = open_with(ZarrSource, ExportedZarr)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder with a metadata file of Zarr, else ``NO``. Opens the arrays first, and raises
-    the errors of that."""
+    """Returns ``CERTAIN`` for a folder with a metadata file of Zarr, else ``NO``. Opens the arrays before it returns
+    ``CERTAIN``, and raises the errors of opening."""
     if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
         return Certainty.NO
     return recognise_arrays(_open, path, options)
