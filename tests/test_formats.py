@@ -16,7 +16,7 @@ from packstore.core.registry import EXPORTS, SOURCES
 from packstore.packing.conversion import convert
 from packstore.sources import open_source
 from packstore.stores import open_store
-from packstore.testing.exports import picture
+from packstore.testing.export_base import picture
 from tests.makers.annotated import coco, voc
 from tests.makers.layouts import MAKERS
 

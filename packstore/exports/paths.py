@@ -15,8 +15,8 @@ from packstore.exports.names import safe_name, shorten_name
 from packstore.stores.base import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
-_SUFFIXES = IMAGE_SUFFIXES | {"txt"}
-"""Suffixes of images, and of label files that have an image's name (YOLO)."""
+_SUFFIXES = IMAGE_SUFFIXES | {"txt", "json", "xml"}
+"""Suffixes of images, and of label files that have an image's name (YOLO, LabelMe, Pascal VOC)."""
 _YEAR = re.compile(r"(19|20)\d\d$")
 """The year that COCO appends to names of splits: ``train2017``."""
 _SAME = {

@@ -21,7 +21,7 @@ _MOST_IMAGES = 5000
 
 
 def plot_store(reader: Reader, path: Path) -> None:
-    """Writes the chart of a store to ``path``; replaces the file. Reads all labels, and headers of at most 10,000
+    """Writes the chart of a store to ``path``; replaces the file. Reads all labels, and headers of at most 5,000
     images (evenly spread), for which it fetches shards of a store at a URL. Draws the 12 largest columns, and records
     by split in place of classes if there is no class per record. Raises :class:`UsageError` without matplotlib."""
     manifest = reader.manifest
@@ -33,8 +33,7 @@ def plot_store(reader: Reader, path: Path) -> None:
         splits = [(split.name, len(split)) for split in manifest.splits] or [("all", len(reader))]
         draw_bars(axes[0], [name for name, _ in splits], [(None, [count for _, count in splits])])
         set_titles(axes[0], "records of each split", x="records")
-    step = max(1, len(reader) // _MOST_IMAGES)
-    headers = read_headers(reader, np.arange(0, len(reader), step, dtype=np.int64), _ignore_progress)
+    headers = read_headers(reader, _choose_images(len(reader)), _ignore_progress)
     _draw_sizes(axes[1], headers)
     _draw_bytes(axes[2], headers)
     columns = sorted(manifest.columns, key=lambda column: -column.nbytes)[:_MOST_COLUMNS]
@@ -43,6 +42,11 @@ def plot_store(reader: Reader, path: Path) -> None:
     )
     set_titles(axes[3], "bytes of each column", x="MB")
     save_chart(figure, path)
+
+
+def _choose_images(count: int) -> NDArray[np.int64]:
+    """Returns the numbers of the images to draw: all of ``count``, or 5,000 evenly spread ones."""
+    return np.linspace(0, count - 1, min(count, _MOST_IMAGES)).astype(np.int64)
 
 
 def _ignore_progress(done: int) -> None:

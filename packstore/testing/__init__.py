@@ -32,7 +32,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
     import pytest
 
-    parts = {f"packstore.testing.{part}" for part in ("records", "store_files", "source_base", "source_listing")}
+    names = ("records", "store_files", "source_base", "source_listing", "export_base", "export_interrupts")
+    parts = {f"packstore.testing.{name}" for name in names}
     # So that failing assertions show their values.
     pytest.register_assert_rewrite(*{_SUITES[name], *parts} - sys.modules.keys())
     return getattr(import_module(_SUITES[name]), name)

@@ -3,31 +3,25 @@ the format's own library reads the export."""
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 
 from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, DestinationError, SourceError, UsageError
 from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE
-from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress
-from packstore.core.registry import EXPORTS
 from packstore.exports import run
-from packstore.exports.base import Export
 from packstore.exports.plan import ExportOptions, plan_export
-from packstore.exports.run import ExportReport, export
-from packstore.exports.staging import ExportStaging
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
-from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, remove_leftover, work_path
+from packstore.testing.export_base import contents, files_of, picture
+from packstore.testing.export_interrupts import ExportInterruptsSuite
 from packstore.testing.records import KINDS, flip, listing, make_records, open_files, write
 
 FILES: dict[str, dict[str, Any]] = {"original": {}, "jpeg": {"encoding": "jpeg"}}
@@ -55,54 +49,9 @@ def _first_fast(names: Iterable[str]) -> list[Any]:
     return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in rest)]
 
 
-class ExportSuite:
-    """Tests of one kind of export.
-
-    Attributes:
-        kind: Its name in the registry.
-        refuses: Names of :data:`packstore.testing.records.KINDS` with columns that the kind cannot hold.
-    """
-
-    kind: ClassVar[str]
-    refuses: ClassVar[frozenset[str]] = frozenset()
-
-    @property
-    def registered(self) -> type[Export]:
-        """Class of the kind in the registry."""
-        found: type[Export] = EXPORTS[self.kind]
-        return found
-
-    def destination(self, folder: Path, name: str = "out") -> Path:
-        """Returns a destination in ``folder``, with the kind's suffix if it has one."""
-        suffixes = self.registered.suffixes
-        return folder / f"{name}{suffixes[0] if suffixes else ''}"
-
-    def export(self, store: Path, destination: Path, **options: Any) -> ExportReport:
-        """Exports a store to this kind."""
-        return export(store, destination, to=self.kind, **options)
-
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        """Makes an image folder of 12 images with two splits of two classes."""
-        root = tmp_path / "images"
-        for number in range(12):
-            split, label = ("train", "val")[number % 3 == 2], ("cat", "dog: big")[number % 2]
-            path = root / split / label / f"{number:02}.v{number}.{('jpg', 'png')[number % 5 == 4]}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(picture(number, 20 + number, 30, "PNG" if path.suffix == ".png" else "JPEG"))
-        return root
-
-    @pytest.fixture
-    def store(self, folder: Path, tmp_path: Path) -> Path:
-        """Makes a store of the image folder whose images this kind holds unchanged."""
-        encoding = "original" if "files" in self.registered.image_forms else "uint8"
-        convert(folder, tmp_path / "in.lmdb", encoding=encoding)
-        return tmp_path / "in.lmdb"
-
-    def import_back(self, path: Path, tmp_path: Path, **options: Any) -> Manifest:
-        """Converts an export to a new store and returns its manifest."""
-        number = len(list(tmp_path.glob("again-*")))
-        return convert(path, tmp_path / f"again-{number}.h5", **options).manifest
+class ExportSuite(ExportInterruptsSuite):
+    """Tests of one kind of export. A subclass sets ``kind``, and ``refuses`` if it refuses columns; see
+    :class:`packstore.testing.export_base.ExportFixtures`."""
 
     @pytest.mark.parametrize("encoding", _first_fast(ENCODINGS))
     def test_an_import_is_the_same_dataset(self, folder: Path, tmp_path: Path, encoding: str) -> None:
@@ -157,8 +106,7 @@ class ExportSuite:
     @pytest.mark.parametrize("options", [{"shard_size": 3000}, {"split": "val"}], ids=["shards", "one split"])
     def test_other_stores_come_back(self, folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
         """A store of shards, and a store of one split, come back."""
-        encoding = "original" if "files" in self.registered.image_forms else "uint8"
-        manifest = convert(folder, tmp_path / "in.lmdb", encoding=encoding, **options).manifest
+        manifest = convert(folder, tmp_path / "in.lmdb", encoding=self.stored_encoding, **options).manifest
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
         assert self.import_back(out, tmp_path).dataset_digest == manifest.dataset_digest
@@ -168,8 +116,7 @@ class ExportSuite:
         (tmp_path / "flat").mkdir()
         for number in range(5):
             (tmp_path / "flat" / f"{number}.jpg").write_bytes(picture(number))
-        encoding = "original" if "files" in self.registered.image_forms else "uint8"
-        manifest = convert(tmp_path / "flat", tmp_path / "in.lmdb", encoding=encoding).manifest
+        manifest = convert(tmp_path / "flat", tmp_path / "in.lmdb", encoding=self.stored_encoding).manifest
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
         assert self.import_back(out, tmp_path).dataset_digest == manifest.dataset_digest
@@ -281,103 +228,6 @@ class ExportSuite:
         assert not out.exists()
 
     @pytest.mark.slow
-    def test_an_interrupted_run_is_gone_on_with(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A run that is interrupted several times resumes, and the export equals one of a whole run."""
-        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
-        sized = self.registered.shard_bytes is not None and not self.registered.one_file
-        options: dict[str, Any] = {"shard_size": 1500} if sized else {}
-        monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
-        self.export(store, whole, **options)
-        for stop in (0, 5, 9):
-            with pytest.raises(KeyboardInterrupt):
-                self.export(store, out, progress=Stop(stop), **options)
-            assert not out.exists()
-        assert self.export(store, out, **options).resumed > 0
-        assert not work_path(out).exists()
-        assert contents(out) == contents(whole)
-
-    def test_a_run_that_was_killed_before_publishing_is_gone_on_with(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A run killed before publishing resumes, and the export equals one of a whole run."""
-        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
-        self.export(store, whole)
-        monkeypatch.setattr(ExportStaging, "publish", kill)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt) as caught:
-                self.export(store, out)
-            assert "run the same command again" in "".join(caught.value.__notes__)
-        monkeypatch.undo()
-        assert self.export(store, out).resumed > 0
-        assert contents(out) == contents(whole)
-
-    def test_a_run_that_was_killed_after_publishing_is_complete(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The next run finds the published export, removes the work directory and changes nothing."""
-        out = self.destination(tmp_path)
-        monkeypatch.setattr(WorkDirectory, "remove", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out)
-        monkeypatch.undo()
-        before = contents(out)
-        assert work_path(out).exists()
-        report = self.export(store, out)
-        assert (report.resumed, report.manifest.records) == (12, 12)
-        assert not work_path(out).exists()
-        assert contents(out) == before
-
-    def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
-        self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The next run takes the new export, not the replaced one, which then lies at the staged export's path."""
-        out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
-        self.export(store, whole)
-        for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):
-            path.write_bytes(picture(50 + number, 20, 30, "PNG" if path.suffix == ".png" else "JPEG"))
-        encoding = "original" if "files" in self.registered.image_forms else "uint8"
-        convert(folder, tmp_path / "old.lmdb", encoding=encoding)
-        self.export(tmp_path / "old.lmdb", out)
-        monkeypatch.setattr(WorkDirectory, "remove", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out, overwrite=True)
-        monkeypatch.undo()
-        for _ in range(2):
-            assert contents(out) == contents(whole)
-            assert self.export(store, out, overwrite=True).manifest.records == 12
-
-    def test_a_published_export_that_is_gone_is_made_again(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """If the published export was moved away, the next run exports everything again."""
-        out = self.destination(tmp_path)
-        monkeypatch.setattr(WorkDirectory, "remove", kill)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, out)
-        monkeypatch.undo()
-        out.rename(tmp_path / "elsewhere")
-        assert self.export(store, out).resumed == 0
-        assert {file.relative_to(out) for file in files_of(out)} == {
-            file.relative_to(tmp_path / "elsewhere") for file in files_of(tmp_path / "elsewhere")
-        }
-
-    def test_what_an_interrupted_run_leaves_is_cleaned(
-        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """``clean`` finds and removes all leftovers of an interrupted run."""
-        monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
-        sized = self.registered.shard_bytes is not None and not self.registered.one_file
-        options: dict[str, Any] = {"shard_size": 1500} if sized else {}
-        before = listing(tmp_path)
-        with pytest.raises(KeyboardInterrupt):
-            self.export(store, self.destination(tmp_path), progress=Stop(9), **options)
-        (leftover,) = find_leftovers(tmp_path)
-        remove_leftover(leftover)
-        assert listing(tmp_path) == before
-
-    @pytest.mark.slow
     def test_a_changed_export_is_refused(self, store: Path, tmp_path: Path) -> None:
         """Importing an export with a changed ``packstore.json``, a missing record line or an added image raises
         :class:`SourceError`. Skipped for an export of one file."""
@@ -420,48 +270,3 @@ class ExportSuite:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         self.export(store, self.destination(tmp_path))
         assert open_files(tmp_path) == []
-
-
-class Stop:
-    """Progress callback that raises :class:`KeyboardInterrupt` once more than ``done`` records are done."""
-
-    def __init__(self, done: int) -> None:
-        self.done = done
-
-    def __call__(self, report: Progress) -> None:
-        if report.done > self.done:
-            raise KeyboardInterrupt
-
-
-def kill(at: WorkDirectory | ExportStaging, *_: object) -> None:
-    """Replaces a method that publishes or removes a work directory: releases the lock and raises
-    :class:`KeyboardInterrupt`."""
-    (at.work if isinstance(at, ExportStaging) else at).release()
-    raise KeyboardInterrupt
-
-
-def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") -> bytes:
-    """Returns an image file, a different one for each seed."""
-    from PIL import Image
-
-    pixels = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).resize((width, height)).save(out, kind)
-    return out.getvalue()
-
-
-def pixels_of(data: Any) -> Any:
-    """Decodes an image file with Pillow to RGB, uint8 ``(H, W, 3)``."""
-    from PIL import Image
-
-    return np.asarray(Image.open(io.BytesIO(bytes(data))).convert("RGB"))
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Reads a file, or all files in a folder. Returns their bytes by relative path."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
-
-
-def files_of(path: Path) -> list[Path]:
-    """Returns a file itself, or all files in a folder, sorted."""
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())

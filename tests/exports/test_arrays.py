@@ -20,7 +20,8 @@ from packstore.exports.staging import ExportStaging
 from packstore.stores import open_store
 from packstore.stores.builder.work_directory import work_path
 from packstore.testing import ExportSuite
-from packstore.testing.exports import contents, kill
+from packstore.testing.export_base import contents
+from packstore.testing.export_interrupts import kill
 from tests.makers.images import tiny
 from tests.makers.typed import COLUMNS, make_typed
 

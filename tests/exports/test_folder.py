@@ -18,7 +18,8 @@ from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
-from packstore.testing.exports import Stop, picture
+from packstore.testing.export_base import picture
+from packstore.testing.export_interrupts import Stop
 from tests.makers.torchvision import import_torchvision
 
 

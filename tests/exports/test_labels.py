@@ -20,7 +20,7 @@ from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.stores.ownership import NotAStoreError
 from packstore.testing import ExportSuite
-from packstore.testing.exports import picture
+from packstore.testing.export_base import picture
 from tests.makers.annotated import coco, fill, jpeg, voc, yolo
 from tests.makers.torchvision import import_torchvision
 
@@ -191,6 +191,20 @@ def test_odd_names_of_classes_and_files(to: str, tmp_path: Path) -> None:
         expected = name.split() if to == "kitti" else [name]
         label = values["labels"][0] if "labels" in values else values["class"]  # a table takes odd names for a text
         assert "_".join(expected) in (label, label.removeprefix("_"))
+
+
+def test_a_folder_named_like_a_label_file(tmp_path: Path) -> None:
+    keys = ["a.jpg", "a.json/b.jpg", "c.jpg", "c.xml/d.jpg"]
+    with Writer(tmp_path / "in.lmdb", fields={"image": "image", "boxes": "boxes"}) as writer:
+        for number, key in enumerate(keys):
+            writer.add(key=key, image=picture(number), boxes=[[1, 2, 3, 4 + number]])
+    for to in ("labelme", "voc"):
+        export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+        convert(tmp_path / to, tmp_path / f"{to}.lmdb")
+        with open_store(tmp_path / "in.lmdb") as old, open_store(tmp_path / f"{to}.lmdb") as new:
+            assert new.manifest.dataset_digest == old.manifest.dataset_digest
+        _, found = samples(without_export_manifest(tmp_path / to))
+        assert sorted(values["boxes"][0][3] for values in found.values()) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("to", KINDS)

@@ -13,7 +13,7 @@ from packstore.core.errors import UsageError
 from packstore.exports import mds
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
-from packstore.testing.exports import pixels_of
+from packstore.testing.export_base import pixels_of
 from packstore.testing.records import make_records, write
 from tests.makers.streaming import streaming_module
 

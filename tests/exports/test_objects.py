@@ -17,7 +17,7 @@ from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.testing import ExportSuite
-from packstore.testing.exports import picture
+from packstore.testing.export_base import picture
 from tests.makers.annotated import coco, fill, voc, yolo
 
 

@@ -15,7 +15,7 @@ from packstore.exports.tfds import TfdsExport
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
-from packstore.testing.exports import pixels_of
+from packstore.testing.export_base import pixels_of
 from packstore.testing.records import make_records, write
 from tests.makers.images import tiny
 

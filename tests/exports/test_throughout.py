@@ -20,7 +20,8 @@ from packstore.exports.plan import ExportOptions, plan_export
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
-from packstore.testing.exports import Stop, picture
+from packstore.testing.export_base import picture
+from packstore.testing.export_interrupts import Stop
 from tests.conftest import SharedData
 
 

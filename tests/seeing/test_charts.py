@@ -39,6 +39,15 @@ def test_a_source_has_no_chart(tmp_path: Path) -> None:
     assert "--plot needs a store, and this is a source" in failed.output
 
 
+def test_a_chart_takes_at_most_5000_images() -> None:
+    from packstore.seeing.store_chart import _choose_images
+
+    for count, chosen in ((0, 0), (1, 1), (5000, 5000), (5001, 5000), (9999, 5000), (1_000_000, 5000)):
+        numbers = _choose_images(count)
+        assert len(set(numbers.tolist())) == chosen
+        assert count == 0 or (numbers[0], numbers[-1]) == (0, count - 1)
+
+
 @pytest.mark.slow
 def test_stores_of_many_kinds_have_charts(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
