@@ -34,17 +34,17 @@ _proven: set[tuple[int, int, int, int]] = set()
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of whole objects, each under its SHA-256. An object is proven before it gets its name, and stays while it
-    is open. A damaged object is removed with a warning and fetched again; the least recently used objects make room for
-    others.
+    """A cache of whole objects, each under its SHA-256. An object is published only after its bytes are proven. An open
+    object is never evicted. A damaged object is removed with a warning and fetched again. The least recently used
+    objects make room for others.
 
-    Processes share it through its files alone; it pickles, and works after a fork.
+    Processes share a cache through its files alone. A :class:`Cache` can be pickled, and works after a fork.
 
     Attributes:
-        root: Its folder, created by the first fetch.
-        budget: Most bytes that its objects may take, including those that are being fetched.
-        patience_seconds: If another process fetches the same object and its file has not changed for this long, this
-            process fetches the object too.
+        root: Folder of the cache, created by the first fetch.
+        budget: Most bytes of all objects, including those that are being fetched.
+        patience_seconds: Seconds to wait for another process that fetches the same object but writes nothing. After
+            that, this process fetches the object too.
     """
 
     root: Path
@@ -56,25 +56,26 @@ class Cache:
         object.__setattr__(self, "_folder", CacheFolder(self.root))
 
     def open(self, digest: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
-        """Opens an object; fetches it if it is absent or damaged, and may evict others to make room.
+        """Opens an object. Fetches it if it is absent or damaged, which may evict others.
 
         Args:
             digest: Its SHA-256, 64 hexadecimal digits.
             nbytes: Its size.
-            fetch: Returns its bytes from the beginning. Called again if they end too early, with or without an error,
-                or do not have the digest.
+            fetch: Returns the bytes from the beginning. Called up to three times: again if the bytes end too early or
+                do not have the digest.
             url: Its URL, shown in listings of the cache.
 
         Returns:
-            A descriptor for reading. The object stays in the cache while it is open, in this process or one forked
-            from it: close it after the last use of a map.
+            A descriptor for reading, which the caller closes after the last use of a map. The object stays in the cache
+            while it is open, in this process or a forked one.
 
         Raises:
             CacheFullError: The object is larger than the budget, or the objects in use leave no room.
-            DiskFullError: They leave no room on the disk.
-            DamagedObjectError: The fetched bytes were wrong three times.
-            CacheError: The cache cannot be used.
-            Exception: An error of ``fetch``. Only a :class:`StoreError` after the first bytes is tried again, twice.
+            DiskFullError: The disk is full, even without the unused objects.
+            DamagedObjectError: The fetched bytes had a wrong size or digest three times.
+            CacheError: The cache cannot be read, written or locked.
+            Exception: Any error of ``fetch``. A :class:`StoreError` after the first bytes is raised only at the third
+                try.
             ValueError: ``digest`` is not 64 hexadecimal digits.
         """
         if not _SHA256.fullmatch(digest):
@@ -82,29 +83,30 @@ class Cache:
         return self._open_or_fetch(digest, nbytes, fetch, digest, url)
 
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
-        """Opens an object whose digest is unknown, like :meth:`open`, but checks only the size of the fetched bytes. A
-        cached file counts as damaged if it was changed, or last used before the last boot.
+        """Opens an object whose digest is unknown, like :meth:`open`. Checks only the size of the fetched bytes.
 
-        ``address`` identifies it: its URL and something that changes with its content (an ETag).
+        A cached file counts as damaged if it was changed. So does a file whose last use was before the last boot.
+
+        ``address`` identifies the object: its URL and a text that changes with its content (an ETag).
         """
         return self._open_or_fetch(_name_by_address(address), nbytes, fetch, None, url)
 
     def path_of_address(self, address: str) -> Path:
-        """Returns the path of an object that was opened by :meth:`open_by_address`. The file is sure to exist only
-        while its descriptor is open.
-        """
+        """Returns the path of an object that :meth:`open_by_address` has opened. While the object is open, the path
+        exists."""
         return self._folder.whole / _name_by_address(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
-        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted. Ignores
-        errors of the system, such as an absent object.
+        """Sets the time of an object's last use, in seconds since 1970. This time decides when the object is evicted.
+
+        Ignores errors of the system, such as an absent object.
         """
         path = self._folder.whole / digest
         with suppress(OSError):  # it has been evicted, or belongs to another user
             os.utime(path, ns=(int(used * 1e9), path.stat().st_mtime_ns))
 
     def list_missing(self, digests: Iterable[str]) -> list[str]:
-        """Returns those of ``digests`` that are not in the cache, in their order; checks only if files exist."""
+        """Returns those of ``digests`` that are not in the cache, in their order. Checks only if files exist."""
         return [digest for digest in digests if not (self._folder.whole / digest).is_file()]
 
     def entries(self) -> list[CacheEntry]:
@@ -112,16 +114,19 @@ class Cache:
         return self._folder.entries()
 
     def clean(self, keep: int = 0) -> int:
-        """Removes files of killed processes, then unused objects, the least recently used first, until at most ``keep``
+        """Removes files of killed processes. Then removes unused objects, oldest use first, until at most ``keep``
         bytes are left.
 
-        Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError`.
+        Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError` if the cache
+        cannot be written or locked.
         """
         return self._folder.clean(keep)
 
     def mark_suspect(self, digest: str) -> None:
-        """Sets an object's date so that it is proven again when it is next opened. Ignores an object that is absent or
-        may not be changed. Raises :class:`CacheError` for other errors of the system.
+        """Changes the date stamp of an object, so that the next opening proves the object again.
+
+        Ignores an object that is absent or may not be changed. Raises :class:`CacheError` for other errors of the
+        system.
         """
         path = self._folder.whole / digest
         with self._folder.raise_as_cache_errors():
@@ -132,8 +137,10 @@ class Cache:
                     raise
 
     def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
-        """Opens a cached object, or fetches it. Tries again if another process fetched it meanwhile, and up to three
-        times if the cache's folder was removed meanwhile. ``digest`` is None if it is unknown.
+        """Opens a cached object, or fetches it. Raises errors like :meth:`open`.
+
+        Tries again if another process fetched the object meanwhile. Tries again up to three times if the cache's folder
+        was removed meanwhile. ``digest`` is None if it is unknown.
         """
         removed = 0
         while True:
@@ -150,10 +157,10 @@ class Cache:
                 return descriptor
 
     def _open_cached(self, name: str, nbytes: int, digest: str | None) -> int | None:
-        """Opens and locks a cached object. Returns None if there is none. Removes a damaged one with a warning, and
-        returns None. If ``digest`` is None, an object without a valid date stamp counts as damaged.
+        """Opens and locks a cached object. Returns None if there is none.
 
-        Raises :class:`CacheError` for a damaged one in a cache that is read only.
+        Removes a damaged object with a warning, and returns None. If ``digest`` is None, an object is damaged unless
+        its date stamp is valid. Raises :class:`CacheError` for a damaged object in a cache that is read only.
         """
         descriptor = self._folder.open_object(name)
         if descriptor is None:
@@ -176,10 +183,12 @@ class Cache:
                 os.close(descriptor)
 
     def _is_sound(self, descriptor: int, name: str, nbytes: int, digest: str | None) -> bool:
-        """Returns whether an object has its size and is proven: by its date stamp, or else by its digest. With
-        ``digest`` None, only the stamp counts. A stamp from before the last boot does not count. If the object is
-        sound, sets its stamp and its time of use; if that is not permitted, this process remembers that the object is
-        sound.
+        """Returns whether an object has its size and is proven. Marks a proven object with its date stamp and the time
+        of its use.
+
+        - An object with a date stamp from after the last boot is proven.
+        - Without such a stamp, its bytes are read and must have the digest. If ``digest`` is None, it is not proven.
+        - If the object may not be marked, this process remembers that it is proven.
         """
         state = os.fstat(descriptor)
         if state.st_size != nbytes:
@@ -198,11 +207,11 @@ class Cache:
         return True
 
     def _fetch_object(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
-        """Fetches an absent object, evicting others if need be. Returns its descriptor, or None if another process was
-        quicker, or was fetching it and gave up.
+        """Fetches an absent object, evicting others if need be. Returns its descriptor. Raises errors like
+        :meth:`open`.
 
-        Raises :class:`CacheFullError` for an object larger than the budget, and :class:`CacheError` if the cache is
-        read only.
+        Returns None if another process has fetched the object meanwhile, or has given up fetching it: try again. Raises
+        :class:`CacheFullError` for an object larger than the budget, and :class:`CacheError` if the cache is read only.
         """
         folder = self._folder
         if nbytes > self.budget:
@@ -235,8 +244,10 @@ class Cache:
                 folder.remove_claimed_file(descriptor, path)
 
     def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
-        """Writes the fetched bytes to a file; fetches up to three times. Raises :class:`DamagedObjectError` if size or
-        digest are wrong each time. Raises errors of ``fetch`` like :meth:`open`.
+        """Writes the fetched bytes to a file; fetches up to three times.
+
+        Raises :class:`DamagedObjectError` if size or digest are wrong each time. Raises errors of ``fetch`` like
+        :meth:`open`.
         """
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -267,8 +278,10 @@ class Cache:
         )
 
     def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
-        """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, which names ``nbytes``, the
-        size of the object; :class:`CacheError` for other errors of the system.
+        """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, and :class:`CacheError` for
+        other errors of the system.
+
+        ``nbytes``: size of the object, for the message of :class:`DiskFullError`.
         """
         with self._folder.raise_as_cache_errors():
             while view:
@@ -281,7 +294,7 @@ class Cache:
 
 
 def _name_by_address(address: str) -> str:
-    """Returns the file name of an object whose digest is unknown: the SHA-256 of its address, and ``.learnt``."""
+    """Returns the file name of an object whose digest is unknown: the SHA-256 of ``address``, and ``.learnt``."""
     return hashlib.sha256(address.encode()).hexdigest() + ".learnt"
 
 
@@ -296,8 +309,9 @@ def _hash_file(descriptor: int) -> str:
 
 @functools.cache
 def _read_boot_time() -> float:
-    """Reads the time of the last boot, in seconds since 1970; the present time if the system does not tell it. Reads it
-    only once.
+    """Reads the time of the last boot, in seconds since 1970. Returns the present time if the system does not tell it.
+
+    Caches the result.
     """
     try:
         match = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text("ascii"), re.MULTILINE)

@@ -17,11 +17,13 @@ FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
 
 
 def default_cache() -> Cache:
-    """Returns the cache in the folder PACKSTORE_CACHE (else ``packstore`` in the user's cache folder), of
-    PACKSTORE_CACHE_SIZE bytes (else half of the disk's free space and the cache's objects together).
+    """Returns the default cache. Creates no folder.
 
-    Raises:
-        UsageError: PACKSTORE_CACHE_SIZE is not a size, or PACKSTORE_CACHE is a URL.
+    - Its folder is PACKSTORE_CACHE, or by default ``packstore`` in the user's cache folder.
+    - Its budget is PACKSTORE_CACHE_SIZE. By default it is half of the bytes that are free on the disk or taken by the
+      cache.
+
+    Raises :class:`UsageError` if PACKSTORE_CACHE_SIZE is not a size, or PACKSTORE_CACHE is a URL.
     """
     given = os.environ.get(FOLDER)
     if refusal := url_message(given):
@@ -37,7 +39,8 @@ def default_cache() -> Cache:
 
 
 def _find_user_folder() -> Path:
-    """Returns the folder ``packstore`` in the user's cache folder."""
+    """Returns the folder ``packstore`` in the user's cache folder: in XDG_CACHE_HOME, else in ``~/.cache``. On macOS,
+    in ``~/Library/Caches``."""
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/packstore"
     given = os.environ.get("XDG_CACHE_HOME", "")

@@ -22,10 +22,11 @@ _NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.
 
 @functools.cache
 def machine_id() -> str:
-    """Returns eight hexadecimal digits of this machine's boot id, or of its host name if it has none. Containers on one
-    machine share the boot id. Caches the result.
+    """Returns eight hexadecimal digits of this machine's boot id, or of its host name if it has none. Caches the
+    result.
 
-    Each machine has part files of its own, since not every network file system locks between machines.
+    Containers on one machine share the boot id. Each machine has part files of its own, since some network file systems
+    do not lock between machines.
     """
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
@@ -35,14 +36,14 @@ def machine_id() -> str:
 
 
 def compute_date_stamp(name: str) -> int:
-    """Returns the modification time that marks an object as proven, in ns: an even second before 1988, by the first
-    digits of its name.
-    """
+    """Computes the modification time that marks an object as proven, in ns. It is an even second before 1988, made from
+    the first seven digits of ``name``."""
     return 2 * int(name[:7], 16) * 10**9
 
 
 def list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields path and state of the regular files whose names match ``names``; nothing if the folder is missing."""
+    """Yields path and state of the regular files in ``folder`` whose names match ``names``. Yields nothing if the
+    folder is missing. Does not follow links."""
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -56,8 +57,10 @@ def list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.
 
 
 def read_url(path: Path) -> str | None:
-    """Returns the URL in an extended attribute (xattr) of a file. Returns None without such an attribute
-    or file, for a link, and on systems other than Linux."""
+    """Returns the URL in an extended attribute (xattr) of a file.
+
+    Returns None without such an attribute or file, for a link, and on systems other than Linux.
+    """
     if sys.platform != "linux":
         return None
     try:
@@ -69,13 +72,15 @@ def read_url(path: Path) -> str | None:
 
 
 def count_free_bytes(path: Path) -> int:
-    """Returns the bytes that an ordinary user may still write to the disk of ``path``."""
+    """Returns the bytes that an ordinary user may still write to the disk of ``path``. Raises :class:`OSError` if
+    ``path`` is missing."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
 def allocate_bytes(descriptor: int, nbytes: int) -> None:
-    """Makes a file ``nbytes`` long, and reserves the disk space if the system can."""
+    """Makes a file ``nbytes`` long, and reserves the disk space if the system can. Raises :class:`OSError` if the disk
+    is full."""
     if hasattr(os, "posix_fallocate") and nbytes:
         os.posix_fallocate(descriptor, 0, nbytes)
     else:
@@ -83,8 +88,9 @@ def allocate_bytes(descriptor: int, nbytes: int) -> None:
 
 
 def write_url(descriptor: int, url: str) -> None:
-    """Stores the URL of an object in a file attribute, which listings show. Does nothing if the system, the file system
-    or the file takes no attributes, or the disk is full.
+    """Stores the URL of an object in an extended attribute of its file, which listings show.
+
+    Does nothing if the disk is full, or if attributes are not supported.
     """
     if sys.platform == "linux":
         try:
@@ -95,7 +101,7 @@ def write_url(descriptor: int, url: str) -> None:
 
 
 def has_path(path: Path, descriptor: int) -> bool:
-    """Returns whether an open file still has this path: it was neither removed nor replaced."""
+    """Returns whether an open file still has this path. False if the file was removed or replaced."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:

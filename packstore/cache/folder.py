@@ -48,11 +48,11 @@ class CacheEntry:
     """An object in a cache.
 
     Attributes:
-        name: Its digest (SHA-256); if that is unknown, the digest of its address, and ``.learnt``.
+        name: SHA-256 of the object. If that is unknown: SHA-256 of its address, and ``.learnt``.
         nbytes: Its size.
         used: Time of its last use, in seconds since 1970.
-        in_use: Whether a process has it open.
-        url: Its URL; None if it was not noted, or the file system has no attributes.
+        in_use: A process has it open.
+        url: Its URL; None if the file has no attribute with a URL.
     """
 
     name: str
@@ -63,8 +63,10 @@ class CacheEntry:
 
 
 class CacheFolder:
-    """The files of one cache: locks, reserves room, publishes and evicts objects. Follows no links, removes only files
-    with names of a cache, and refuses a folder with other files.
+    """The files of one cache: locks, reserves room, publishes and evicts objects.
+
+    Follows no links, and removes only files with names of a cache. Refuses a folder that has other files and is no
+    cache.
 
     Attributes:
         root: Folder of the cache.
@@ -80,8 +82,12 @@ class CacheFolder:
     def prepare(self) -> None:
         """Creates the cache's folders and its marker unless they exist, and checks that locks work.
 
-        Raises:
-            CacheError: It cannot be created or written, holds other files and is not a cache, or has no locks.
+        Raises :class:`CacheError` in these cases:
+
+        - The folder cannot be created or written.
+        - It holds other files and has no marker.
+        - A file or a link has the name of one of the cache's folders.
+        - Its file system has no locks (:class:`NoLocksError`), or the cache stays locked for a minute.
         """
         with self.raise_as_cache_errors():
             self.root.mkdir(parents=True, exist_ok=True)
@@ -111,7 +117,8 @@ class CacheFolder:
 
     @contextmanager
     def raise_as_cache_errors(self) -> Iterator[None]:
-        """Turns an :class:`OSError` in the context into a :class:`CacheError`."""
+        """Turns an :class:`OSError` in the context into a :class:`CacheError`, which says that the cache cannot be
+        written."""
         try:
             yield
         except OSError as error:
@@ -127,7 +134,8 @@ class CacheFolder:
     def lock_cache(self) -> Iterator[None]:
         """Locks the whole cache in the context: no other process reserves, publishes or removes. For short work only.
 
-        Raises :class:`CacheError` after waiting for a minute, and :class:`OSError`.
+        Raises :class:`CacheError` after waiting for a minute. Raises :class:`OSError` if the marker cannot be opened
+        for writing.
         """
         descriptor = register_descriptor(self._open_file(self._marker, os.O_RDWR))
         try:
@@ -141,11 +149,11 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def open_object(self, name: str) -> int | None:
-        """Opens an object and takes a shared lock on it. Returns its descriptor, which the caller closes, or None if
-        the cache lacks the object.
+        """Opens an object and takes a shared lock on it. Returns its descriptor, which the caller closes. Returns None
+        if the cache lacks the object.
 
-        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for a minute. A
-        cache that is read only needs no locks.
+        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for a minute.
+        Raises :class:`NoLocksError` without locks, unless the cache is read only.
         """
         try:
             descriptor = self._open_file(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -174,15 +182,19 @@ class CacheFolder:
                 os.close(descriptor)
 
     def claim_part_file(self, name: str, patience_seconds: float) -> tuple[int, Path] | None:
-        """Creates and locks the file into which an object is fetched; waits while another process of this machine
+        """Creates and locks the file into which an object is fetched. Waits while another process of this machine
         fetches it.
 
-        If that process's file has not changed for ``patience_seconds``, the process has stopped: then creates a second
-        file.
+        After ``patience_seconds`` without a change of that process's file, the process counts as stopped. This process
+        then creates a second file.
 
         Returns:
-            The file's descriptor, which the folder has registered, and the file's path. None if the other process has
+            The file's descriptor, registered (:func:`register_descriptor`), and its path. None if the other process has
             finished or given up.
+
+        Raises:
+            NoLocksError: The file system has no locks.
+            OSError: The file cannot be created.
         """
         path = self.part / f"{name}.{files.machine_id()}"
         descriptor = self._create_file(path)
@@ -206,12 +218,14 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def reserve_bytes(self, descriptor: int, nbytes: int, budget: int) -> None:
-        """Empties a claimed file and allocates ``nbytes`` on the disk for it. Before that, removes files of killed
-        processes, and the least recently used objects beyond the budget or the disk.
+        """Empties a claimed file and allocates ``nbytes`` on the disk for it.
+
+        Removes files of killed processes. Evicts the least recently used objects until budget and disk have room.
 
         Raises:
-            CacheFullError: The objects in use leave no room in the budget.
-            DiskFullError: They leave no room on the disk.
+            CacheFullError: The budget has no room even without the unused objects.
+            DiskFullError: The disk has no room even without the unused objects.
+            CacheError: The cache stays locked for a minute.
         """
         os.ftruncate(descriptor, 0)
         with self.lock_cache():
@@ -236,7 +250,7 @@ class CacheFolder:
                     return
 
     def remove_claimed_file(self, descriptor: int, path: Path) -> None:
-        """Removes a claimed file that was not published; unlocks and closes it."""
+        """Removes a claimed file that was not published; unlocks and closes it. Leaves a file that has replaced it."""
         if files.has_path(path, descriptor):
             path.unlink()
         unlock_and_close(descriptor)
@@ -252,7 +266,7 @@ class CacheFolder:
     def publish_object(self, descriptor: int, path: Path, name: str) -> bool:
         """Dates a proven object, renames it to its final name and turns its lock into a reader's.
 
-        Returns False, and removes the file, if another process was quicker.
+        If another process was quicker, removes the file and returns False.
         """
         whole = self.whole / name
         with self.lock_cache():
@@ -266,10 +280,10 @@ class CacheFolder:
             return try_lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
 
     def remove_damaged(self, descriptor: int, name: str) -> None:
-        """Removes an open object that is damaged. If others have it open, moves it to ``part/``, so that the budget
-        counts it until they close it.
+        """Removes an open object that is damaged. The caller closes ``descriptor``.
 
-        Does nothing if its name is gone or belongs to another file.
+        If others have it open, moves it to ``part/``: the budget counts it until they close it. Does nothing if the
+        file was removed or replaced.
         """
         path = self.whole / name
         with self.lock_cache():
@@ -280,17 +294,18 @@ class CacheFolder:
                     path.rename(self.part / f"{name}.{secrets.token_hex(8)}")
 
     def entries(self) -> list[CacheEntry]:
-        """Lists all objects, the most recently used last."""
+        """Lists all objects, the most recently used last. Empty if the folder is missing."""
         return [
             CacheEntry(path.name, found.st_size, found.st_atime, self._is_locked(path), files.read_url(path))
             for path, found in self._list_oldest_first()
         ]
 
     def clean(self, keep: int) -> int:
-        """Removes files of killed processes, then unused objects, the least recently used first, until at most ``keep``
+        """Removes files of killed processes. Then removes unused objects, oldest use first, until at most ``keep``
         bytes are left.
 
-        Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError`.
+        Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError` if the cache
+        cannot be written or locked.
         """
         if not self._marker.is_file():
             return 0
@@ -305,7 +320,7 @@ class CacheFolder:
         return removed
 
     def count_available_bytes(self) -> int:
-        """Returns the bytes of the cache's objects and of the disk's free space together. The folder need not exist."""
+        """Returns the sum of the disk's free bytes and the bytes of the cache's objects. The folder need not exist."""
         there = self.root
         while not there.exists():
             there = there.parent
@@ -328,8 +343,9 @@ class CacheFolder:
         return sorted(self._list_objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
-        """Removes a file; returns False if a process has locked it, it is absent, or this user may not remove it. Call
-        it while the cache is locked.
+        """Removes a file. Returns False if a process has locked it, it is absent, or this user may not remove it.
+
+        Call it while the cache is locked.
         """
         descriptor = self._open_to_lock(path)
         if descriptor is None:
@@ -345,9 +361,8 @@ class CacheFolder:
         return True
 
     def _is_locked(self, path: Path) -> bool:
-        """Returns whether another process, or another descriptor of this one, has a file open and locked; False for an
-        absent file.
-        """
+        """Returns whether another process, or another descriptor of this process, has a file locked. False for a file
+        that is absent or may not be opened."""
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
@@ -357,8 +372,9 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def _try_lock(self, descriptor: int) -> bool:
-        """Locks a file exclusively without waiting; returns False if it is locked already, or if NFS refuses to lock a
-        file that is open only for reading.
+        """Locks a file exclusively without waiting. Returns False if it is locked already.
+
+        Returns False, too, if NFS refuses to lock a file that is open only for reading.
         """
         try:
             return try_lock(descriptor, self.root)
@@ -369,7 +385,8 @@ class CacheFolder:
             return False
 
     def _open_to_lock(self, path: Path) -> int | None:
-        """Opens and registers a file, for writing if possible. Returns None if it is absent or not permitted."""
+        """Opens and registers a file, for writing if possible. Returns None if it is absent or not permitted. Raises
+        :class:`OSError` for a link."""
         for flags in (os.O_RDWR, os.O_RDONLY):
             try:
                 return register_descriptor(self._open_file(path, flags))
@@ -381,12 +398,11 @@ class CacheFolder:
         return None
 
     def _create_file(self, path: Path) -> int:
-        """Opens a file for reading and writing, creating it if need be; registers and returns the descriptor."""
+        """Opens a file for reading and writing, creating it if need be. Registers and returns the descriptor."""
         return register_descriptor(self._open_file(path, os.O_RDWR | os.O_CREAT))
 
     def _open_file(self, path: Path, flags: int) -> int:
-        """Opens a file without following links; its descriptor is above 2, and is not inherited. Raises
-        :class:`OSError`.
-        """
+        """Opens a file; returns a descriptor above 2 that programs started by this process do not inherit. Raises
+        :class:`OSError`, also for a link."""
         with beyond_standard_streams():
             return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -34,18 +34,16 @@ class NoLocksError(CacheError):
 
 
 def register_descriptor(descriptor: int) -> int:
-    """Registers an open descriptor, so that forked children close their copy of it; returns it.
+    """Registers an open descriptor and returns it. Forked children close their copy of it.
 
-    Ends with :func:`unlock_and_close` or :func:`unregister_descriptor`.
+    :func:`unlock_and_close` or :func:`unregister_descriptor` ends this.
     """
     _held.add(descriptor)
     return descriptor
 
 
 def unregister_descriptor(descriptor: int) -> int:
-    """Unregisters an open descriptor and returns it: its lock now belongs to the caller, and forked children
-    keep it.
-    """
+    """Unregisters an open descriptor and returns it. Forked children then keep it, and its lock."""
     _held.discard(descriptor)
     return descriptor
 
@@ -61,7 +59,8 @@ def unlock_and_close(descriptor: int) -> None:
 
 
 def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: float = 0.0) -> bool:
-    """Locks an open file, exclusively unless ``shared``; tries for up to ``seconds``. Returns whether that worked.
+    """Locks an open file: exclusively, or ``shared``. Tries for up to ``seconds``, at least once. Returns whether the
+    file is locked.
 
     Raises:
         NoLocksError: The file system of ``root`` has no locks.

@@ -45,13 +45,13 @@ class Record:
         number: Its number in the store, from 0.
         key: The full key; bytes that are not UTF-8 are surrogates.
         split: Name of its split; ``""`` in a store without splits.
-        image: The bytes of an image file; or an array, ``(H, W, 3)`` uint8, or ``(3, H, W)`` floats as the store has
-            them (bfloat16 as uint16 bit patterns).
+        image: The bytes of an image file, or an array: uint8 ``(H, W, C)``, or floats ``(C, H, W)`` in the store's
+            dtype. Bfloat16 is uint16 bit patterns.
         stored: Stored values by column name, without the image and the checksums.
         columns: All columns of the store, by name.
-        inexact: Names of columns of :meth:`Export.exact_columns` whose value in this record the format cannot hold
-            exactly. The export adds names; the values of these columns are then written to the record's line in
-            ``packstore.rows.jsonl``. Without effect if :attr:`Export.keeps_keys` is True: records then have no lines.
+        inexact: Names that the export adds: columns of :meth:`Export.exact_columns` whose value in this record the
+            format cannot hold exactly. These values go into the record's line in ``packstore.rows.jsonl``. Without
+            effect if :attr:`Export.keeps_keys` is True, since records then have no lines.
     """
 
     number: int
@@ -79,18 +79,18 @@ class Record:
 
     @cached_property
     def extension(self) -> str:
-        """File extension of the image by its content: ``jpg``, ``png`` …. ``npy`` for an array, ``bin`` for an unknown
-        image."""
+        """File extension of the image by its content, such as ``jpg``. It is ``npy`` for an array, and ``bin`` for an
+        unknown image."""
         return "npy" if isinstance(self.image, np.ndarray) else image_extension(self.image)
 
 
 def has_varying_shapes(column: Column) -> bool:
-    """Tells if the arrays of a column may differ in shape, so that the store keeps a shape with each."""
+    """Tells if the arrays of a column may differ in shape. The store then keeps a shape with each."""
     return column.kind == "ragged" and column.layout is not None
 
 
 def image_extension(data: bytes) -> str:
-    """Returns the file extension of an image by its content: ``jpg``, ``png`` …. Returns ``bin`` if the content is
+    """Returns the file extension of an image by its content, such as ``jpg``. Returns ``bin`` if the content is
     unknown."""
     try:
         return EXTENSIONS[sniff(data).kind]
@@ -99,19 +99,23 @@ def image_extension(data: bytes) -> str:
 
 
 class ShardWriter(ABC):
-    """Writes one shard: consecutive records of one split; of all splits, for an export of one file.
+    """Writes one shard: consecutive records of one split. In an export of one file, a shard may hold records of several
+    splits.
 
     Attributes:
-        file: Path of the shard's file in the export, with ``/``; None if each record is a file of its own, or if the
-            export is one file.
+        file: Path of the shard's file in the export, with ``/``. None if each record is a file of its own. None, too,
+            if the export is one file.
     """
 
     file: str | None = None
 
     @abstractmethod
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes a record. Returns entries to add to its line in ``packstore.rows.jsonl``: ``{"file": path}`` if the
-        record is a file of its own, else an empty mapping. An export of labels returns their entries, too."""
+        """Writes a record. Returns entries to add to its line in ``packstore.rows.jsonl``.
+
+        If the record is a file of its own, this is ``{"file": path}``, with further entries of the kind. Else it is
+        empty.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -130,15 +134,15 @@ class Export(ABC):
         help: Description in a few words: ``tar shards of WebDataset``.
         suffixes: Suffixes of destinations that mean this kind, in lower case: ``(".zip",)``.
         source: The kind of source that imports it.
-        one_file: The export is one file and not a folder. A shard is then a run of records that ends at a durable size.
+        one_file: The export is one file and not a folder. A shard is then a part of that file.
         image_forms: Forms of images that it holds unchanged: ``files`` (of any kind), ``uint8``, ``floats``.
         keeps_keys: The format itself holds full keys, and its source returns them.
-        shard_bytes: Bytes of images after which a shard ends unless the user gives ``shard_size``; None if each record
-            is a file of its own, so that ``shard_size`` is refused.
-        path: The staged folder, which exists, or the staged file.
+        shard_bytes: Default of the user's ``shard_size``: bytes of images after which a shard ends. None if each record
+            is a file of its own; ``shard_size`` is then refused.
+        path: The folder to write into, which exists, or the file to create.
         manifest: Manifest of the written records; after ``--encode`` with the new encoding.
         reader: The store, for facts about all records: labels, keys.
-        recoded: Images are re-encoded, so they are not those of the store.
+        recoded: Images are re-encoded: their bytes are not those of the store.
         bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``.
         export_manifest: The future content of ``packstore.json``, without the shards and digests that are not known
             yet; set before the first shard.
@@ -171,13 +175,15 @@ class Export(ABC):
         """
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the names of the columns that readers other than packstore get from the format. By default
+        """Returns the names of the columns that other readers than packstore get from the format. By default
         :meth:`exact_columns`."""
         return self.exact_columns()
 
     def describe_hidden(self, name: str) -> str:
-        """Describes a column that is not in :meth:`visible_columns`, for the report. By default its quoted name; a kind
-        may add which part of it is written."""
+        """Describes a column that is not in :meth:`visible_columns`, for the report. By default its quoted name.
+
+        A kind may add which part of the column is written.
+        """
         return repr(name)
 
     @abstractmethod
@@ -185,7 +191,7 @@ class Export(ABC):
         """Returns a text for each part of the store that only packstore reads from this export, such as ``names of
         classes``.
 
-        Leaves out whole columns that :meth:`visible_columns` lacks: the report adds them.
+        Leaves out columns that :meth:`visible_columns` lacks: the report adds them.
         """
 
     @abstractmethod
@@ -196,8 +202,8 @@ class Export(ABC):
         """Reopens an export of one file. Keeps the ``size`` bytes that an interrupted run has completed, and cuts off
         the rest.
 
-        Called before the first :meth:`begin`; :attr:`export_manifest` is set. Kinds of one file must override it: this
-        base raises :class:`NotImplementedError`.
+        Called before the first :meth:`begin`, when :attr:`export_manifest` is set. Kinds of one file must override it:
+        this base raises :class:`NotImplementedError`.
         """
         raise NotImplementedError(f"{type(self).__name__} is one file and cannot resume")
 
@@ -205,21 +211,23 @@ class Export(ABC):
         """Estimates the bytes on disk of a record without its image, its values of :meth:`exact_columns` and its line
         in ``packstore.rows.jsonl``.
 
-        By default 40, or the unused part of an image's last block if each image is a file.
+        By default 40. If each image is a file: the unused part of its last block.
         """
         return 40 if self.shard_bytes is not None else self.estimate_block_padding(BLOCK_BYTES)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the files that follow all shards (class lists, an index), then the export manifest, unless
-        :attr:`bare`. By default only the export manifest.
+        """Writes the files that follow all shards, such as class lists. Then writes the export manifest unless
+        :attr:`bare`.
+
+        This base writes only the export manifest.
 
         Args:
             export_manifest: The export manifest with all shards.
-            lines: The file of all record lines if :attr:`ExportManifest.rows`; it lies in the export already, unless
-                that is one file.
+            lines: The file of all record lines; None if :attr:`ExportManifest.rows` is False. It lies in the export's
+                folder already. If the export is one file, it lies elsewhere.
 
         Returns:
-            The export manifest as written: :attr:`ExportManifest.files` is filled.
+            The export manifest as written, with :attr:`ExportManifest.files`.
         """
         if not self.bare:
             with open_file(self.path / MANIFEST_FILE, "wb") as file:
@@ -227,28 +235,29 @@ class Export(ABC):
         return export_manifest
 
     def undo_finish(self) -> None:
-        """Gives shards the names from :meth:`begin` again if an interrupted :meth:`finish` has renamed them. By default
-        does nothing.
+        """Gives shards their names from :meth:`begin` again if an interrupted :meth:`finish` has renamed them.
 
-        Called first when a run resumes.
+        Called first when a run resumes. By default does nothing.
         """
         return
 
     def abort(self) -> None:
-        """Closes files that stay open between shards, after an error. Deletes nothing; may be called twice. By default
+        """Closes files that stay open between shards, after an error. Deletes nothing. May be called twice. By default
         does nothing."""
         return
 
     def sync(self, shard: ShardWriter) -> None:
-        """Makes a finished shard durable. By default flushes :attr:`ShardWriter.file` to disk, or does nothing if that
-        is None."""
+        """Makes a finished shard durable. By default flushes :attr:`ShardWriter.file` to disk; does nothing if that is
+        None."""
         if shard.file is not None:
             sync_tree(self.path / shard.file)
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export. Use
-        ``path.open("rb")``: ``path`` may be an object at a URL, of which each read fetches a part.
+        """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export.
+
+        ``path`` may be an object at a URL, of which each read fetches a part: an override has to use
+        ``path.open("rb")``.
 
         Raises :class:`ManifestError` or :class:`OSError`. Kinds of one file must override it: this base raises
         :class:`NotImplementedError`.
@@ -257,17 +266,19 @@ class Export(ABC):
 
     @property
     def mean_key_bytes(self) -> int:
-        """Mean bytes of a key, rounded down."""
+        """Mean bytes of a key, rounded down; 0 without records."""
         return self.manifest.column("key").nbytes // max(1, self.manifest.records)
 
     def estimate_block_padding(self, block: int) -> int:
-        """Estimates the mean unused bytes in the last block of an image's file, for blocks of ``block`` bytes: half a
-        block, or more if images are smaller than that."""
+        """Estimates the mean unused bytes in the last block of an image's file, for blocks of ``block`` bytes.
+
+        This is half a block, or more if images are smaller than that.
+        """
         return max(block // 2, block - self.manifest.image.nbytes // max(1, self.manifest.records))
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """All columns with values of the user: without the image, internal columns, and companions (lengths, shapes,
+        """All columns with values of the user. Leaves out the image, internal columns, and companions (lengths, shapes,
         validity)."""
         columns = [column for column in self.manifest.columns if column.name not in INTERNAL]
         companions = {each.name for column in columns for each in column.companions}
