@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
-from packstore.core.errors import UsageError
+from packstore.core.errors import DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.exports.base import Export
 from packstore.images.decoders import get_decoder
@@ -73,7 +73,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         raise UsageError(f"a JPEG does not hold images of mode {mode}; leave encode out, or use --encode png")
     reading = Reading.restore(manifest.image.mode, manifest.options)
     if encode == "png" and stored == "uint8":
-        return Recoding(manifest, "png", lambda key, pixels: encode_png(pixels))
+        return Recoding(manifest, "png", _name_record(lambda key, pixels: encode_png(pixels)))
     if encode == "png":
         decoder = get_decoder(reading=reading)
         upright = readers_transpose(manifest)
@@ -81,14 +81,27 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         def as_png(key: str, data: bytes) -> bytes:
             return encode_png(decoder.decode(data, exif_transpose=upright))
 
-        return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=as_png, new=True)
+        return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=_name_record(as_png), new=True)
     options = EncodeOptions("jpeg", quality=quality, exif_transpose=readers_transpose(manifest), reading=reading)
     encoder = Encoder(options, "original" if manifest.holds_files else "uint8", source_mode=mode)
 
     def as_jpeg(key: str, image: bytes | NDArray[Any]) -> bytes:
         return bytes(encoder(key, image).record)
 
-    return Recoding(_with_encoding(manifest, "jpeg", quality=quality), recode=as_jpeg, new=True)
+    return Recoding(_with_encoding(manifest, "jpeg", quality=quality), recode=_name_record(as_jpeg), new=True)
+
+
+def _name_record(recode: Recode) -> Recode:
+    """Returns ``recode`` as a function that raises :class:`SampleError` with the record's key for an image that cannot
+    be re-encoded."""
+
+    def named(key: str, image: Any) -> ImageData:
+        try:
+            return recode(key, image)
+        except (ValueError, DecodeError) as error:
+            raise SampleError(key, printable(str(error))) from error
+
+    return named
 
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:

@@ -15,7 +15,7 @@ import numpy as np
 
 from packstore.core.arguments import take_options
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
-from packstore.core.errors import SampleError, printable
+from packstore.core.errors import printable
 from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_record_line
 from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
@@ -300,10 +300,7 @@ class _ShardLoop:
         image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))
         recode = self._plan.recoding.recode
         if recode is not None:
-            try:
-                image = recode(key, image)
-            except ValueError as error:
-                raise SampleError(key, printable(str(error))) from error
+            image = recode(key, image)
         return Record(number, key, split, image, row, self._columns)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import DestinationError, UsageError
+from packstore.core.errors import DestinationError, SampleError, UsageError
 from packstore.core.files import writing
 from packstore.core.registry import EXPORTS
 from packstore.exports import webdataset
@@ -147,3 +147,12 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert not out.exists()
     monkeypatch.undo()
     assert export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000).resumed > 0
+
+
+def test_an_image_that_cannot_be_encoded_again_is_named(folder: Path, tmp_path: Path) -> None:
+    first = folder / "train/cat/0.jpg"
+    first.write_bytes(first.read_bytes()[:150])
+    convert(folder, tmp_path / "in.lmdb", check="none")
+    for encode in ("png", "jpeg"):
+        with pytest.raises(SampleError, match=r"train/cat/0\.jpg"):
+            export(tmp_path / "in.lmdb", tmp_path / "out.zip", encode=encode)  # type: ignore[arg-type]
