@@ -19,11 +19,14 @@ _SAMPLE_IMAGES = 16
 
 
 def estimate_bytes(export: Export, held: Sequence[str], has_lines: bool, recode: Recode | None) -> int:
-    """Estimates the bytes of an export on disk. With ``recode``, encodes up to 16 images.
+    """Estimates the bytes of an export on disk.
+
+    With ``recode``, re-encodes up to 16 images. Raises :class:`SampleError` if that fails, and
+    :class:`CorruptRecordError` for a damaged record.
 
     Args:
         export: The export, before it writes.
-        held: Columns that the format holds.
+        held: Names of the columns that the format holds exactly.
         has_lines: The export has ``packstore.rows.jsonl``.
         recode: Re-encodes an image; None if images are written unchanged.
     """
@@ -53,7 +56,8 @@ def _estimate_line_bytes(column: Column, records: int) -> int:
 
 
 def _estimate_size_ratio(reader: Reader, recode: Callable[[str, Any], Any]) -> float:
-    """Estimates new size over old size of re-encoded images. Encodes up to 16 images from all over the store."""
+    """Estimates the quotient of new and old size of re-encoded images. Re-encodes up to 16 images from all over the
+    store."""
     records = ProvenRecords(reader)
     before = after = 0
     for number in range(0, len(reader), -(-len(reader) // _SAMPLE_IMAGES)):

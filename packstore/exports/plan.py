@@ -28,8 +28,8 @@ from packstore.stores import Reader, open_store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """The validated keyword arguments of :func:`packstore.export`, which describes them. Raises :class:`UsageError` for
-    a wrong one."""
+    """The keyword arguments of :func:`packstore.export`, which describes them. Raises :class:`UsageError` for a wrong
+    one."""
 
     to: str | None = None
     encode: Literal["jpeg", "png"] | None = None
@@ -58,7 +58,7 @@ class ExportOptions:
 
     @property
     def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes."""
+        """:attr:`shard_size` in bytes; None if it is None. Raises :class:`UsageError` for a text that is no size."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 
@@ -72,10 +72,9 @@ class ExportPlan:
         destination: The new folder or file.
         options: The validated arguments.
         recoding: Plan for writing images, unchanged or re-encoded.
-        held: Names of the columns that the format holds, see :meth:`Export.exact_columns`.
+        held: Names of the columns that the format holds exactly, see :meth:`Export.exact_columns`.
         losses: See :attr:`packstore.exports.run.ExportReport.losses`.
-        shard_bytes: Bytes of images after which a shard ends; None for an export of one file, or of a file for each
-            image.
+        shard_bytes: Bytes of images after which a shard ends. None if the export is one file, or each image is a file.
         estimate_bytes: Estimated size of the export on disk.
         free_bytes: Free bytes on the destination's disk.
     """
@@ -98,19 +97,21 @@ class ExportPlan:
 
     @property
     def has_lines(self) -> bool:
-        """True if each record has a line in ``packstore.rows.jsonl``, which a bare export writes only while it runs."""
+        """True if each record has a line in ``packstore.rows.jsonl``. A bare export writes this file, too, and deletes
+        it at the end."""
         return not self.kind.keeps_keys or any(name not in self.held for name in list_value_columns(self.manifest))
 
     def new_export(self, path: Path) -> Export:
-        """Creates the export object that will write to ``path``. Writes nothing."""
+        """Creates the export object that will write to ``path``. Writes nothing. Raises :class:`UsageError` if the kind
+        cannot hold the store."""
         made = self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
         made.bare = self.options.bare
         return made
 
     @property
     def identity(self) -> str:
-        """Hash of the store, the version and the options that shape the export. A run resumes only a run with the same
-        identity."""
+        """Hash of the store, the version, and the options that change the export's content. A run resumes only a run
+        with the same identity."""
         options = self.options
         asked = [self.kind.name, options.encode, options.quality, self.shard_bytes, options.bare]
         text = to_canonical_json([__version__, self.reader.manifest.digest, *asked])
@@ -118,14 +119,16 @@ class ExportPlan:
 
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
-    """Checks the arguments, opens the store and plans the export. Re-encodes up to 16 images to estimate the size.
-    Writes nothing; ``stack`` closes the store.
+    """Checks the arguments, opens the store and plans the export. Writes nothing. ``stack`` closes the store.
+
+    With ``encode``, re-encodes up to 16 images to estimate the size.
 
     Raises:
         UsageError: An argument is wrong, or the format cannot hold the store.
-        StoreError: The store does not open, or is empty.
-        DestinationError: The destination exists without ``overwrite``, is no export, or cannot be written. One that an
-            interrupted run with the same options has published is no error.
+        StoreError: The store does not open, or is empty. For a damaged record: :class:`CorruptRecordError`.
+        SampleError: An image cannot be re-encoded.
+        DestinationError: See :func:`packstore.exports.staging.check_destination`. An export that a killed run with the
+            same identity has published is no error.
     """
     refuse_empty(path)
     check_paths(destination)
@@ -182,15 +185,18 @@ def check_space(plan: ExportPlan) -> None:
 
 
 def list_value_columns(manifest: Manifest) -> list[str]:
-    """Returns the names of the columns whose values an export has to keep, without image, key and checksums, and
-    without companions (lengths, shapes, validity)."""
+    """Returns the names of the columns whose values an export has to keep.
+
+    Leaves out image, key, checksums and companions (lengths, shapes, validity).
+    """
     columns = ExportManifest(kind="", source="", manifest=manifest, held=()).columns
     companions = {each.name for column in columns for each in column.companions}
     return [column.name for column in columns if column.name not in companions]
 
 
 def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
-    """Returns the kind of export ``to``. If ``to`` is None, returns the kind that the destination's suffix means.
+    """Returns the kind of export ``to``. If ``to`` is None, returns the first kind with the destination's suffix,
+    ignoring case.
 
     Raises :class:`UsageError` if no kind has that suffix.
     """

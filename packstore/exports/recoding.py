@@ -29,9 +29,10 @@ class Recoding(NamedTuple):
 
     Attributes:
         manifest: Manifest of the written records; :attr:`Manifest.records_digest` is still that of the store.
-        form: See :attr:`packstore.core.export_manifest.ExportManifest.image`.
-        recode: Re-encodes an image; None writes images unchanged.
-        new: Records differ from those of the store, so an import has another dataset digest.
+        form: ``kept``, or ``png`` for arrays that become PNG files; see
+            :attr:`packstore.core.export_manifest.ExportManifest.image`.
+        recode: Re-encodes an image; raises :class:`SampleError` if it cannot. None: images are written unchanged.
+        new: Records differ from those of the store. An import has another dataset digest.
     """
 
     manifest: Manifest
@@ -41,11 +42,12 @@ class Recoding(NamedTuple):
 
 
 def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, quality: int) -> Recoding:
-    """Plans how images are written. Re-encoding decodes images as the store's readers do: upright, if these apply the
-    EXIF orientation.
+    """Plans how images are written: unchanged if ``encode`` is None, else as ``png`` or ``jpeg``.
 
-    Raises :class:`UsageError` if the kind cannot hold them unchanged and ``encode`` is None, or if ``encode`` cannot be
-    applied to the images of the store.
+    Re-encoded images are upright if the store's readers apply the EXIF orientation. ``quality`` is for JPEG.
+
+    Raises :class:`UsageError` if ``encode`` is None and the kind cannot hold the images unchanged. Raises it, too, if
+    PNG or JPEG cannot hold them, or they are normalised.
     """
     stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
     mode = manifest.image.pixels
@@ -105,8 +107,8 @@ def _name_record(recode: Recode) -> Recode:
 
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
-    """Returns the manifest for image files of another encoding: without shapes and normalisation, with added
-    ``options``."""
+    """Returns a copy of the manifest for image files of another encoding. It has no shapes and no normalisation, and
+    also has ``options``."""
     image = Column("image", "ragged", "uint8", type="image", mode=manifest.image.mode)
     others = (column for column in manifest.columns[1:] if column.name != "shape")
     return replace(
@@ -126,8 +128,10 @@ def _kinds_that_hold(stored: str) -> str:
 
 
 def image_from_stored(manifest: Manifest, data: Any, shape: Any) -> ImageData:
-    """Converts a stored image to the bytes of a file, or to an array. ``shape`` is needed only if arrays differ in
-    shape."""
+    """Converts a stored image to the bytes of a file, or to an array.
+
+    ``shape`` is needed only if the store's arrays differ in shape.
+    """
     image = manifest.image
     if image.layout is None:
         return data if isinstance(data, bytes) else bytes(data)

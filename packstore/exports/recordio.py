@@ -23,8 +23,10 @@ _EXACT = 1 << 24
 
 
 class RecordioExport(Export):
-    """A ``.rec`` file for each shard, with its index and its list of keys. Labels are 0 in it if one is missing or
-    exceeds 2^24, which float32 does not hold exactly."""
+    """A ``.rec`` file for each shard, with its index and its list of keys.
+
+    If a label is missing or above 2^24, which float32 does not hold exactly, all labels are written as 0.
+    """
 
     name = "recordio"
     help = "RecordIO files of MXNet"
@@ -33,11 +35,12 @@ class RecordioExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns ``label`` if no label is missing and float32 holds all exactly, else none. Reads all labels."""
+        """Returns ``label`` if no label is missing and float32 holds all labels exactly, else none. Reads all labels.
+        """
         return ["label"] if self._holds_label else []
 
     def losses(self) -> Sequence[str]:
-        """Returns texts for the escaped characters of keys, always, and for class names if there are any."""
+        """Returns a text on escaped characters of keys. Adds one on class names if the store has them."""
         lost = ["tabs and line breaks in keys: .lst has %09, %0A and %0D for them"]
         if self.manifest.classes is not None:
             lost.append("names of classes: labels are numbers")
@@ -45,7 +48,8 @@ class RecordioExport(Export):
 
     @cached_property
     def _holds_label(self) -> bool:
-        """True if there is a column ``label``, no label is missing, and float32 holds all exactly. Reads all labels."""
+        """True if the column ``label`` exists and can have no missing value, and float32 holds all labels exactly.
+        Reads all labels."""
         label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
         if label is None or label.nullable:
             return False
@@ -53,11 +57,11 @@ class RecordioExport(Export):
         return bool(np.all((values >= 0) & (values <= _EXACT)))
 
     def overhead(self) -> int:
-        """Returns the bytes of a record's header, and of its lines in the index and the list."""
+        """Returns estimated bytes of a record's header, and of its lines in the index and the list."""
         return 60 + self.mean_key_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the three files of a shard, named by split and number."""
+        """Creates the three files of a shard, named by split and number. Replaces files that exist."""
         name = f"{shorten_name(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
         return _RecWriter(self.path, name, self._holds_label)
 
@@ -68,8 +72,8 @@ class RecordioExport(Export):
             sync_tree(self.path / file)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Adds the index and the list of each shard to the export manifest, and writes that, unless the export is
-        bare."""
+        """Adds the index and the list of each shard to the export manifest. Writes the export manifest unless the
+        export is bare."""
         files = tuple(file for shard in export_manifest.shards for file in _companion_files(shard.file))
         return super().finish(replace(export_manifest, files=files), lines)
 
@@ -84,8 +88,10 @@ class _RecWriter(ShardWriter):
         self._outs = [open_file(folder / each, "wb") for each in (name, *_companion_files(name))]
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image with its label, 0 if labels are not held, and its lines in index and list. Returns an empty
-        mapping. Raises :class:`SampleError` for an image too large for a record."""
+        """Writes the image with its label, and its lines in index and list. Returns an empty mapping.
+
+        The label is 0 if labels are not held. Raises :class:`SampleError` for an image too large for a record.
+        """
         assert isinstance(record.image, bytes)
         label = int(record["label"]) if self._holds_label else 0
         rec, index, listed = self._outs

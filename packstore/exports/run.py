@@ -44,8 +44,9 @@ class ExportReport:
         destination: The new folder or file, or its URL.
         kind: Name of the kind of export.
         manifest: Manifest of the written records; with ``encode`` it differs from the store's.
-        shards: Number of shards; 0 if each record is a file of its own, or all are in one file.
-        losses: A text for each thing that readers other than packstore do not get.
+        shards: Number of shards; 0 if each record is a file of its own, if all are in one file, or if only a killed
+            run's work directory was removed.
+        losses: A text for each part of the store that other readers than packstore do not get.
         disk_bytes: Size on disk.
         seconds: Duration of this run.
         resumed: Number of records that an interrupted run had written already.
@@ -83,36 +84,38 @@ def export(
 ) -> ExportReport:
     """Writes a store in another program's format. Importing the export gives the same dataset, with the same digest.
 
-    Data that the format cannot hold go into ``packstore.json``, and per record into ``packstore.rows.jsonl``; other
-    readers ignore both files. Each record is verified by its checksums when it is read. The export appears under its
-    name only when it is complete; the next run resumes a killed one after its last complete shard.
+    Data that the format cannot hold go into two files that other readers ignore: ``packstore.json``, and
+    ``packstore.rows.jsonl`` with a line for each record. Each record is verified by its checksums when it is read.
+
+    The export appears under its name only when it is complete. If a run is killed, the next run resumes it after its
+    last complete shard.
 
     Args:
         store: The store, or its URL. It is not changed.
-        destination: A new folder or file; its suffix chooses the kind (``.zip``). An export to a URL is written to a
-            temporary directory first, then uploaded.
-        to: The kind, such as ``webdataset``; None goes by the suffix.
-        encode: Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not. None writes images unchanged,
-            and raises :class:`UsageError` if the format cannot hold them.
+        destination: A new folder or file, or a URL. Its suffix, such as ``.zip``, chooses the kind. An export to a URL
+            is written to a temporary directory first, then uploaded.
+        to: The kind, such as ``webdataset``; None chooses by the suffix.
+        encode: Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not. None writes images unchanged.
         quality: JPEG quality of ``encode="jpeg"``, 1 … 100; None for 90.
         shard_size: Bytes of images after which a shard ends, as a number or as text (``500MB``); None for the kind's
             default.
-        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``. Data that the format cannot hold are then
-            lost, and ``overwrite`` cannot replace the export, since nothing marks it as packstore's.
+        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``. Data that the format cannot hold are then lost.
+            ``overwrite`` cannot replace a bare export, since nothing marks it as packstore's.
         overwrite: Replace an existing export.
         restart: Delete an interrupted run instead of resuming it.
         workers: Threads for ``encode``; None for one a core.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called now and then.
+        progress: True for a bar in a terminal or notebook, or a function that takes reports.
 
     Returns:
         A report with the losses for other readers.
 
     Raises:
-        UsageError: An argument is wrong, the kind is unknown, or the format cannot hold the images unless
-            ``encode`` is given.
-        StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
+        UsageError: An argument is wrong, the kind is unknown, or the format cannot hold the store. The message says if
+            ``encode`` would help.
+        StoreError: The store does not open or is empty. For a damaged record: :class:`CorruptRecordError`.
         SampleError: An image cannot be re-encoded, or is too large for the format.
-        DestinationError: The destination cannot be written or has too little space.
+        DestinationError: The destination exists without ``overwrite``, is no export, cannot be written or has too
+            little space.
     """
     options = take_options(ExportOptions, locals())
     started = time.monotonic()
@@ -129,11 +132,13 @@ def export(
 def run_export(
     plan: ExportPlan, progress: ProgressCallback = no_progress, started: float | None = None
 ) -> ExportReport:
-    """Writes and publishes the export of a plan; resumes an interrupted run. See :func:`export`. Raises
-    :class:`DestinationError` before it writes if the estimated size exceeds the free space.
+    """Writes and publishes the export of a plan, see :func:`export`. Resumes an interrupted run.
 
-    If such a run was killed after publishing, only removes its work directory. After an error complete shards are kept,
-    and a note of the error says where.
+    If that run was killed after publishing, only removes its work directory. After an error, keeps complete shards and
+    notes in the error where they are.
+
+    Raises :class:`DestinationError` before it writes if the estimated size exceeds the free space. Raises errors like
+    :func:`export`.
     """
     started = time.monotonic() if started is None else started
     if was_published(plan.destination, plan.identity):
@@ -187,8 +192,10 @@ def run_export(
 
 
 class _ShardLoop:
-    """Writes the shards that an interrupted run has not completed, with their record lines and receipts. Verifies the
-    checksums of each record; after an error aborts the shard."""
+    """Writes the shards that an interrupted run has not completed, with their record lines and receipts.
+
+    Verifies the checksums of each record. After an error, aborts the shard.
+    """
 
     def __init__(
         self,
@@ -209,8 +216,8 @@ class _ShardLoop:
         self._bytes = 0
 
     def write_shards(self) -> list[ShardReceipt]:
-        """Writes the remaining shards, and a receipt for each; adds the receipts to the list of earlier ones. Returns
-        that list."""
+        """Writes the remaining shards, and a receipt for each. Returns the receipts of all shards, earlier ones
+        included."""
         manifest = self._plan.manifest
         first = sum(part.records for part in self._parts)
         self._progress(Progress("export", first, manifest.records, 0))
@@ -224,9 +231,12 @@ class _ShardLoop:
         return self._parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
-        """Writes at most ``most`` records of a split to a new shard, until it is full: at the plan's size, or without
-        one at 64 MiB of images or 2,000 records. Makes the shard durable and returns its receipt. Aborts the shard on
-        an error."""
+        """Writes records of a split to a new shard, at most ``most``, until it is full. Makes the shard durable and
+        returns its receipt.
+
+        A shard is full at the plan's size. If the plan has none, it is full at 64 MiB of images or 2,000 records.
+        Aborts the shard on an error.
+        """
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []
@@ -267,20 +277,23 @@ class _ShardLoop:
         )
 
     def _line_columns(self, record: Record) -> list[Column]:
-        """Returns the columns whose values go into the line of a record, since the format does not hold them, or not
-        exactly in this record; with their companions (lengths, shapes, validity)."""
+        """Returns the columns whose values go into the line of a record, with their companions (lengths, shapes,
+        validity).
+
+        These are the columns that the format does not hold, or does not hold exactly in this record.
+        """
         columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 
     def _report_progress(self, record: Record, nbytes: int) -> None:
-        """Reports progress after each 64th record and the last. ``nbytes`` is the size of the shard so far."""
+        """Reports progress after each 64th record and the last. ``nbytes``: bytes of the current shard so far."""
         records = self._plan.manifest.records
         if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
             self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
 
     def _read_records(self, first: int) -> Generator[Record]:
-        """Yields the records from number ``first`` on in order. Reads them in several threads if images are
-        re-encoded."""
+        """Yields the records from number ``first`` on in order. If images are re-encoded, reads records in several
+        threads."""
         splits = self._plan.manifest.splits or ()
         names = (split.name for split in splits for _ in range(len(split)))
         numbers = range(self._plan.manifest.records)
@@ -293,8 +306,10 @@ class _ShardLoop:
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
     def _read_record(self, number: int, split: str) -> Record:
-        """Reads a record, verifies its checksums, and re-encodes its image if the plan says so. Raises
-        :class:`CorruptRecordError` for a damaged record, and :class:`SampleError` if re-encoding fails."""
+        """Reads a record, verifies its checksums, and re-encodes its image if the plan says so.
+
+        Raises :class:`CorruptRecordError` for a damaged record, and :class:`SampleError` if re-encoding fails.
+        """
         row = self._records.read_row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
         image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))
@@ -305,7 +320,8 @@ class _ShardLoop:
 
 
 def _list_split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
-    """Returns each split's name and end; for an export of one file, a single nameless split."""
+    """Returns each split's name and end. Returns a single nameless split for an export of one file, or a store without
+    splits."""
     if one_file or not manifest.splits:
         return [("", manifest.records)]
     return [(split.name, split.stop) for split in manifest.splits]

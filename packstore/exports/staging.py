@@ -33,14 +33,16 @@ _MAX_PART = 1 << 20
 
 
 class ShardReceipt(NamedTuple):
-    """Receipt of a complete shard, by which the next run can resume after it.
+    """Receipt of a complete shard, which lets the next run resume after this shard.
 
     Attributes:
         split: Name of its split.
         records: Number of its records.
         file: Its path in the export; None if each record is a file of its own, or the export is one file.
-        size: Bytes of that file; for an export of one file, its size at the end of the shard.
-        digest: Digest of the written records, see :func:`packstore.core.checksums.records_digest`.
+        size: Bytes of the shard's file. For an export of one file: bytes of the export up to the end of the shard. Else
+            0.
+        digest: Digest of re-encoded records, see :func:`packstore.core.checksums.records_digest`; that of no records if
+            records are unchanged.
         lines: Bytes of the records' lines.
     """
 
@@ -53,11 +55,14 @@ class ShardReceipt(NamedTuple):
 
 
 class ExportStaging(Staging):
-    """Work directory of an export; reuses the directory of an interrupted run with the same identity. Removes those of
-    other runs, with a warning if one has complete shards.
+    """Work directory of an export. Reuses the directory of an interrupted run with the same identity, and removes those
+    of other runs.
 
-    ``run-00001/`` holds ``store``, the staged export; ``export``, its identity; and in ``parts/`` the receipt and the
-    record lines of each complete shard.
+    Each run has a directory such as ``run-00001/``, with
+
+    - ``store``: the staged export;
+    - ``export``: its identity;
+    - ``parts/``: the receipt and the record lines of each complete shard.
     """
 
     def __init__(self, destination: Path, kind: type[Export], identity: str, *, overwrite: bool, restart: bool) -> None:
@@ -69,10 +74,11 @@ class ExportStaging(Staging):
             (self.run / PARTS).mkdir(exist_ok=True)
 
     def choose_run_directory(self) -> Path:
-        """Returns the directory of an interrupted run with the same identity, unless ``restart``; else creates a new
-        one with an empty export. Removes all others.
+        """Returns the directory of an interrupted run with the same identity. If there is none, or with ``restart``,
+        creates a new one with an empty export.
 
-        Warns if a run with complete shards is removed because its options or store differ.
+        Removes the directories of all other runs. Warns if one of them has complete shards, and other options or
+        another store.
         """
         found: Path | None = None
         for run in self.work.list_runs():
@@ -98,7 +104,7 @@ class ExportStaging(Staging):
         return found
 
     def find_complete_shards(self, export: Export) -> list[ShardReceipt]:
-        """Returns the receipts of complete shards in order, up to the first that is missing or damaged.
+        """Returns the receipts of complete shards in order. Stops at the first that is missing or damaged.
 
         Calls :meth:`Export.undo_finish`, which may rename shards.
         """
@@ -109,10 +115,10 @@ class ExportStaging(Staging):
         return done
 
     def keep_complete(self, export: Export) -> bool:
-        """Keeps complete shards after an error, so that another run can resume. Removes the run's directory if there
-        are none, or if the export is published.
+        """Keeps complete shards after an error, for the next run. Returns whether anything was kept.
 
-        Returns whether anything was kept.
+        Removes the run's directory if no shard is complete, or if the export is published already. Unlocks the work
+        directory.
         """
         if self._published or not self.find_complete_shards(export):
             self.discard()
@@ -145,8 +151,8 @@ class ExportStaging(Staging):
         return whole
 
     def _read_receipt(self, number: int) -> ShardReceipt | None:
-        """Reads the receipt of a shard. Returns None if it is missing or unreadable, or if the shard or its lines are
-        incomplete."""
+        """Reads the receipt of a shard. Returns None if it is missing or unreadable. Returns None, too, if shard or
+        record lines are not as long as it says."""
         try:
             part = ShardReceipt(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
             size = (self.path / (part.file or "")).stat().st_size
@@ -157,7 +163,8 @@ class ExportStaging(Staging):
 
 
 def was_published(destination: Path, identity: str) -> bool:
-    """Tells if a run with the same identity was killed after publishing, so that only its work directory remains."""
+    """Tells if a run with the same identity was killed after publishing its export. Then only its work directory is
+    left to remove."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
@@ -165,8 +172,13 @@ def was_published(destination: Path, identity: str) -> bool:
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raises :class:`DestinationError` if no export can be written to ``destination``: no parent folder, an existing
-    path without ``overwrite``, a path that is no export, or a folder with other files than the export's."""
+    """Raises :class:`DestinationError` if no export can be written to ``destination``:
+
+    - its parent folder is missing;
+    - it exists, and ``overwrite`` is False;
+    - it is no export of packstore (:class:`NotAStoreError`);
+    - it is a folder with other files than the export's.
+    """
     shown = printable(str(destination))
     if not destination.absolute().parent.is_dir():
         parent = printable(str(destination.absolute().parent))
@@ -181,10 +193,10 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
 
 
 def find_owned_files(path: Path) -> list[Path]:
-    """Lists all files of the export at ``path``; raises an error if there are any others.
+    """Lists all files of the export at ``path``. Refuses a folder with other files.
 
     Raises:
-        NotAStoreError: ``path`` is not an export of packstore.
+        NotAStoreError: ``path`` is not an export of packstore, or its manifest is damaged.
         DestinationError: The folder also holds a file that is not the export's.
     """
     shown = printable(str(path))
@@ -205,8 +217,10 @@ def find_owned_files(path: Path) -> list[Path]:
 
 
 def read_manifest_of_file(path: Path) -> ExportManifest | None:
-    """Reads the export manifest from an export of one file, of any kind. Returns None if ``path`` is no export. Raises
-    :class:`ManifestError` for a damaged one."""
+    """Reads the export manifest from an export of one file, of any kind. Returns None if ``path`` is no export.
+
+    Raises :class:`ManifestError` for a damaged manifest, and :class:`OSError`.
+    """
     kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
     return next(
         (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None
@@ -232,8 +246,10 @@ def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list
 
 
 def list_own_names(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:
-    """Returns the paths of all files of an export in a folder. ``read_lines`` reads its record lines; called only if
-    these may name files."""
+    """Returns the paths of all files of an export in a folder, relative to that folder.
+
+    ``read_lines`` reads the record lines. Called only if records may be files of their own.
+    """
     own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
     if export_manifest.rows:
         own.add(ROWS_FILE)
@@ -241,8 +257,8 @@ def list_own_names(export_manifest: ExportManifest, read_lines: Callable[[], Rec
 
 
 def _list_files_in_lines(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:
-    """Returns the paths of files that the record lines name. Empty if records are in shards, or the lines cannot be
-    read."""
+    """Returns the paths of files that the record lines name. Returns none if records are in shards, or the lines cannot
+    be read."""
     if not export_manifest.rows or export_manifest.shards:
         return set()
     try:
@@ -255,7 +271,8 @@ def _list_files_in_lines(export_manifest: ExportManifest, read_lines: Callable[[
 
 
 def _make_run_label(identity: str, path: Path) -> str:
-    """Returns the label of a run: the export's identity and the inode of ``path``, or ``None`` if it does not exist.
+    """Returns the label of a run: the export's identity and the inode of ``path``. For a missing file, the word
+    ``None`` replaces the inode.
 
     ``path`` is the staged export, or the destination. The inode tells a published export from one that it replaced.
     """

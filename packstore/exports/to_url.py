@@ -25,12 +25,16 @@ Publish = Callable[[ProgressCallback], None]
 
 @contextmanager
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
-    """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary;
-    for a local ``destination`` the function does nothing.
+    """Yields a local path to export to, and the function that publishes the result.
+
+    A local ``destination`` is yielded as it is, and its function does nothing. For a URL the path is in a temporary
+    directory, which the end of the context deletes.
 
     Publishing with ``overwrite`` first deletes the old export. Readers at the URL find no ``packstore.json`` until
-    publishing has ended. If publishing fails, it deletes the objects that it has created. Raises
-    :class:`DestinationError` if the URL is taken, is read only, or holds anything but one export.
+    publishing has ended. A publishing that fails deletes the objects that it has created.
+
+    Raises :class:`DestinationError` if the URL is read only, or is taken and ``overwrite`` is False. Raises it, too, if
+    the URL has other objects than those of one export.
     """
     if not isinstance(destination, UrlPath):
         yield destination, lambda _: None
@@ -71,7 +75,7 @@ class _ObjectPath(UrlPath):
     """URL of an object that can be opened as a file."""
 
     def open(self, mode: str = "rb", *_: Any, **__: Any) -> IO[Any]:  # type: ignore[override]
-        """Opens the object for reading; each read fetches a part of it."""
+        """Opens the object for reading. Each read fetches a part of it. Ignores ``mode`` and other arguments."""
         return io.BufferedReader(SlicedFile(_ObjectBytes(open_objects(self.parent), self.name)), _READ_BYTES)
 
 
@@ -92,7 +96,7 @@ class _ObjectBytes:
 
 def _refuse_other_object(path: _ObjectPath, shown: str) -> None:
     """Raises :class:`DestinationError` if an object is not an export of one file. Fetches only the parts of the object
-    that tell."""
+    that tell this."""
     try:
         if read_manifest_of_file(path) is not None:
             return
@@ -103,7 +107,7 @@ def _refuse_other_object(path: _ObjectPath, shown: str) -> None:
 
 
 def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> None:
-    """Raises :class:`DestinationError` if the objects ``names`` are not those of one export alone."""
+    """Raises :class:`DestinationError` unless the objects ``names`` are those of one export, and no others."""
     try:
         export_manifest = parse_export_manifest(objects.get(MANIFEST_FILE))
     except ManifestError as error:
@@ -120,10 +124,10 @@ def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> 
 
 
 def _replace_objects(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
-    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last. If it fails, deletes the objects that it
-    has created.
+    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last. If an upload fails, deletes the objects
+    that it has created.
 
-    Raises :class:`DestinationError` if somebody else writes to the same URL.
+    Raises :class:`DestinationError` if another process writes to the same URL.
     """
     objects.delete(sorted(old, key=lambda name: name != MANIFEST_FILE))  # its manifest first: then it is no export
     created: list[str] = []
