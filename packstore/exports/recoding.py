@@ -83,7 +83,9 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         def as_png(key: str, data: bytes) -> bytes:
             return encode_png(decoder.decode(data, exif_transpose=upright))
 
-        return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=_name_record(as_png), new=True)
+        return Recoding(
+            _with_encoding(manifest, "original", exif_transpose=False), recode=_name_record(as_png), new=True
+        )
     options = EncodeOptions("jpeg", quality=quality, exif_transpose=readers_transpose(manifest), reading=reading)
     encoder = Encoder(options, "original" if manifest.holds_files else "uint8", source_mode=mode)
 
