@@ -35,7 +35,8 @@ class RecordioExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns ``label`` if no label is missing and float32 holds all labels exactly, else none. Reads all labels."""
+        """Returns ``label`` if no label is missing and float32 holds all labels exactly. Returns none otherwise. Reads
+        all labels."""
         return ["label"] if self._holds_label else []
 
     def losses(self) -> Sequence[str]:

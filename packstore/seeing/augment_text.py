@@ -26,11 +26,13 @@ _LONGEST = 2000
 
 
 def parse_augment(text: str) -> list[Operation]:
-    """Parses ``text`` to operations: calls as in Python, separated by commas, or the name of a recipe. Executes no code
+    """Parses ``text`` to operations: the name of a recipe, or calls as in Python, separated by commas. Executes no code
     of the text.
 
-    Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with small numbers, strings, None, such
-    calls or tuples of them, and for more than 2,000 letters.
+    A call names one of :data:`OPERATIONS`. Its arguments are numbers up to :data:`MOST_PIXELS`, strings, None, further
+    calls, and tuples or lists of up to eight of these.
+
+    Raises :class:`UsageError` for anything else, for more than 2,000 letters, and for a recipe with several views.
     """
     if text.strip() in RECIPES:
         return list(as_operations(text.strip()))
@@ -46,8 +48,10 @@ def parse_augment(text: str) -> list[Operation]:
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """Parses ``text`` like :func:`parse_augment` into options of a loader: ``augment``, or ``views`` for a recipe with
-    several views (crops of one record)."""
+    """Parses ``text`` like :func:`parse_augment` into an option of a loader: ``{"augment": operations}``.
+
+    For a recipe with several views (crops of one record), the option is ``{"views": views}``.
+    """
     name = text.strip()
     if name in RECIPES and (views := recipe(name).views) is not None:
         return {"views": views}
@@ -55,8 +59,11 @@ def parse_options(text: str) -> dict[str, Any]:
 
 
 def list_operation_names(text: str) -> list[str]:
-    """Returns the sorted names of all operations in a text, including nested ones; none for a recipe. The text must be
-    one that :func:`parse_augment` accepts."""
+    """Returns the sorted names of all operations in a text, including nested ones. Returns none for the name of a
+    recipe.
+
+    The text must be one that :func:`parse_augment` accepts.
+    """
     called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
     return sorted({each.id for each in called if isinstance(each, ast.Name)})
 
@@ -82,8 +89,8 @@ def _make_operation(node: ast.expr) -> Operation:
 
 
 def _parse_argument(node: ast.expr) -> Any:
-    """Converts an argument to the value of its literal, an operation, or a list or tuple of these. Raises
-    :class:`ValueError` for other expressions."""
+    """Converts an argument to its value: a literal, an operation, or a list or tuple of these. Raises
+    :class:`ValueError` or :class:`UsageError` for other expressions."""
     if isinstance(node, ast.List | ast.Tuple):
         values = [_parse_argument(each) for each in node.elts]
         return tuple(values) if isinstance(node, ast.Tuple) else values
@@ -91,8 +98,8 @@ def _parse_argument(node: ast.expr) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Tells if an argument is small: a number up to :data:`MOST_PIXELS`, or at most eight of them. True for texts,
-    operations and None."""
+    """Tells if an argument is small: a number up to :data:`MOST_PIXELS`, a text, an operation or None. A list or tuple
+    has at most eight of these."""
     if isinstance(value, (tuple, list)):
         return len(value) <= 8 and all(map(_is_small, value))
     if isinstance(value, (int, float)):

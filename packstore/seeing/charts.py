@@ -53,14 +53,14 @@ def set_titles(axis: Any, title: str, *, x: str = "", y: str = "") -> None:
 def draw_bars(
     axis: Any, names: Sequence[str], series: Sequence[tuple[str | None, Sequence[float | None]]], text: str = "{:,.0f}"
 ) -> None:
-    """Draws horizontal bars with their figures: a bar of each series for each name. None leaves a bar out.
-    Draws a legend if a series has a label.
+    """Draws horizontal bars: for each name, a bar of each series. Writes the value at each bar. Draws a legend if a
+    series has a label.
 
     Args:
         axis: The panel.
         names: Names at the left.
-        series: Label of each series, None for none, and its values.
-        text: Format of a bar's figure.
+        series: Label and values of each series, at least one series. Label None: not in the legend. Value None: no bar.
+        text: Format of a bar's value.
     """
     thickness = 0.76 / len(series)
     for number, (label, values) in enumerate(series):
@@ -78,18 +78,19 @@ def draw_bars(
 
 
 def draw_legend(axis: Any) -> None:
-    """Draws the legend above the panel at the right, where it hides nothing."""
+    """Draws the legend above the panel, at the right."""
     count = len(axis.get_legend_handles_labels()[1])
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(count, 4), frameon=False, fontsize=9, borderpad=0)
 
 
 def save_chart(figure: Any, path: Path) -> None:
-    """Writes a figure to ``path``; replaces the file. The suffix decides the format."""
+    """Writes a figure to ``path``; replaces the file. The suffix decides the format. Raises :class:`OSError` if it
+    cannot be written."""
     figure.savefig(path, dpi=144)
 
 
 def _escape(text: str) -> str:
-    """Makes text printable and escapes it for matplotlib, which would read text between dollar signs as a formula."""
+    """Makes text printable, and escapes dollar signs, which begin a formula in matplotlib."""
     return printable(text).replace("$", r"\$")
 
 

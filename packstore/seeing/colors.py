@@ -13,8 +13,8 @@ def class_color(number: int) -> tuple[int, int, int]:
 
 
 def text_color_on(color: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Returns black or white, whichever has more contrast on the RGB ``color``: at least 4.5 to 1 by WCAG's
-    luminance."""
+    """Returns black or white, whichever has more contrast on the RGB ``color``. The contrast is at least 4.5 to 1
+    (WCAG)."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (c / 255 for c in color)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)

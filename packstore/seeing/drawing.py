@@ -42,9 +42,10 @@ _CPU = torch.device("cpu")
 def make_image_reader(
     manifest: Manifest, name: str = "image", exif_transpose: bool | None = None, max_pixels: int = MAX_PIXELS
 ) -> ImageReader:
-    """Creates a reader that decodes a column's images to RGB pictures, like ``dataset.pictures`` for a dataset.
+    """Creates a reader that decodes the images of column ``name`` to RGB pictures.
 
-    Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does.
+    ``exif_transpose``: turn images upright by their EXIF orientation; None decides as the store does. Raises
+    :class:`UsageError` if images without EXIF make another choice impossible.
     """
     turned = choose_orientation(manifest, exif_transpose)
     column = manifest.column(name)
@@ -84,10 +85,11 @@ def make_thumbnail(
 def make_further_thumbnails(
     pictures: ImageReader, reader: Reader, record: int, side: int, most: int, window: Window | None = None
 ) -> tuple[list[Pixels], int]:
-    """Returns thumbnails of the first ``most`` images of a record's list, as :func:`make_thumbnail` makes one, and the
-    number of images left. Returns none, and 0, for a missing list.
+    """Returns thumbnails of the first ``most`` images of a record's list, and the number of images left. See
+    :func:`make_thumbnail`.
 
-    Raises :class:`DecodeError` and :class:`StoreError` as that function does.
+    Returns no thumbnails, and 0, for a missing list. Raises :class:`DecodeError` for an image that cannot be decoded,
+    and :class:`StoreError` for a damaged list.
     """
     column = pictures.column
     if column.nullable and not reader.has_value(column.name, record):
@@ -107,7 +109,7 @@ def make_further_thumbnails(
 
 def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixels:
     """Returns ``image`` with ``further`` images in a row below it, ``gap`` pixels apart, on white. Returns ``image``
-    itself without further ones."""
+    itself if there are none."""
     if not further:
         return image
     width = max(image.shape[1], sum(each.shape[1] + gap for each in further) - gap)
@@ -122,8 +124,8 @@ def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -
 
 
 def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
-    """Reads the values of a record that :func:`draw_values` draws: masks ``(H, W)``, boxes with their class numbers,
-    keypoints.
+    """Reads the values of a record that :func:`draw_values` draws, by column: masks ``(H, W)``, boxes with their class
+    numbers, keypoints.
 
     Leaves out missing values.
 
@@ -159,9 +161,10 @@ def draw_record(
 
 
 def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
-    """Returns height and width of a record's image as it is shown, that is, upright with ``exif_transpose``.
+    """Returns height and width of a record's image as it is shown: upright with ``exif_transpose``. Reads only the
+    header of a file.
 
-    Raises :class:`StoreError` if the record cannot be read, :class:`DecodeError` if it is no image.
+    Raises :class:`StoreError` if the record cannot be read, and :class:`DecodeError` if it is no image.
     """
     layout = reader.manifest.image.layout
     if layout is not None:
@@ -177,7 +180,7 @@ def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
 
 
 def list_drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
-    """Returns the columns that :func:`draw_values` can draw, only those in ``which`` unless it is None.
+    """Returns the columns that :func:`draw_values` can draw; only those in ``which``, unless ``which`` is None.
 
     Leaves out masks of floating point, whose values are no classes.
     """
@@ -193,13 +196,14 @@ def draw_values(
     size: Size | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws masks, boxes and keypoints over ``image``, each class in its own colour. Returns a new image.
+    """Draws masks, boxes and keypoints over ``image``. Returns a new image. Classes of masks and boxes have their own
+    colours, and each object's keypoints.
 
     Args:
         image: uint8 ``(h, w, 3)``; not changed.
-        values: Arrays by column, from :func:`read_drawn_values` or from a dataset's item. A mask of another size is
-            stretched over the image. Boxes and points that are not finite are left out.
-        columns: The columns of the store, or those in ``values``.
+        values: Arrays by column, from :func:`read_drawn_values` or from a dataset's item. A mask is stretched over the
+            image. Boxes and points that are not finite are left out.
+        columns: Columns that describe ``values``. Columns without a value are ignored.
         which: Names of columns to draw; None for all.
         size: Height and width to which coordinates of boxes and points refer; None for those of ``image``.
         names: Draw the names of classes at boxes.
@@ -228,10 +232,10 @@ def draw_values(
 
 
 def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
-    """Blends a coloured mask, stretched to its size, over an image. Pixels with the value 0, usually the background,
-    stay unchanged.
+    """Blends a mask over an image, each class in its own colour. Stretches the mask to the image's size.
 
-    Returns ``image`` itself if the mask is empty or not of two axes.
+    Pixels with the value 0, usually the background, stay unchanged. Returns ``image`` itself if the mask is empty, or
+    has more or fewer than two axes.
     """
     if mask.ndim != 2 or not mask.size:
         return image
@@ -255,10 +259,10 @@ def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
-    """Draws boxes into ``image``, then their names above them, cut to fit. Skips boxes that are not finite; clips those
-    far outside.
+    """Draws boxes into ``image``, and then names at the boxes, cut to fit. Skips boxes that are not finite. Clips boxes
+    far outside the image.
 
-    ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``.
+    ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``. ``numbers``: class numbers for the colours, or None.
     """
     draw = ImageDraw.Draw(image)
     line = max(1, round(min(image.size) / 200))
@@ -301,8 +305,8 @@ def _place_label(
     size: tuple[int, int],
     others: Sequence[_Label],
 ) -> _Label:
-    """Places a name at its box: above its corner, else within or below it, inside the image and clear of other names if
-    possible.
+    """Places a name at its box: above, at the top within, or below. Takes the first place without an overlap, else the
+    place above. Keeps it inside the image.
 
     ``area`` is the text's bounding box in the font.
     """
@@ -316,14 +320,14 @@ def _place_label(
 
 
 def _labels_overlap(one: _Label, other: _Label) -> bool:
-    """Tells if two labels share a pixel."""
+    """Tells if two labels touch or overlap."""
     across = one.left <= other.right and other.left <= one.right
     return across and one.top <= other.bottom and other.top <= one.bottom
 
 
 def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more: str = "…") -> str:
-    """Returns ``text``, cut to ``width`` pixels and with ``more`` at its end if it is too long. At least one letter
-    stays."""
+    """Returns ``text`` if it is at most ``width`` pixels wide. Otherwise cuts it and appends ``more``; at least one
+    letter stays."""
     if draw.textlength(text, font=font) <= width:
         return text
     while len(text) > 1 and draw.textlength(text + more, font=font) > width:
@@ -332,8 +336,11 @@ def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more
 
 
 def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.float64]) -> None:
-    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``, each object in its own colour, hidden points
-    hollow; skips unlabelled points and those that are not finite."""
+    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``, each object in its own colour. Hidden points are
+    hollow.
+
+    Skips unlabelled points and points that are not finite.
+    """
     draw = ImageDraw.Draw(image)
     radius = max(1.5, min(image.size) / 120)
     objects = value.reshape(len(value), -1, value.shape[-1]) if value.size else value[:0].reshape(0, 1, 2)

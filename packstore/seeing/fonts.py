@@ -10,8 +10,10 @@ from PIL import ImageFont
 
 @lru_cache(16)
 def default_font(size: int) -> Any:
-    """Returns Pillow's font in a size. Before Pillow 10.1 the font has one size and only Latin letters. Caches
-    fonts."""
+    """Returns Pillow's font in a size. Caches 16 fonts.
+
+    Before Pillow 10.1 the font has one size and only Latin letters: :class:`_LatinFont`.
+    """
     try:
         return ImageFont.load_default(size)
     except TypeError:
@@ -19,21 +21,21 @@ def default_font(size: int) -> Any:
 
 
 class _LatinFont:
-    """Bitmap font of Latin letters that draws a question mark for other characters, instead of failing."""
+    """Bitmap font of Latin letters. Draws a question mark for other characters instead of failing."""
 
     def __init__(self, font: Any) -> None:
         self._font = font
 
     def getmask(self, text: str, mode: str = "", *_: Any, **__: Any) -> Any:
-        """As Pillow's fonts, with characters replaced."""
+        """As the method of Pillow's fonts, with other characters replaced."""
         return self._font.getmask(_replace_non_latin(text), mode)
 
     def getbbox(self, text: str, *_: Any, **__: Any) -> Any:
-        """As Pillow's fonts, with characters replaced."""
+        """As the method of Pillow's fonts, with other characters replaced."""
         return self._font.getbbox(_replace_non_latin(text))
 
     def getlength(self, text: str, *_: Any, **__: Any) -> Any:
-        """As Pillow's fonts, with characters replaced."""
+        """As the method of Pillow's fonts, with other characters replaced."""
         return self._font.getlength(_replace_non_latin(text))
 
 

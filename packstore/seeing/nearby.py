@@ -21,8 +21,8 @@ def find_parts_within(reader: Reader, start: int, stop: int) -> range:
 
 
 def spread_local_records(reader: Reader, start: int, stop: int, most: int) -> NDArray[np.int64]:
-    """Returns records from ``start`` to ``stop - 1`` that are on this machine: at most ``most``, evenly spread,
-    ascending."""
+    """Returns at most ``most`` record numbers from ``start`` to ``stop - 1``, evenly spread, ascending. Takes only
+    records on this machine; empty if there are none."""
     parts = find_parts_within(reader, start, stop)
     edges = np.clip([*reader.part_starts[parts.start : parts.stop].tolist(), stop], start, stop)
     here = [
@@ -40,5 +40,5 @@ def spread_local_records(reader: Reader, start: int, stop: int, most: int) -> ND
 
 
 def is_damage(error: PackstoreError) -> bool:
-    """Tells if an error means damage. False if data just cannot be fetched or cached now."""
+    """Tells if an error means damage. False if data cannot be fetched or cached now."""
     return not isinstance(error, (UnreachableError, CacheError))

@@ -37,7 +37,7 @@ _FAULT = f"width:{_SIDE}px;height:{_SIDE}px;border:1px solid #b00020;color:#b000
 
 
 def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
-    """Returns the HTML of a store, dataset or loader for a notebook. Shows damage as text instead of raising errors."""
+    """Returns the HTML of a store, dataset or loader for a notebook. Shows errors of the store as text."""
     if isinstance(thing, PackedLoader):
         facts = [f"{escape(repr(thing))}"]
         if thing.options.augment:
@@ -49,7 +49,7 @@ def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
 
 
 def _render_dataset(dataset: PackedDataset) -> str:
-    """Renders a dataset: its facts, thumbnails and classes; or the error if the store cannot be read."""
+    """Renders a dataset: its facts, thumbnails and classes. If the store cannot be read: its facts and the error."""
     manifest = dataset.manifest
     named = f", split {_escape(dataset.split)}" if dataset.split is not None else ""
     path, encoding = _escape(str(dataset.path)), _describe_encoding(manifest)
@@ -75,7 +75,7 @@ def _render_store(reader: Reader) -> str:
 
 
 def _render_page(facts: Sequence[str], *parts: str) -> str:
-    """Joins lines of facts and further parts to one block of HTML."""
+    """Joins lines of facts and further parts to one block of HTML. All are HTML already."""
     return "<div>" + "".join(f"<div>{fact}</div>" for fact in facts) + "".join(parts) + "</div>"
 
 
@@ -86,8 +86,11 @@ def _describe_encoding(manifest: Manifest) -> str:
 
 
 def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Renders thumbnails of up to eight evenly spread records on this machine, and their number. Fetches no shards, and
-    stops after 50 ms. Damaged records show their error; records without an image are left out."""
+    """Renders thumbnails of up to eight evenly spread records on this machine. Says how many records are shown.
+
+    Fetches no shards, and begins no thumbnail after 50 ms. Damaged records show their error. Leaves out records without
+    an image.
+    """
     if not len(records):
         return ""
     pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
@@ -114,7 +117,7 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
 
 
 def _render_absent(reader: Reader, records: range) -> str:
-    """Renders a note about shards that are not on this machine. Empty if all are."""
+    """Renders a note with the number of shards on this machine. Empty if all are."""
     here = reader.parts_are_local(find_parts_within(reader, records.start, records.stop))
     if here.all():
         return ""
@@ -123,8 +126,11 @@ def _render_absent(reader: Reader, records: range) -> str:
 
 
 def _read_label(reader: Reader, record: int) -> str:
-    """Reads the class names of a record, escaped; numbers for those without a name, another value of ``label`` as text.
-    ``?`` if it is damaged, empty in a store without labels."""
+    """Reads the value of ``label`` of a record as escaped text. Class numbers become names; a number without a name
+    stays.
+
+    Returns ``?`` if the value is damaged, and ``""`` in a store without ``label``.
+    """
     manifest = reader.manifest
     if not manifest.has_column("label"):
         return ""
@@ -147,14 +153,16 @@ def _data_url(image: NDArray[np.uint8]) -> str:
 
 
 def _render_splits(manifest: Manifest) -> str:
-    """Renders a table of the first 20 splits."""
+    """Renders a table of the first 20 splits. Empty without splits."""
     rows = [(split.name, f"{len(split):,}") for split in manifest.splits[:_SPLITS]]
     return _render_table(("split", "records"), rows, len(manifest.splits) - len(rows))
 
 
 def _render_classes(reader: Reader, records: range) -> str:
-    """Renders a table of the first 12 classes, with numbers of records if they can be counted quickly: at most 4
-    million records in at most 16 shards, all on this machine. Empty without class names."""
+    """Renders a table of the first 12 classes. Empty without class names.
+
+    Adds numbers of records if counting is quick: at most 4 million records in at most 16 shards, all on this machine.
+    """
     manifest = reader.manifest
     classes = manifest.classes
     if classes is None:
@@ -175,7 +183,7 @@ def _render_classes(reader: Reader, records: range) -> str:
 
 
 def _render_table(heads: tuple[str, str], rows: Sequence[tuple[str, str]], more: int) -> str:
-    """Renders a table of two columns, and the number ``more`` of rows that are left out. Empty without rows."""
+    """Renders a table of two columns. Empty without rows. ``more``: number of rows that are left out."""
     if not rows:
         return ""
     lines = "".join(f"<tr><td>{_escape(name)}</td><td>{_escape(value)}</td></tr>" for name, value in rows)

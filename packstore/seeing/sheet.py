@@ -46,20 +46,22 @@ _BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetOptions:
-    """Options of a contact sheet. Raises :class:`UsageError` for numbers that are out of range.
+    """Options of a contact sheet. Raises :class:`UsageError` for ``per_class`` below 1, ``side`` below 8, and negative
+    numbers.
 
     Attributes:
         split: The split; None for all records.
-        per_class: Records of each class; in a store without one class a record, records in a row.
-        columns: Names of columns of masks, boxes and keypoints to draw over the images, and of lists of images to show
-            below them; None for all boxes and lists.
-        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`; images are then shown
+        per_class: Number of records of each class. Without a class for each record: number of rows, and of records in a
+            row.
+        columns: Names of columns to show: masks, boxes and keypoints over the images, lists of images below them. None
+            for all boxes and lists.
+        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. Images are then shown
             as the loader returns them. None shows thumbnails of the stored images.
         seed: Seed of the choice of records, and of the loader.
         epoch: Epoch of the loader.
         side: Longest side of a thumbnail in pixels.
-        window: Values of images of more than 8 bits that are shown black and white; None for the 1st and 99th
-            percentile of each.
+        window: For images of more than 8 bits: the value shown as black, and the value shown as white. None for the 1st
+            and 99th percentile of each image.
     """
 
     split: str | None = None
@@ -84,8 +86,8 @@ class SheetCell:
         record: Number of the record in the store.
         key: Its key, safe to print; ``?`` if it cannot be read.
         image: uint8 ``(h, w, 3)``; None if it is missing or damaged.
-        fault: Why there is no image.
-        more: Number of images of the record that are not shown.
+        fault: Reason if there is no image, else empty.
+        more: Number of images in the record's lists that are not shown.
     """
 
     record: int
@@ -100,8 +102,8 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        title: Name of the class, with its number of records if all labels were read; empty in a store without one class
-            a record.
+        title: Name of the class, with its number of records if all labels were read. Empty without a class for each
+            record.
         records: Numbers of the records in the row.
     """
 
@@ -113,11 +115,11 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
     """Writes a contact sheet of a store as ``.png`` or ``.pdf``; replaces the file. Returns the number of rows that did
     not fit.
 
-    Images in a PDF are JPEG; images in a PNG are exact. A PNG has at most 60 rows.
+    A PDF has a page for each 20 rows, and JPEG images. A PNG has exact images and at most 60 rows.
 
     Raises:
-        UsageError: The suffix is another, the directory does not exist, the augmentations are wrong, or the store lacks
-            the split, records or a column.
+        UsageError: The suffix is unknown, the directory does not exist, or the augmentations are wrong. Or the store
+            lacks the split, a column or records.
         StoreError: The store does not open, or none of its records can be read.
     """
     if path.suffix.lower() not in KINDS:
@@ -137,19 +139,18 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
 
 
 def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int = 8) -> tuple[Image.Image, int]:
-    """Returns the first ``rows`` rows of a contact sheet as a picture, and the number of rows left. Raises the errors
-    of :func:`write_sheet`."""
+    """Returns the first ``rows`` rows of a contact sheet as a picture, and the number of rows left. Raises errors of
+    the store and the options like :func:`write_sheet`."""
     with open_store(store, "always") as reader:
         chosen = choose_rows(reader, options)
         return draw_page(CellMaker(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
 
 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
-    """Chooses the records to show by the seed: a row of each class; without one class a record, ``per_class`` rows of
-    ``per_class`` records each.
+    """Chooses the records to show, at random by the seed: a row of ``per_class`` records for each class.
 
-    For a store at a URL, first chooses a few shards and fetches only those. The first records of shards whose labels
-    cannot be read get a row of their own.
+    Without a class for each record: ``per_class`` rows of ``per_class`` records. If the labels of a shard cannot be
+    read, its first record goes into an additional first row. Of a store at a URL, fetches only a few random shards.
 
     Raises:
         UsageError: The split is unknown, or has no records.
@@ -187,7 +188,7 @@ class _Candidates:
 
     Attributes:
         records: Their numbers, ascending.
-        labels: Their labels; zeros in a store without one class a record.
+        labels: Their labels; zeros without a class for each record.
         lost: First record of each shard that cannot be read.
     """
 
@@ -197,8 +198,10 @@ class _Candidates:
 
 
 def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
-    """Returns all records of a split, without those of shards that cannot be read. For a store at a URL, returns those
-    of at most 8 random shards; stops earlier once each class has enough.
+    """Returns all records of a split, without those of shards that cannot be read.
+
+    For a store of several shards at a URL, takes at most 8 random shards. Stops earlier once each class has enough
+    records.
 
     Raises :class:`StoreError` if no record can be read.
     """
@@ -233,8 +236,7 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
 
 
 class CellMaker:
-    """Makes the cells of a contact sheet by record number: ``maker[record]``. A damaged record's cell has the error.
-    Raises :class:`UsageError` for columns that cannot be drawn, and for wrong augmentations."""
+    """Makes the cells of a contact sheet by record number: ``maker[record]``. A damaged record's cell has the error."""
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
         """Raises :class:`UsageError` for columns that cannot be drawn."""
@@ -275,10 +277,10 @@ class CellMaker:
         return SheetCell(record, key, image, "" if image is not None else "no image", more)
 
     def _draw_stored(self, record: int) -> tuple[NDArray[np.uint8] | None, int]:
-        """Returns the thumbnail of the stored image and the number of images that are not shown.
+        """Returns the thumbnail of the stored image, and the number of images that are not shown.
 
-        The chosen columns are drawn over the thumbnail, and the first images of lists below it. Returns None if the
-        record has no image.
+        Draws the chosen columns over the thumbnail, and the first four images of each list below it. Returns None if
+        the record has no image.
         """
         side, window = self.options.side, self.options.window
         image = make_thumbnail(self._pictures, self.reader, record, side, window)
@@ -294,16 +296,18 @@ class CellMaker:
         return image, more
 
     def _draw_loaded(self, loaded: SampleLoader, record: int) -> NDArray[np.uint8]:
-        """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it."""
+        """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it. Raises
+        :class:`UsageError` for wrong augmentations."""
         options = self.options
         found = loaded.load(LoadRequest(record, options.augment or "", options.seed, options.epoch))
         return draw_values(found.image, found.values, self.reader.manifest.columns, self._drawn)
 
 
 def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
-    """Draws rows of cells as one picture, each with its title above and the end of the key below each image. Enlarges
-    small images by whole factors, so that each pixel is a square. Cells without an image show a crossed box with the
-    reason."""
+    """Draws rows of cells as one picture: a title above each row, and the last part of the key below each image.
+
+    Enlarges small images by a whole factor. Cells without an image show a crossed box with the reason.
+    """
     made = [(row.title, [cells[record] for record in row.records]) for row in rows]
     images = [cell.image for _, row in made for cell in row if cell.image is not None]
     wanted = cells.options.side
@@ -334,8 +338,10 @@ def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
 def _draw_cell(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: SheetCell, place: tuple[int, int, int, int], factor: int
 ) -> None:
-    """Draws the image of a cell, enlarged by ``factor``, or a crossed box with the cell's fault. ``place`` is left,
-    top, width, height."""
+    """Draws the image of a cell, enlarged by ``factor``. Without an image, draws a crossed box with the cell's fault.
+
+    ``place``: left, top, width, height.
+    """
     left, top, width, height = place
     if cell.image is not None:
         large = cell.image.repeat(factor, 0).repeat(factor, 1)
@@ -361,6 +367,6 @@ def _fit_line(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…
 
 
 def _class_name(manifest: Manifest, number: int) -> str:
-    """Returns the name of a class; ``class N`` without a name."""
+    """Returns the name of a class, printable. Returns ``class N`` for a number without a name."""
     classes = manifest.classes
     return printable(classes[number]) if classes is not None and 0 <= number < len(classes) else f"class {number}"

@@ -21,9 +21,14 @@ _MOST_IMAGES = 5000
 
 
 def plot_store(reader: Reader, path: Path) -> None:
-    """Writes the chart of a store to ``path``; replaces the file. Reads all labels, and headers of at most 5,000
-    images (evenly spread), for which it fetches shards of a store at a URL. Draws the 12 largest columns, and records
-    by split in place of classes if there is no class per record. Raises :class:`UsageError` without matplotlib."""
+    """Writes the chart of a store to ``path``; replaces the file. Raises :class:`UsageError` without matplotlib.
+
+    It shows the records of each class, sizes and bytes of images, and the 12 largest columns. Without a class for each
+    record, it shows the records of each split.
+
+    Reads all labels, and the headers of at most 5,000 evenly spread images. Fetches their shards if the store is at a
+    URL.
+    """
     manifest = reader.manifest
     labelled = manifest.has_label
     figure, axes = new_chart(f"{reader.path.name}: {len(reader):,} records, {manifest.encoding}", 2, 2, width=11)
@@ -54,8 +59,10 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
-    """Draws the number of records of each class by split: bars, or a curve for more than 24 classes. Leaves
-    out labels that are missing or without a class."""
+    """Draws the number of records of each class by split: as bars, or as a curve for more than 24 classes.
+
+    Leaves out labels that are missing or not among the classes.
+    """
     splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []
@@ -76,7 +83,7 @@ def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> N
 
 
 def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
-    """Draws width and height of images as points; with logarithmic axes if they differ much."""
+    """Draws width and height of images as points. Axes are logarithmic if the largest side is over 20 times the median."""
     known = (headers.width > 0) & (headers.height > 0)
     axis.scatter(headers.width[known], headers.height[known], s=9, alpha=0.35, color=COLORS[0], linewidths=0)
     sides = np.concatenate([headers.width[known], headers.height[known]])
@@ -90,7 +97,7 @@ def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
 
 
 def _draw_bytes(axis: Any, headers: ImageHeaders) -> None:
-    """Draws a histogram of the bytes of images; with a logarithmic axis if they differ much."""
+    """Draws a histogram of the bytes of images. The axis is logarithmic if the largest is over 20 times the smallest."""
     sizes = headers.nbytes[headers.nbytes > 0] / 1000
     if sizes.size:
         low, high = float(sizes.min()), float(sizes.max())

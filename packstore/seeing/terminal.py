@@ -13,7 +13,8 @@ _BAND = 6
 
 
 def encode_kitty(image: Image.Image) -> bytes:
-    """Encodes ``image`` for a terminal with https://sw.kovidgoyal.net/kitty/graphics-protocol."""
+    """Encodes ``image`` as PNG in the graphics protocol of the terminal kitty
+    (https://sw.kovidgoyal.net/kitty/graphics-protocol)."""
     file = io.BytesIO()
     image.save(file, "PNG")
     data = base64.standard_b64encode(file.getvalue())
@@ -26,9 +27,10 @@ def encode_kitty(image: Image.Image) -> bytes:
 
 
 def encode_sixel(image: Image.Image) -> bytes:
-    """Encodes ``image`` for a terminal with sixel graphics (DEC STD 070), in 256 colours.
+    """Encodes ``image`` for a terminal with sixel graphics (DEC STD 070). Reduces it to 256 colours.
 
-    Six rows of a colour become one line of characters: 63 plus the bits of the rows. ``!n`` repeats a character."""
+    A character stands for six pixels of a column: its code is 63 plus their bits. ``!n`` repeats a character.
+    """
     few = image.convert("RGB").quantize(256)
     numbers = np.asarray(few)
     palette = np.array(few.getpalette(), np.int64).reshape(-1, 3)
@@ -48,7 +50,7 @@ def encode_sixel(image: Image.Image) -> bytes:
 
 
 def _encode_runs(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
-    """Encodes characters, repeated ones as ``!n``."""
+    """Encodes character codes as text. Writes runs of more than three equal characters as ``!n`` and the character."""
     edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     runs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return "".join(
