@@ -83,7 +83,8 @@ def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> N
 
 
 def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
-    """Draws width and height of images as points. Axes are logarithmic if the largest side is over 20 times the median."""
+    """Draws width and height of images as points. Axes are logarithmic if the largest side is over 20 times the median
+    side."""
     known = (headers.width > 0) & (headers.height > 0)
     axis.scatter(headers.width[known], headers.height[known], s=9, alpha=0.35, color=COLORS[0], linewidths=0)
     sides = np.concatenate([headers.width[known], headers.height[known]])
@@ -97,7 +98,8 @@ def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
 
 
 def _draw_bytes(axis: Any, headers: ImageHeaders) -> None:
-    """Draws a histogram of the bytes of images. The axis is logarithmic if the largest is over 20 times the smallest."""
+    """Draws a histogram of the bytes of images. Its axis is logarithmic if the largest size is over 20 times the
+    smallest."""
     sizes = headers.nbytes[headers.nbytes > 0] / 1000
     if sizes.size:
         low, high = float(sizes.min()), float(sizes.max())
