@@ -79,6 +79,17 @@ def test_augmented_images_are_those_of_the_loader_bit_for_bit(store: Path, tmp_p
             assert any((windows[y, x] == wanted).all() for y, x in places), record
 
 
+def test_a_file_that_is_no_image_is_shown_as_such(tmp_path: Path) -> None:
+    with packstore.Writer(tmp_path / "x.lmdb", {"image": "image"}, check="none") as writer:
+        for number in range(2):
+            writer.add(key=f"{number}", image=(encode(Image.new("RGB", (8, 8)), "PNG"), b"no image")[number])
+    with packstore.open(tmp_path / "x.lmdb") as reader:
+        for augment in (None, "Resize(8)"):
+            cells = CellMaker(reader, SheetOptions(augment=augment))
+            assert cells[0].image is not None
+            assert "not an image" in cells[1].fault
+
+
 @pytest.mark.parametrize("augment", [None, AUGMENT])
 def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment: str | None) -> None:
     packstore.convert(make_folder(tmp_path / "photos", per_class=3, suffixes=(".png",)), tmp_path / "x.lmdb")

@@ -50,8 +50,10 @@ _MOST_NOTES = 1000
 
 
 def make_app(site: Site, token: str) -> Guard:
-    """Creates the ASGI application of the page's files, which it reads now, and of the API, behind a :class:`Guard` to
-    which browsers have to send ``token``."""
+    """Creates the ASGI application of the page's files and of the API. Reads the files at once.
+
+    A :class:`Guard` refuses browsers that do not send ``token``.
+    """
     routes = [
         Route("/api/store", _handle_errors(site, _get_store)),
         Route("/api/rows", _handle_errors(site, _get_rows)),
@@ -77,8 +79,13 @@ Endpoint = Callable[[Site, Request], Awaitable[Response]]
 
 
 def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """Wraps ``endpoint`` so that errors of packstore become responses: 404 not found, 400 wrong request, 422 damaged,
-    503 cannot be fetched now."""
+    """Wraps ``endpoint``: errors of packstore become responses with the error as JSON.
+
+    - 404: not found.
+    - 400: wrong request.
+    - 422: damaged data.
+    - 503: data that cannot be fetched now.
+    """
 
     async def answer(request: Request) -> Response:
         """Answers with the endpoint's response, or with the error as JSON."""
@@ -93,7 +100,7 @@ def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaita
 
 
 def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    """Makes the handler that answers with one of the page's own files, which it reads now."""
+    """Reads one of the page's own files, and makes the handler that answers with the file."""
     content = (resources.files(__package__) / "page" / name).read_bytes()
 
     async def answer(_: Request) -> Response:
@@ -103,13 +110,13 @@ def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaita
 
 
 def _image_response(file: WebFile, kept_seconds: int = 3600) -> Response:
-    """Creates the response with an image, which the browser may cache for ``kept_seconds``: its address contains the
+    """Creates the response with an image. The browser may cache it for ``kept_seconds``, since its address contains the
     store's digest."""
     return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
 
 
 def _json_response(content: Any, status: int = 200) -> Response:
-    """Creates a response of JSON in ASCII, since keys may contain surrogates for bytes that are not UTF-8. Raises
+    """Creates a response of JSON in ASCII: keys may contain surrogates for bytes that are not UTF-8. Raises
     :class:`ValueError` for NaN and infinity."""
     return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
@@ -120,8 +127,10 @@ def _progress_response(job: Job) -> Response:
 
 
 async def _get_store(site: Site, _: Request) -> Response:
-    """Answers with the facts about the store that need no record, the number of findings of each kind, and the first
-    1,000 notes of each kind."""
+    """Answers with the facts about the store that need no record.
+
+    Adds the number of marked records and a title for each kind of finding, and the first 1,000 notes of each kind.
+    """
     manifest = site.reader.manifest
     column = find_class_column(manifest)
     image = manifest.image
@@ -158,8 +167,11 @@ async def _get_store(site: Site, _: Request) -> Response:
 
 
 async def _get_rows(site: Site, request: Request) -> Response:
-    """Answers with the records at positions ``start`` to ``stop - 1`` of a selection, at most 500, the selection's
-    length and its ``packstore select`` command; or with progress if the selection is not ready."""
+    """Answers with at most 500 records of a selection, at positions ``start`` to ``stop - 1``. Answers with progress if
+    the selection is not ready.
+
+    Adds the selection's length and its ``packstore select`` command.
+    """
     given = request.query_params
     start, stop = parse_number("start", given.get("start", "0")), parse_number("stop", given.get("stop", "0"))
     query = Query.parse(given)
@@ -174,8 +186,7 @@ async def _get_rows(site: Site, request: Request) -> Response:
 
 
 def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
-    """Returns keys, classes and marks of records for their tiles. Fetches no shards, but says which records are absent;
-    only visible thumbnails fetch."""
+    """Returns keys, classes and marks of records for their tiles, see :func:`_describe_row`. Fetches no shards."""
     parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
     numbers = sorted({*parts})
     here = dict(zip(numbers, site.reader.parts_are_local(numbers).tolist(), strict=True))
@@ -183,11 +194,15 @@ def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
 
 
 def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
-    """Describes a record for its tile: ``record``, ``key`` (its first 300 letters), ``class`` (of a list of classes the
-    five lowest numbers) if the store has classes, and ``marks`` if there are any.
+    """Describes a record for its tile.
 
-    With ``here`` False, reads nothing and returns ``record``, ``absent`` and ``marks``. If reading fails, adds
-    ``error``, and marks the record if it is damaged.
+    - ``record``: its number.
+    - ``key``: the first 300 letters of its key.
+    - ``class``: its class number, or the five lowest numbers of a list; None if missing. Absent in a store without
+      classes.
+    - ``marks``: its marks if there are any.
+    - ``absent``: True if ``here`` is False. Then nothing is read, and there are no key and class.
+    - ``error``: text of the error if reading fails. A damaged record gets a mark.
     """
     reader = site.reader
     row: dict[str, Any] = {"record": record}
@@ -208,8 +223,11 @@ def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
 
 
 async def _get_position(site: Site, request: Request) -> Response:
-    """Answers with the position of a record in a selection, null if it is not in it, and the selection's length; or
-    with progress."""
+    """Answers with the position of a record in a selection, and the selection's length. Answers with progress if the
+    selection is not ready.
+
+    The position is null for a record that the selection lacks.
+    """
     record = site.parse_record(request)
     chosen = await site.find_selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
@@ -220,8 +238,8 @@ async def _get_position(site: Site, request: Request) -> Response:
 async def _get_class_counts(site: Site, request: Request) -> Response:
     """Answers with the numbers of records by class and split, or with progress.
 
-    Of a remote store, counts only the local shards unless the user has allowed to fetch all, now with ``all=1`` or
-    earlier.
+    Of a remote store, counts only the local shards, unless fetching is allowed. ``all=1`` allows fetching, now and
+    later.
     """
     site.allow_fetching(request)
     reader, fetch = site.reader, site.fetches_all
@@ -234,7 +252,7 @@ async def _get_class_counts(site: Site, request: Request) -> Response:
 
 async def _verify_store(site: Site, _: Request) -> Response:
     """Compares all records with their checksums and marks damaged ones. Answers with the number of problems, or with
-    progress."""
+    progress. Fetches all shards."""
     job = site.jobs.start(
         "verify",
         "comparing checksums",
@@ -246,8 +264,10 @@ async def _verify_store(site: Site, _: Request) -> Response:
 
 
 async def _get_histograms(site: Site, request: Request) -> Response:
-    """Answers with the histograms of a split, or with progress: of a sample, or with ``all=1`` of every image, which
-    also allows fetching from now on. Raises :class:`NotThereError` for an unknown split."""
+    """Answers with the histograms of a split, or with progress. They are of a sample; with ``all=1``, of every image.
+
+    ``all=1`` allows fetching, now and later. Raises :class:`NotThereError` for an unknown split.
+    """
     query = Query.parse(request.query_params)
     try:
         split = site.reader.split(query.split)
@@ -266,8 +286,11 @@ async def _get_histograms(site: Site, request: Request) -> Response:
 
 
 async def _get_thumbnail(site: Site, request: Request) -> Response:
-    """Answers with a thumbnail, or with 204 to a browser that no longer waits. Marks the record if it is damaged.
-    Raises :class:`UsageError` for a side that is not in :data:`SIDES`."""
+    """Answers with a thumbnail. Answers with status 204 to a browser that no longer waits. Marks the record if it is
+    damaged.
+
+    Raises :class:`UsageError` for a side that is not in :data:`SIDES`.
+    """
     record, side = site.parse_record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
@@ -282,7 +305,7 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 
 async def _get_full_image(site: Site, request: Request) -> Response:
-    """Answers with an image in full size; ``n`` is its number in a list of images."""
+    """Answers with an image in full size. In a list of images, ``n`` is its number."""
     record, column = site.parse_record(request), _find_column(site, request, ("image", "images"))
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
@@ -303,7 +326,7 @@ async def _get_mask_values(site: Site, request: Request) -> Response:
 
 
 def _find_column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
-    """Finds the column in the address. Raises :class:`NotThereError` unless it has one of ``types``."""
+    """Finds the column named in the address. Raises :class:`NotThereError` unless it has one of ``types``."""
     name = request.path_params["column"]
     found = [c for c in site.reader.manifest.columns if c.name == name and c.type in types]
     if not found:
@@ -312,7 +335,8 @@ def _find_column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
 
 
 async def _get_record(site: Site, request: Request) -> Response:
-    """Answers with the description of a record, its findings, and the code and command that load and select it."""
+    """Answers with the description of a record, its findings and marks. Adds Python code that loads it, and a command
+    that selects it."""
     record = site.parse_record(request)
     found = await site.run_in_thread(lambda: describe_record(site.reader, site.images, record))
     found["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
@@ -325,7 +349,7 @@ async def _get_record(site: Site, request: Request) -> Response:
 
 
 def _parse_load_request(site: Site, request: Request) -> Any:
-    """Parses the :class:`LoadRequest` for a record as the loader returns it. Imports torch."""
+    """Parses the :class:`LoadRequest` in the address. Raises :class:`UsageError` for wrong numbers. Imports torch."""
     from packstore.seeing.view.loaded import LoadRequest
 
     given = request.query_params
@@ -358,7 +382,7 @@ async def _get_loaded_mask(site: Site, request: Request) -> Response:
 
 
 async def _download_file(site: Site, request: Request) -> Response:
-    """Answers with the stored image as a download, named by the record's number, since keys come from strangers."""
+    """Answers with the stored image as a download, named by the record's number: a key may be an unsafe name."""
     record = site.parse_record(request)
     data, suffix = await site.run_in_thread(lambda: site.images.read_file(record))
     name = f'attachment; filename="record-{record}.{suffix}"'
@@ -366,8 +390,11 @@ async def _download_file(site: Site, request: Request) -> Response:
 
 
 def _select_command(reader: Reader, query: Query) -> str | None:
-    """Returns the ``packstore select`` command for a selection, without its order. Returns None if the command's
-    conditions cannot express the query: ranges, kinds, findings, lists of classes, text with ``*?"\\``."""
+    """Returns the ``packstore select`` command for a selection, without its order.
+
+    Returns None if the command's conditions cannot express the query: ranges, kinds, findings, lists of classes,
+    missing classes, and text with ``*?"\\``.
+    """
     if query.ranges or query.kind is not None or query.mark is not None:
         return None
     column = find_class_column(reader.manifest)
@@ -403,6 +430,6 @@ def _quote_path(reader: Reader) -> str:
 
 
 def _quote_key(reader: Reader, record: int) -> str:
-    """Returns the condition of ``packstore select`` that selects a record by its key, quoted for a shell."""
+    """Returns a condition of ``packstore select`` that selects a record by its key, quoted for a shell."""
     escaped = printable_key(reader, record).replace("\\", "\\\\").replace('"', '\\"')
     return shlex.quote(f'key == "{escaped}"')

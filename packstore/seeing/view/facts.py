@@ -51,8 +51,8 @@ class ImageHeaders:
     kinds: tuple[str, ...]
 
     def get_measure(self, name: str) -> NDArray[np.float64]:
-        """Returns one of :data:`packstore.seeing.view.query.MEASURES` of each image. Of an unreadable
-        image, ``bytes`` is 0 and the others are NaN."""
+        """Returns a measure of each image, named by :data:`packstore.seeing.view.query.MEASURES`. An unreadable image
+        has 0 ``bytes``, and NaN for other measures."""
         if name == "bytes":
             return self.nbytes.astype(np.float64)
         width, height = self.width.astype(np.float64), self.height.astype(np.float64)
@@ -63,18 +63,17 @@ class ImageHeaders:
 
 
 def find_class_column(manifest: Manifest) -> Column | None:
-    """Returns the column whose classes the grid shows and filters by: ``label``, else the first column of
-    classes or lists of classes.
+    """Returns the column whose classes the grid shows and filters by; None if there is none.
 
-    Returns None if there is none.
+    This is ``label``, else the first column of classes or lists of classes.
     """
     columns = [column for column in manifest.columns if column.traits.has_classes]
     return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
 
 
 def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields first record, end and reader of each part (shard) of a store. The reader is None for a part that does not
-    open.
+    """Yields first record, end and reader of each part (shard) of a store. The reader is None for a part that cannot be
+    opened.
 
     Without ``fetch``, skips parts that are not on this machine.
     """
@@ -91,10 +90,11 @@ def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int
 
 
 def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
-    """Reads the labels of all records, int32 ``(N,)``. :data:`MISSING` and :data:`UNREADABLE` mark records without one.
-    Labels that are negative or do not fit are unreadable.
+    """Reads the labels of all records, int32 ``(N,)``. Records without a label have one of these numbers:
 
-    Without ``fetch``, labels that are not on this machine are :data:`UNREAD`.
+    - :data:`MISSING`: the record has no label.
+    - :data:`UNREADABLE`: the label is damaged, negative or too large.
+    - :data:`UNREAD`: the label is not on this machine, and ``fetch`` is False.
     """
     labels = np.full(len(reader), UNREAD, np.int32)
     for start, stop, part in iterate_parts(reader, fetch):
@@ -115,9 +115,9 @@ def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = Tr
 
 
 def find_class(reader: Reader, column: Column, number: int, report: Report) -> NDArray[np.bool_]:
-    """Returns which records have the class ``number`` in a column of lists of classes, bool ``(N,)``.
+    """Finds the records that have the class ``number`` in a column of lists of classes: bool ``(N,)``.
 
-    :data:`MISSING` finds records with an empty list. Parts that cannot be read have no such records.
+    :data:`MISSING` finds records with an empty list. Leaves out records of parts that cannot be read.
     """
     having = np.zeros(len(reader), np.bool_)
     for start, stop, part in iterate_parts(reader):
@@ -138,8 +138,8 @@ def find_class(reader: Reader, column: Column, number: int, report: Report) -> N
 
 
 def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
-    """Returns which records have ``text`` in their keys, ignoring ASCII case: bool ``(N,)``. Keys that cannot be read
-    do not match."""
+    """Finds the records with ``text`` in their keys, ignoring ASCII case: bool ``(N,)``. Leaves out records whose keys
+    cannot be read."""
     wanted = text.encode("utf-8", "surrogateescape").lower()
     found = np.zeros(len(reader), np.bool_)
     for start, stop, part in iterate_parts(reader):
@@ -159,8 +159,8 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
 
 
 def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
-    """Returns the numbers of ``keys`` that contain ``wanted`` (in lower case), ignoring ASCII case. Searches 65,536
-    keys at once."""
+    """Returns the numbers of ``keys`` that contain ``wanted``, ignoring ASCII case. ``wanted`` is in lower case.
+    Searches 65,536 keys at once."""
     offsets, data = keys.offsets, keys.data
     places: list[int] = []
     step = 65_536
@@ -180,7 +180,7 @@ def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
 
 
 def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> NDArray[np.int64]:
-    """Sorts ``records`` by their keys. Equal keys keep their order, unreadable keys come last."""
+    """Sorts ``records`` by their keys. Equal keys keep their order. Unreadable keys come last."""
     keys: list[bytes] = []
     for number, record in enumerate(records.tolist()):
         if number % _REPORTED == 0:
@@ -193,8 +193,11 @@ def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> N
 
 
 def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Report) -> ImageHeaders:
-    """Reads the headers of the images of ``records``, which are ascending; None for all records. Unreadable ones have
-    size 0 and the kind ``unreadable``; kinds after the first 255 have that kind, too."""
+    """Reads the headers of the images of ``records``, which are ascending; None for all records. Fetches their shards.
+
+    Unreadable images have size 0 and the kind ``unreadable``. After 255 kinds, further kinds count as ``unreadable``,
+    too.
+    """
     chosen = np.arange(len(reader), dtype=np.int64) if records is None else records
     count = len(chosen)
     width, height = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
@@ -219,7 +222,7 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
 
 
 def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields the parts (shards) that hold some of ``records``, like :func:`iterate_parts`."""
+    """Yields the parts (shards) that hold some of ``records``, like :func:`iterate_parts` with ``fetch``."""
     starts = [*reader.part_starts.tolist(), len(reader)]
     numbers: Iterable[int] = np.unique(np.searchsorted(reader.part_starts, records, "right") - 1).tolist()
     for number in numbers:
@@ -231,10 +234,11 @@ def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[t
 
 
 def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
-    """Returns (height, width), kind and stored bytes of a record's image without decoding it.
+    """Returns (height, width), kind and stored bytes of a record's image. Reads only headers and shapes.
 
     The kind is such as ``jpeg RGB``, or ``uint8 pixels`` for stored pixels. Raises :class:`HeaderError` if it is no
-    image, and :class:`StoreError` if it cannot be read."""
+    image, and :class:`StoreError` if it cannot be read.
+    """
     column = reader.manifest.image
     if column.layout is not None:
         shape = column.shape if column.kind == "fixed" else tuple(reader.value("shape", record).tolist())
@@ -247,8 +251,8 @@ def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str,
 
 
 def parse_header(data: memoryview) -> ImageInfo:
-    """Parses the header of an image file; copies only its first 64 KiB if that is enough. Raises
-    :class:`HeaderError`."""
+    """Parses the header of an image file. Copies only its first 64 KiB if that is enough. Raises :class:`HeaderError`
+    if it is no image."""
     try:
         return sniff(bytes(data[:_HEADER_BYTES]))
     except HeaderError:
@@ -258,7 +262,7 @@ def parse_header(data: memoryview) -> ImageInfo:
 
 
 def describe_channels(info: ImageInfo) -> str:
-    """Describes channels and bits of an image file: ``RGB``, ``CMYK``, ``grey of 16 bits``."""
+    """Describes channels and bits of an image file, such as ``RGB``, ``CMYK`` or ``grey of 16 bits``."""
     if info.kind == "jpeg" and info.components == 4:
         return "CMYK"
     mode = _MODES.get(info.components, f"{info.components} channels")
@@ -266,9 +270,12 @@ def describe_channels(info: ImageInfo) -> str:
 
 
 def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | None:
-    """Chooses the records whose headers are read by default: None for all, if the store has at most :data:`AT_ONCE`,
-    else :data:`SAMPLE` evenly spread ones. Without ``fetch``, spreads :data:`SAMPLE` over the records on this machine
-    if some are elsewhere."""
+    """Chooses the records whose headers are read by default. Returns None for all, if the store has at most
+    :data:`AT_ONCE`.
+
+    Of a larger store, chooses :data:`SAMPLE` evenly spread records. Without ``fetch``, a store with absent shards gets
+    at most :data:`SAMPLE` records on this machine.
+    """
     count = len(reader)
     if fetch or reader.parts_are_local(find_parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))

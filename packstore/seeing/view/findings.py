@@ -32,12 +32,13 @@ _NAMED = 3
 
 @dataclass
 class Findings:
-    """Findings about records: marks and texts. Keeps the first five texts of a record, and 10,000 notes of each mark.
+    """Findings about records: marks and texts. Keeps the first five texts of a record, and the first 10,000 notes of
+    each mark.
 
     Attributes:
         records: Marked records by mark (the kind of finding), ascending.
-        texts: Texts of findings by record, each with the other records that it concerns; a few for each record.
-        notes: Texts of findings about no particular record, by mark; each once, in the order found.
+        texts: Texts of findings by record. Each has the numbers of other records that it concerns.
+        notes: Texts of findings about no particular record, by mark, in the order found. No text occurs twice.
     """
 
     records: dict[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -45,21 +46,23 @@ class Findings:
     notes: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, mark: str, record: int, text: str) -> None:
-        """Marks a record. Adds the text of the finding to it if it has fewer than five texts."""
+        """Marks a record. Adds the text of the finding if the record has fewer than five texts."""
         known = self.records.get(mark, np.zeros(0, np.int64))
         if not _contains_sorted(known, record):
             self.records = {**self.records, mark: np.union1d(known, [record])}
         self.add_text(record, text)
 
     def add_note(self, mark: str, text: str) -> None:
-        """Adds the text of a finding about no particular record. Ignores it if its mark has 10,000 notes already."""
+        """Adds the text of a finding about no particular record. Ignores it if the mark has 10,000 notes."""
         texts = self.notes.setdefault(mark, {})
         if len(texts) < MOST_MARKED:
             texts[text] = None
 
     def add_text(self, record: int, text: str, others: Sequence[int] = ()) -> None:
-        """Adds the text of a finding to a record, with the ``others`` that it concerns. Does not mark the record. Keeps
-        the first five texts."""
+        """Adds the text of a finding to a record, with the ``others`` that it concerns. Does not mark the record.
+
+        Ignores a text that the record has, and any beyond five.
+        """
         texts = self.texts.setdefault(record, [])
         if len(texts) < _KEPT_TEXTS and (text, [*others]) not in texts:
             texts.append((text, [*others]))
@@ -70,10 +73,10 @@ class Findings:
 
 
 def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], None]) -> int:
-    """Verifies all checksums, as ``packstore verify`` does, and marks damaged records. Damage of no particular record
-    becomes a note. Marks and notes the first 10,000 problems.
+    """Verifies all checksums like ``packstore verify``. Marks damaged records. Returns the number of problems.
 
-    Returns the number of problems. Calls ``report`` with the number of records done.
+    Damage of no particular record becomes a note. Only the first 10,000 problems become marks or notes. Calls
+    ``report`` with the number of records done.
     """
 
     def forward(progress: Progress) -> None:
@@ -94,8 +97,9 @@ def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], 
 
 
 def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
-    """Reads findings from report files. Ignores record numbers that the store does not have; a finding with no other
-    number becomes a note. Keeps the first five texts of a record, each with at most three other records.
+    """Reads findings from report files. Keeps the first five texts of a record, each with at most three other records.
+
+    Ignores record numbers that the store does not have. A finding without any record of the store becomes a note.
 
     Args:
         audit: Report of ``packstore audit --json FILE``; None for none.
@@ -103,7 +107,7 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
         manifest: Manifest of the store; the reports must be about this store.
 
     Raises:
-        UsageError: A file is not such a report, or is about another store.
+        UsageError: A file cannot be read, is not such a report, or is about another store.
     """
     findings = Findings()
     found: list[tuple[str, str, list[int]]] = []
@@ -125,8 +129,10 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
 
 
 def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
-    """Reads a report file of ``packstore`` ``command``. Raises :class:`UsageError` if it is no such report, too large,
-    or about another store."""
+    """Reads a report file of ``packstore`` ``command``.
+
+    Raises :class:`UsageError` if the file cannot be read, is no such report, has over 1 GiB, or is about another store.
+    """
     shown = printable(str(path))
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -163,7 +169,7 @@ def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[in
 
 
 def _parse_record_numbers(values: Any) -> list[int]:
-    """Returns the record numbers in a list of numbers or of objects with a ``record``. Leaves out anything else."""
+    """Returns the record numbers in a list of numbers, or of objects with a ``record``. Leaves out anything else."""
     found = []
     for value in values if isinstance(values, list) else ():
         number = value.get("record") if isinstance(value, dict) else value

@@ -32,10 +32,15 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI application that passes only permitted requests to another application, and adds security headers to its
-    responses. Refuses methods but GET, other hosts, requests from other pages, and those without the token. Answers a
-    request for ``/`` with the right token itself: sets a cookie, and redirects to the address without the token. Closes
-    web sockets."""
+    """ASGI application that passes only permitted requests to another application. Adds security headers to all
+    responses.
+
+    Refuses other methods than GET, other hosts, requests from other pages, and requests without the token. Closes web
+    sockets.
+
+    Answers a request for ``/`` with the right token itself: sets a cookie, and redirects to the address without the
+    token.
+    """
 
     def __init__(self, app: App, token: str) -> None:
         """``token`` is a secret of URL-safe characters."""
@@ -75,9 +80,12 @@ class Guard:
     def _find_refusal(
         self, scope: Message, headers: dict[str, str]
     ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Returns status, reason and headers for a request that is refused: 405 for other methods than GET, 421 for
-        another host, 403 from another page (unless the browser follows a link there) or without the token. Returns
-        None to permit it."""
+        """Returns status, reason and headers for a request that is refused. Returns None to permit it.
+
+        - 405: another method than GET.
+        - 421: another host.
+        - 403: a request from another page, unless the browser follows a link there; or a wrong or missing token.
+        """
         if scope["method"] != "GET":
             return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
         host = headers.get("host", "")
@@ -95,7 +103,7 @@ class Guard:
         return None
 
     def _cookie_token(self, text: str) -> str:
-        """Returns the token from a request's cookies, or ``""``. Ignores cookies of other local applications."""
+        """Returns the token from a request's cookies, or ``""``. Ignores other cookies."""
         pairs = (pair.strip().partition("=") for pair in text.split(";"))
         return next((value for name, _, value in pairs if name == self._cookie), "")
 

@@ -52,8 +52,11 @@ class WebFile(NamedTuple):
 
 
 class BrowserImages:
-    """Decodes and encodes images of a store for a browser; compares images with their checksums to make thumbnails.
-    Caches up to 64 MiB of thumbnails, and the errors of damaged ones. Thread-safe."""
+    """Decodes and encodes images of a store for a browser. Thread-safe.
+
+    Compares an image with its checksum before it makes a thumbnail. Caches up to 64 MiB of thumbnails, and the errors
+    of damaged ones.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -66,14 +69,14 @@ class BrowserImages:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the cached thumbnails; at most 64 MiB."""
+        """Estimated bytes of the cached thumbnails and errors; at most 64 MiB."""
         return self._cached_bytes
 
     def get_thumbnail(self, record: int, side: int, drawn: bool = False) -> WebFile:
-        """Returns a thumbnail of a record, at most ``side`` pixels wide and high, from the cache if it is there.
+        """Returns a thumbnail of a record, at most ``side`` pixels wide and high. Caches it.
 
-        With ``drawn``, masks, boxes and keypoints are drawn over it. PNG for small images, else JPEG. Errors of damaged
-        images are cached, too.
+        With ``drawn``, masks, boxes and keypoints are drawn over it. It is PNG for images up to 64 pixels, else JPEG.
+        Errors of damaged images are cached, too.
 
         Raises:
             CorruptRecordError: The image does not match its checksum.
@@ -94,11 +97,12 @@ class BrowserImages:
         return known
 
     def get_full_image(self, record: int, column: Column, number: int = 0) -> WebFile:
-        """Returns an image of a record in full size; of a list, image ``number``.
+        """Returns an image of a record in full size; image ``number`` of a list. Does not compare checksums.
 
-        That is the stored JPEG file if a browser shows it as the loader decodes it, else the decoded pixels as PNG. (A
-        browser would blend transparent pixels, play animations and apply colour profiles.) Raises the errors of
-        :meth:`get_thumbnail`, without comparing the checksum.
+        Returns the stored JPEG file if a browser shows it like the loader. Otherwise returns the decoded pixels as PNG:
+        a browser would blend transparent pixels, play animations and apply colour profiles.
+
+        Raises :class:`PackstoreError` if the image cannot be read or decoded.
         """
         if column.layout is None:
             data = _stored_bytes(self._reader, column, record, number)
@@ -116,8 +120,8 @@ class BrowserImages:
         return encode_png(self.decode_for_display(record, column))
 
     def read_file(self, record: int) -> tuple[bytes, str]:
-        """Returns the stored image of a record and a file suffix for it; ``bin`` for pixels and unknown files. Raises
-        :class:`StoreError`."""
+        """Returns the stored image of a record, and a file suffix without a dot: ``bin`` for pixels and unknown files.
+        Raises :class:`StoreError` if it cannot be read."""
         data = bytes(self._reader.read(record))
         if self._reader.manifest.image.layout is not None:
             return data, "bin"
@@ -128,28 +132,29 @@ class BrowserImages:
         return data, _SUFFIXES.get(kind, kind)
 
     def choose_window(self, record: int, column: Column) -> Window | None:
-        """Returns the display window of a record's image: the values shown as black and white. Returns None for 8 bits.
-        Decodes the image."""
+        """Returns the display window of a record's image: the values shown as black and as white. Returns None for 8
+        bits. Decodes the image."""
         mode = column.pixels
         return None if mode.dtype == "uint8" else find_window(self._decode_in_mode(record, column), mode)
 
     def decode_for_display(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
     ) -> NDArray[Any]:
-        """Decodes a record's image for display: uint8 ``(h, w, 3)``, RGB, without normalisation, upright if loaders
-        turn it.
+        """Decodes a record's image for display: uint8 ``(h, w, 3)``, RGB, without normalisation. Turns it upright if
+        loaders do.
 
-        With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels.
+        ``data``: the stored bytes if they are known. With ``side``, decodes a large JPEG smaller; its longer side keeps
+        at least ``side`` pixels.
         """
         return to_display(self._decode_in_mode(record, column, data, side), column.pixels)
 
     def _decode_in_mode(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
     ) -> NDArray[Any]:
-        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation. Raises
-        :class:`DecodeError` that names the record.
+        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation.
 
-        With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
+        Arguments are those of :meth:`decode_for_display`. Raises :class:`DecodeError` that names the record.
+        """
         reader = self._reader
         if column.layout is None:
             data = _stored_bytes(reader, column, record) if data is None else data
@@ -193,7 +198,7 @@ class BrowserImages:
         return WebFile(out.getvalue(), "image/png" if small else "image/jpeg")
 
     def _add_to_cache(self, name: tuple[int, int, bool], value: WebFile | PackstoreError) -> None:
-        """Adds a thumbnail or an error to the cache; evicts the least recently used ones beyond its size."""
+        """Adds a thumbnail or an error to the cache. Evicts the oldest entries in use beyond 64 MiB."""
         with self._lock:
             self._cached_bytes += _entry_nbytes(value) - (
                 _entry_nbytes(self._cache[name]) if name in self._cache else 0
@@ -211,7 +216,7 @@ def encode_png(pixels: NDArray[Any]) -> WebFile:
 
 
 def printable_key(reader: Reader, record: int) -> str:
-    """Returns the key of a record for a message, or a note that the key is damaged, too."""
+    """Returns the key of a record for a message. If the key is damaged, returns a note that says this."""
     try:
         return printable(reader.key(record))
     except (PackstoreError, IndexError):
@@ -219,8 +224,8 @@ def printable_key(reader: Reader, record: int) -> str:
 
 
 def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) -> Buffer:
-    """Returns the stored bytes of an image; of a list, those of image ``number``. Raises :class:`DecodeError` if there
-    is no such image."""
+    """Returns the stored bytes of an image; in a list, of image ``number``. Raises :class:`DecodeError` if there is no
+    such image."""
     if column.name == "image":
         return reader.view(record)
     files = column.traits.files(column, reader.value(column.name, record))
@@ -230,7 +235,7 @@ def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) 
 
 
 def _scaled_shorter_side(data: Buffer, side: int) -> int:
-    """Returns the length of the shorter side if the longer side is scaled to ``side`` pixels. Returns ``side`` if the
+    """Returns the length of the shorter side after scaling the longer side to ``side`` pixels. Returns ``side`` if the
     header cannot be read."""
     try:
         info = parse_header(memoryview(data).cast("B"))

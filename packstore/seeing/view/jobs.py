@@ -17,7 +17,7 @@ Report = Callable[[int], None]
 
 
 class StoppedError(Exception):
-    """Error in a job that is to stop, since the page is being closed."""
+    """Error that stops a job, since the page is being closed."""
 
 
 class Job:
@@ -43,7 +43,7 @@ class Job:
 
 
 class Jobs:
-    """Runs jobs in two threads, each job once for all requests with the same key. Keeps the latest six results."""
+    """Runs jobs in two threads. A job runs once for all requests with the same key. Keeps the latest six results."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "packstore-view")
@@ -52,8 +52,10 @@ class Jobs:
         self._closed = False
 
     def start(self, key: Hashable, what: str, total: int, work: Callable[[Report], Any]) -> Job:
-        """Returns the job with this key. Starts it if there is none, or if its failure was delivered. If there are
-        more than six jobs, forgets the finished ones that were asked for least recently."""
+        """Returns the job with this key. Starts it if there is none, or if it failed and its error was delivered.
+
+        Forgets finished jobs beyond six, the least recently requested first.
+        """
         with self._lock:
             job = self._jobs.get(key)
             if job is None or (job.delivered and job.future.exception() is not None):
@@ -71,8 +73,7 @@ class Jobs:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _run_job(self, job: Job, work: Callable[[Report], Any]) -> None:
-        """Runs the work of a job, and sets its result or error in the job's future. The pool calls this function in one
-        of its threads."""
+        """Runs the work of a job, and sets its result or error in the job's future. Called in a thread of the pool."""
 
         def report(done: int) -> None:
             """Notes the number of records done. Raises :class:`StoppedError` if the page is being closed."""

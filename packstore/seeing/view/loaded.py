@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
+from packstore.images.sniff import HeaderError
 from packstore.seeing.augment_text import list_operation_names, parse_options
 from packstore.seeing.view.facts import read_image_facts
 from packstore.seeing.view.images import WebFile, encode_png
@@ -53,11 +54,11 @@ class LoadedRecord:
     """One record from a batch of the loader.
 
     Attributes:
-        image: uint8 ``(h, w, 3)``, without normalisation. With several views (sets of crops), all crops in one picture,
-            a row for each view.
-        exact: ``image`` has the loader's own values; False if converted from floating point.
+        image: uint8 ``(h, w, 3)``, without normalisation. Several views (sets of crops) are one picture, with a row for
+            each view.
+        exact: ``image`` has the loader's own values. False if it was converted from floating point.
         values: Masks, boxes, keypoints and class numbers, by column.
-        python: Python code that loads the same.
+        python: Python code that loads this record in the same way.
     """
 
     image: NDArray[np.uint8]
@@ -67,8 +68,10 @@ class LoadedRecord:
 
 
 class SampleLoader:
-    """Loads single records as a loader of the whole split would; caches the latest 24, and keeps a dataset of each
-    split open. Raises :class:`UsageError` for wrong augmentations, and if the store has been replaced. Thread-safe."""
+    """Loads single records as a loader of the whole split would. Thread-safe.
+
+    Caches the latest 24 records, and keeps a dataset of each split open.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -80,8 +83,9 @@ class SampleLoader:
     def load(self, request: LoadRequest) -> LoadedRecord:
         """Loads a record, or returns it from the cache.
 
-        Raises :class:`UsageError` for wrong augmentations, for a seed or an epoch of more than 63 bits, and if the
-        store has been replaced; also the loader's errors."""
+        Raises :class:`UsageError` for wrong augmentations, a seed or an epoch over 63 bits, and a store that has been
+        replaced. Raises :class:`PackstoreError` if the record cannot be loaded.
+        """
         with self._lock:  # one at a time, since images may be large
             if request not in self._kept:
                 self._kept[request] = self._load_uncached(request)
@@ -91,8 +95,13 @@ class SampleLoader:
             return self._kept[request]
 
     def describe_loaded(self, request: LoadRequest) -> dict[str, Any]:
-        """Loads a record and describes it as a JSON object: ``shown`` (width, height), ``exact``, ``columns`` (as
-        :func:`describe_value` describes them) and ``python``, code that loads the same."""
+        """Loads a record and describes it as a JSON object.
+
+        - ``shown``: width and height.
+        - ``exact``: see :class:`LoadedRecord`.
+        - ``columns``: see :func:`describe_value`.
+        - ``python``: code that loads this record in the same way.
+        """
         loaded = self.load(request)
         height, width = loaded.image.shape[:2]
         columns = [
@@ -107,7 +116,7 @@ class SampleLoader:
         return encode_png(self.load(request).image)
 
     def render_mask(self, request: LoadRequest, name: str) -> WebFile:
-        """Loads a record and encodes one of its masks as a coloured PNG. Raises :class:`UsageError` if there is no such
+        """Loads a record and encodes one of its masks as a coloured PNG. Raises :class:`UsageError` if it has no such
         mask."""
         value = self.load(request).values.get(name)
         if value is None or self._manifest.column(name).type != "mask":
@@ -115,8 +124,7 @@ class SampleLoader:
         return color_mask(np.asarray(value))
 
     def _load_uncached(self, request: LoadRequest) -> LoadedRecord:
-        """Loads a record with a new loader. Raises :class:`UsageError` for wrong options, and if the store has been
-        replaced."""
+        """Loads a record with a new loader. Raises errors like :meth:`load`."""
         how = parse_options(request.augment)
         if max(request.seed, request.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
@@ -144,7 +152,8 @@ class SampleLoader:
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 
     def _open_dataset(self, split: str | None, alone: bool) -> PackedDataset:
-        """Opens the dataset of a split once: only images if ``alone``, else with the columns drawn over them."""
+        """Opens the dataset of a split, once for each ``alone``. It has the images; unless ``alone``, also the columns
+        drawn over them."""
         if (split, alone) not in self._datasets:
             drawn = () if alone else (c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))
             self._datasets[split, alone] = PackedDataset(
@@ -153,8 +162,12 @@ class SampleLoader:
         return self._datasets[split, alone]
 
     def _check_size(self, operations: list[Operation], record: int) -> None:
-        """Raises :class:`UsageError` if resizing by the shorter side would make an image of more than 2**26 pixels."""
-        (height, width), _, _ = read_image_facts(self._reader, record)
+        """Raises :class:`UsageError` if a :class:`Resize` by the shorter side would make an image of more than 2**26
+        pixels. Ignores a file that is no image."""
+        try:
+            (height, width), _, _ = read_image_facts(self._reader, record)
+        except HeaderError:
+            return  # the loader reports it
         for operation in operations:
             if isinstance(operation, Resize) and isinstance(operation.size, int):
                 scale = operation.size / max(1, min(height, width))
@@ -162,8 +175,8 @@ class SampleLoader:
                     raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
 
     def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
-        """Converts an image of the loader to uint8 ``(h, w, 3)``; undoes normalisation, rounds and clips.
-        Numbers that are NaN become 0."""
+        """Converts an image of the loader to uint8 ``(h, w, 3)``. Undoes normalisation, rounds and clips. NaN becomes
+        0."""
         if not image.is_floating_point():
             pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
             return pixels
@@ -176,7 +189,8 @@ class SampleLoader:
 
 
 def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Joins the crops ``(1, n, 3, h, w)`` of a record's views to one image ``(3, H, W)``, a row for each view."""
+    """Joins the crops ``(1, n, 3, h, w)`` of a record's views to one image ``(3, H, W)``: a row for each view, padded
+    with 0 at the right."""
     rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
     width = max(row.shape[2] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[2])) for row in rows], 1)
@@ -199,8 +213,9 @@ def _python_code(
 ) -> str:
     """Returns Python code that loads a record with the columns that the page shows.
 
-    With augmentations the code loads no JSON and no lists of images; with ``no_further``, no images but the main one;
-    with a recipe of several views, only the main image.
+    - With augmentations, the code loads no JSON and no lists of images.
+    - With ``no_further``, it loads no images besides the main image.
+    - With a recipe of several views, it loads only the main image.
     """
     operations = request.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
