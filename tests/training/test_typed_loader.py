@@ -397,6 +397,30 @@ def test_a_changed_byte_is_found(tmp_path: Path, name: str, checksums: Any) -> N
     assert [len(batch[name]) for batch in loader] == [7]
 
 
+def test_labels_of_boxes_that_fail_are_skipped_with_their_boxes(tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "a.h5", ["label", "boxes", "labels"], 8)
+    wanted = load(made, ("image", "boxes", "labels"), batch_size=8, augment=[RandomResizedCrop(24)])[0]
+    at_rest = made.values[6]["labels"].tobytes()
+    change(made.path, at_rest, len(at_rest) - 3)
+    dataset = PackedDataset(made.path, columns=("image", "boxes", "labels"), output="dict")
+    batch = next(iter(PackedLoader(dataset, 8, augment=[RandomResizedCrop(24)], on_error="skip")))
+    for name in ("boxes", "labels"):
+        assert [value.tolist() for value in batch[name]] == [
+            wanted[name][row].tolist() for row in (0, 1, 2, 3, 4, 5, 7)
+        ]
+
+
+def test_a_class_beyond_the_classes_names_its_record(tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "a.h5", ["tags"], 4)
+    tags = made.values[3]["tags"]
+    change(made.path, tags.tobytes(), 0)
+    dataset = PackedDataset(made.path, columns=("image", "tags"), checksums="never")
+    with pytest.raises(
+        StoreError, match=r"record 3 \(0003.png\) of .* has class \d+ in 'tags', which has 3 classes: 0 to 2"
+    ):
+        next(iter(PackedLoader(dataset, 4, collate={"tags": "multi_hot"})))
+
+
 def test_masks_of_differing_sizes_make_no_batch(stores: dict[str, Typed], tmp_path: Path) -> None:
     made = spoilt(tmp_path / "a.h5", {1: {"mask": typed.png(np.zeros((9, 9), np.uint8))}}, ["mask"])
     with pytest.raises(SizeError, match="9x9"):

@@ -1,7 +1,7 @@
 """Decodes image files without loss: all channels, bits and alpha, any frame.
 
-Pillow reads most files. Netpbm of 16 bits is read here, since Pillow rescales it; tifffile reads TIFF that Pillow has
-no mode for. TIFF tags are those of TIFF 6.0.
+Pillow reads most files. Netpbm of 16 bits is read here, since Pillow rescales it. If Pillow has no mode for a TIFF,
+tifffile reads it. TIFF tags are those of TIFF 6.0.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class ImageDescription(NamedTuple):
 
     Attributes:
         mode: Mode that can represent the whole image.
-        frames: Number of frames; for a TIFF, of its pages, except pages that are a smaller version of another page.
+        frames: Number of frames; for a TIFF, of its pages without smaller versions of other pages.
         transparent: Some pixel of the first frame is not opaque.
-        is_certain: The mode can represent every value; else each value must be compared after decoding.
+        is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
     """
 
     mode: Mode
@@ -60,8 +60,9 @@ class ImageDescription(NamedTuple):
 
 
 def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
-    """Reads mode and frames from the header of a file, and decodes its alpha if it has one; for a TIFF, those of page
-    ``frame``.
+    """Reads mode and frames from the header of a file. Decodes its alpha if it has one.
+
+    ``frame``: page that is described, for a TIFF only.
 
     Returns None for a file that cannot be opened. Raises :class:`DecodeError` if the library for the file is missing.
     """
@@ -95,27 +96,25 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
 def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
     """Decodes an image in the mode that represents it exactly. Returns new pixels ``(H, W, C)``, and the mode.
 
-    Values stay as coded, except that 65,535 is opaque: with alpha, 9 to 15 bits are scaled to 16.
+    Values stay as coded, with two exceptions. Fewer than 8 bits are scaled to 8. With alpha, 9 to 15 bits are scaled to
+    16, because 65,535 is opaque.
 
     Args:
         data: The bytes of the file.
         max_pixels: Limit of the image's pixels.
-        frame: Number of a frame or page, from 0.
+        frame: Number of a frame or page, from 0. A PNG of 16 bits in colour or with alpha has frame 0 only.
         gray: Return only the luma of a colour JPEG, as libjpeg does.
 
     Raises:
-        DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing; or a
-            further frame of a PNG of 16 bits in colour or with alpha.
+        DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing.
     """
     return FrameReader(data, max_pixels).read_frame(frame, gray=gray)
 
 
 class FrameReader:
-    """Decodes frames of one file as :func:`decode`, and keeps the file open. Not thread-safe. Raises
-    :class:`DecodeError` for a damaged header and a file of too many pixels.
+    """Decodes frames of one file as :func:`decode`, and keeps the file open. Not thread-safe.
 
-    A frame of a GIF, PNG or WebP is drawn over the frames before it, so reading them in order is fastest.
-    """
+    A frame of a GIF, PNG or WebP is drawn over the frames before it, so reading them in order is fastest."""
 
     def __init__(self, data: memoryview, max_pixels: int) -> None:
         """Raises :class:`DecodeError` for a damaged header and a file of too many pixels."""
@@ -183,12 +182,13 @@ class FrameReader:
 
     @cached_property
     def _opened(self) -> pillow.OpenImage:
-        """The file in Pillow; opened when it is first needed."""
+        """The file in Pillow, opened at the first use. Raises :class:`DecodeError`."""
         return pillow.OpenImage(self.data)
 
     def _map_frame_to_pillow(self, frame: int) -> int:
-        """Returns Pillow's number of a frame, which in a TIFF also counts smaller versions. Raises :class:`DecodeError`
-        for a page that does not exist."""
+        """Returns Pillow's number of a frame: in a TIFF, Pillow also counts smaller versions of pages.
+
+        Raises :class:`DecodeError` for a page of a TIFF that does not exist."""
         if not frame or self._info.kind != "tiff":
             return frame
         if frame >= len(self._pages):
@@ -206,8 +206,9 @@ class FrameReader:
 
 
 def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescription | None:
-    """Describes page ``frame`` of a TIFF. Returns None if no mode fits. Raises :class:`DecodeError` if a library is
-    missing."""
+    """Describes page ``frame`` of a TIFF. Returns None if no mode fits.
+
+    Raises :class:`DecodeError` if a library is missing. Says nothing of damage: decoding reports it."""
     try:
         pages = [place for place, _ in list_tiff_pages(data)]
     except (HeaderError, struct.error, IndexError):
@@ -227,8 +228,9 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
 
 
 def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Scales values of fewer bits than the dtype to its range if they are below 8 bits or have alpha; returns others
-    unchanged."""
+    """Scales integers that use only some bits of their dtype to its whole range.
+
+    Returns 9 to 15 bits without alpha unchanged."""
     unused = 0 if mode.dtype not in ("uint8", "uint16") else 8 * pixels.itemsize - info.precision
     if unused <= 0 or (mode.dtype == "uint16" and not mode.has_alpha):
         return pixels, mode
@@ -237,7 +239,7 @@ def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[
 
 
 def _describe_special_kind(data: bytes, info: ImageInfo) -> ImageDescription:
-    """Describes a file of :data:`KINDS`; decodes it if it has alpha."""
+    """Describes a file of :data:`KINDS`; decodes it if it has alpha. Raises :class:`DecodeError` if that fails."""
     kind = KINDS[info.kind]
     mode, frames = kind.find_mode(data, info), kind.count_frames(data)
     if not mode.has_alpha:
@@ -247,7 +249,9 @@ def _describe_special_kind(data: bytes, info: ImageInfo) -> ImageDescription:
 
 
 def _decode_special_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
-    """Decodes a frame of a file of :data:`KINDS`. Returns pixels and mode. Raises :class:`DecodeError`."""
+    """Decodes a frame of a file of :data:`KINDS`. Returns pixels and mode.
+
+    Raises :class:`DecodeError` for damage, a missing library, and values of another dtype than the header says."""
     kind = KINDS[info.kind]
     kind.import_library()
     try:
@@ -264,8 +268,9 @@ def _decode_special_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDAr
 
 
 def pixels_of_pillow(image: Any) -> NDArray[Any]:
-    """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely; CMYK and other
-    colours without such a mode become RGB."""
+    """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely.
+
+    CMYK, and other colours for which there is no mode, become RGB."""
     has_alpha = "A" in image.getbands() or "transparency" in image.info
     found = _PILLOW.get(image.mode, "RGB")
     mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
@@ -279,8 +284,10 @@ def _convert_mode(image: Any, mode: Mode) -> Any:
 
 
 def _find_pillow_mode(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
-    """Returns the mode for an image of Pillow's mode ``name``: RGB for modes without an equivalent. Returns a mode of
-    16 bits if the header of a PNG, netpbm or HEIF image has more than 8, since Pillow's mode may hide these."""
+    """Returns the mode for an image of Pillow's mode ``name``: RGB for modes without an equivalent.
+
+    Pillow's mode may hide more than 8 bits. If the header of a PNG, netpbm or HEIF image has more, returns a mode of 16
+    bits."""
     if info.kind in ("png", "pnm") and info.precision > 8:
         return mode_of(info.components, "uint16")
     found = _PILLOW.get(name, "RGB")
@@ -289,8 +296,9 @@ def _find_pillow_mode(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
 
 
 def _read_netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Reads the samples of a netpbm file as stored; Pillow would scale a maximum below 65,535 to 65,535. Raises
-    :class:`DecodeError` if they are damaged."""
+    """Reads the samples of a netpbm file of more than 8 bits as stored. Pillow would scale them to 16 bits.
+
+    Raises :class:`DecodeError` if they are damaged, or the header has comments between its numbers."""
     match, count = _NETPBM.match(data), info.width * info.height * info.components
     if match is None:
         raise DecodeError("damaged image: a netpbm header with comments between its numbers; write it without them")
@@ -305,8 +313,9 @@ def _read_netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _decode_deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
-    """Decodes a HEIF of more than 8 bits to uint16; Pillow would reduce it to 8. Raises :class:`DecodeError` if it is
-    damaged or a library is missing."""
+    """Decodes a frame of a HEIF of more than 8 bits to uint16; Pillow would reduce it to 8.
+
+    Raises :class:`DecodeError` if it is damaged, has no such frame, or a library is missing."""
     pillow.load_heif_plugin(info.kind)
     try:
         opened = importlib.import_module("pillow_heif").open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
@@ -321,8 +330,8 @@ def _decode_deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[ND
 
 
 def _decode_deep_avif(data: memoryview, info: ImageInfo, max_pixels: int) -> NDArray[Any]:
-    """Decodes all frames of an AVIF of more than 8 bits to uint16, ``(frames, H, W, C)``; Pillow would reduce them.
-    Of several frames imagecodecs cannot decode a single one: it writes past the end of its memory.
+    """Decodes all frames of an AVIF of more than 8 bits to uint16, ``(frames, H, W, C)``. Pillow would reduce them to
+    8.
 
     Raises :class:`DecodeError` if the file is damaged or too large, or a library is missing."""
     library, found = _import_imagecodecs(_DEEP_AVIF), pillow.describe_file(data)
@@ -343,8 +352,9 @@ def _decode_deep_avif(data: memoryview, info: ImageInfo, max_pixels: int) -> NDA
 
 
 def _check_deep_pixels(pixels: NDArray[Any], info: ImageInfo, any_size: bool = False) -> None:
-    """Raises :class:`DecodeError` unless pixels are uint16 and have the size that the header states, or any with
-    ``any_size``."""
+    """Raises :class:`DecodeError` unless pixels are uint16 and have the size that the header states.
+
+    ``any_size``: do not check the size."""
     if pixels.dtype != np.uint16 or not (any_size or pixels.shape[:2] == (info.height, info.width)):
         raise DecodeError(
             f"damaged image: {pixels.shape[0]} x {pixels.shape[1]} pixels of {pixels.dtype}, and its header says "
@@ -364,7 +374,9 @@ def _pillow_reads_jp2(data: memoryview, info: ImageInfo) -> bool:
 
 
 def _find_jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescription | None) -> Mode:
-    """Returns the mode of a JPEG 2000 that Pillow cannot represent, by its bits, signs and channels."""
+    """Returns the mode of a JPEG 2000 that Pillow cannot represent, by its bits, signs and channels.
+
+    A last channel that is not known to be alpha gives a ``multi`` mode."""
     signed, bits = _jp2_is_signed(data, info), info.precision
     dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (38, "int32")
     dtype = next(name for most, name in dtypes if bits <= most)
@@ -377,8 +389,9 @@ def _find_jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescri
 
 
 def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Decodes a JPEG 2000 that Pillow cannot represent (more bits or components, signed values), by imagecodecs. Raises
-    :class:`DecodeError` if it is damaged, or a value does not fit the mode."""
+    """Decodes a JPEG 2000 that Pillow cannot represent (more bits or components, signed values), by imagecodecs.
+
+    Raises :class:`DecodeError` if it is damaged, a value does not fit the mode, or imagecodecs is missing."""
     mode = _find_jp2_mode(data, info, pillow.describe_file(data))
     try:
         array = np.asarray(_import_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
@@ -394,7 +407,9 @@ def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _import_imagecodecs(what: str) -> Any:
-    """Imports imagecodecs. Raises :class:`DecodeError` if it is missing: ``what`` names the image that needs it."""
+    """Imports imagecodecs. Raises :class:`DecodeError` if it is missing.
+
+    ``what``: begins the error text, with the image that needs it."""
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:

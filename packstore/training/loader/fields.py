@@ -60,11 +60,11 @@ class ColumnContext:
         ids: Ids of the batch's records: record number and occurrence.
         seed: Seed of random operations.
         epoch: Epoch of random operations.
-        sizes: Height and width of the main images, ``(B, 2)``, if columns move with them.
+        sizes: Height and width of the main images, ``(B, 2)``; None if no column moves with the images.
         placement: Positions of pixels after the operations; None without operations.
         failed: Failed rows, which are not read.
         errors: Receives failed records with their errors; None raises the first.
-        boxes: For each column of boxes read so far: indices of the kept boxes, and the number of boxes of each record.
+        boxes: For each column of boxes read so far: whether to keep each of its boxes, and their number in each record.
     """
 
     reader: Reader
@@ -75,7 +75,7 @@ class ColumnContext:
     placement: Placement | None
     failed: set[int]
     errors: Failures
-    boxes: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+    boxes: dict[str, tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
 
     @cached_property
     def records(self) -> NDArray[np.int64]:
@@ -89,18 +89,22 @@ class ColumnContext:
         numbers: list[int] = self.records.tolist()
         return numbers
 
+    def describe_row(self, row: int) -> str:
+        """Describes a row for error texts: number and key of its record, and the store."""
+        record = self.numbers[row]
+        return f"record {record} ({describe_key(self.reader, record)}) of {printable(str(self.reader.path))}"
+
     def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
         """Adds ``row`` to :attr:`failed`, and stores ``error`` in :attr:`errors`, with record and key in its text.
 
-        Raises this error instead if :attr:`errors` is None. Raises a :class:`UsageError` always, unchanged."""
+        If :attr:`errors` is None, raises the error instead. Always raises a :class:`UsageError`, unchanged."""
         if isinstance(error, UsageError):
             raise error
         record = self.numbers[row]
         if isinstance(error, DecodeError):
             error = locate_error(error, self.reader, record, column)
         elif not isinstance(error, CorruptRecordError):
-            where = f"record {record} ({describe_key(self.reader, record)}) of {printable(str(self.reader.path))}"
-            error = StoreError(f"{where}: {error}")
+            error = StoreError(f"{self.describe_row(row)}: {error}")
         if self.errors is None:
             raise error
         self.errors[record] = error
@@ -114,8 +118,7 @@ class ColumnRows(ABC):
     """The tensors may share memory with the ring of batch buffers."""
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``; by default there is nothing to decode.
-        Thread-safe.
+        """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``. Thread-safe. This default does nothing.
 
         Returns the rows that failed, whose errors are stored in ``context``. Raises the first error instead if
         ``context.errors`` is None."""
@@ -127,8 +130,13 @@ class ColumnRows(ABC):
 
     @abstractmethod
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Builds the batch's value from its tensors on the device, which are taken from ``there`` in the order of
-        :meth:`host_tensors`. ``ids``, of the records, are on the device, too."""
+        """Builds the batch's value from its tensors on the device.
+
+        Args:
+            there: Yields the tensors in the order of :meth:`host_tensors`. Exactly as many are taken.
+            kept: As for :meth:`host_tensors`.
+            ids: Ids of the records, on the device.
+        """
 
 
 class BatchField(ABC):
@@ -140,32 +148,35 @@ class BatchField(ABC):
 
     @abstractmethod
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the column's values of a batch; allocates rows of masks and images with ``new_buffer``.
+        """Reads the column's values of a batch.
 
-        Marks records that cannot be read as failed, and stores their errors in ``context``.
+        Adds rows that cannot be read to ``context.failed``, and stores their errors in ``context``. Masks and images
+        are not decoded yet: ``new_buffer`` allocates their memory.
 
         Raises:
             UsageError: A record has no value, and the column is not optional; names the record and its key.
-            StoreError, DecodeError: ``context.errors`` is None, and a record cannot be read."""
+            StoreError, DecodeError: ``context.errors`` is None, and a record cannot be read.
+        """
 
     def find_missing(self, context: ColumnContext) -> NDArray[np.bool_] | None:
         """Returns bool ``(B,)``, True for records without a value. Returns None for a column that is not optional.
 
         Raises:
-            UsageError: A row that has not failed has no value, and the column is not optional; names the record."""
+            UsageError: A row that has not failed has no value, and the column is not optional; names the record and its
+                key.
+        """
         if not self.column.nullable:
             return np.zeros(len(context.ids), np.bool_) if self.optional else None
         missing = ~context.reader.values(self.column.valid_name, context.records)
         rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
         if rows and not self.optional:
-            record, name = context.numbers[rows[0]], self.column.name
-            where = f"record {record} ({describe_key(context.reader, record)}) of {printable(str(context.reader.path))}"
+            where, name = context.describe_row(rows[0]), self.column.name
             raise UsageError(f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it")
         return missing if self.optional else None
 
 
 def select_rows(values: Any, kept: NDArray[np.int64] | None) -> Any:
-    """Selects the rows ``kept``, or all, of an array, a tensor or a list."""
+    """Selects the rows ``kept`` of an array, a tensor or a list. Returns ``values`` itself if ``kept`` is None."""
     if kept is None:
         return values
     if isinstance(values, list):
@@ -208,8 +219,9 @@ class NumberField(BatchField):
     """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads all values at once, as one tensor. Raises as :meth:`find_missing`. Raises errors of the reader, too:
-        ``context.errors`` does not collect them."""
+        """Reads all values at once, as one tensor, also those of failed rows.
+
+        Raises as :meth:`find_missing`. Raises every error of the reader, even if ``context.errors`` collects errors."""
         missing = self.find_missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
@@ -256,7 +268,7 @@ class RaggedRows(ColumnRows):
 
     Attributes:
         flat: Rows of all records, one after another.
-        rows: For each of them, the row of the batch, ascending.
+        rows: For each row of ``flat``, the position of its record in the batch; ascending.
         count: Number of records.
         form: Form of the batch's value: ``list`` of ``(n, …)``, ``padded`` tensor, or ``multi_hot`` tensor of classes.
         classes: Width of the multi-hot tensor.
@@ -271,8 +283,12 @@ class RaggedRows(ColumnRows):
     missing: NDArray[np.bool_] | None
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the kept values: for a list in one tensor, for multi-hot followed by their row numbers; or padded,
-        followed by the lengths."""
+        """Returns the values of the records ``kept``, or all, by form.
+
+        - ``list``: the rows of all records.
+        - ``multi_hot``: the rows of all records, and the position of each row's record.
+        - ``padded``: the padded tensor, and the lengths.
+        """
         flat, rows, count = self._select_kept(kept)
         if self.form == "list":
             return [flat]
@@ -287,8 +303,9 @@ class RaggedRows(ColumnRows):
         return [values, torch.from_numpy(lengths)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Builds the list, :class:`Padded` or float32 multi-hot tensor. Only a list has None for missing values; the
-        others have zeros."""
+        """Builds the list, :class:`Padded` or float32 multi-hot tensor.
+
+        A list has None for missing values of an optional column. The other forms have zeros."""
         first = next(there)
         if self.form == "padded":
             return Padded(first, next(there))
@@ -303,8 +320,9 @@ class RaggedRows(ColumnRows):
         return fill_missing(parts, self.missing, kept)
 
     def _select_kept(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
-        """Selects the rows ``kept``, or all, and numbers them from 0. Returns their values, the row of each value, and
-        the number of rows."""
+        """Selects the records ``kept``, or all, and numbers them from 0.
+
+        Returns their rows, the number of each row's record, and the number of records."""
         if kept is None:
             return self.flat, self.rows, self.count
         number = np.full(self.count, -1)
@@ -314,8 +332,10 @@ class RaggedRows(ColumnRows):
 
 
 class RaggedField(BatchField):
-    """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches. Moves
-    boxes and keypoints with the images. Drops boxes that become too small, and the rows that belong to them."""
+    """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches.
+
+    Moves boxes and keypoints with the images. Drops boxes that become too small, and the labels and keypoints of
+    dropped boxes."""
 
     def __init__(
         self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0
@@ -332,13 +352,16 @@ class RaggedField(BatchField):
         self._least = min_area, min_visible
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> RaggedRows:
-        """Reads the values; moves boxes and keypoints with the images. Drops boxes that become too small, and notes the
-        kept ones in ``context.boxes``. Drops rows of a column that describes boxes if these boxes were dropped before.
+        """Reads the values; moves boxes and keypoints with the images.
+
+        Drops boxes that become too small, and notes in ``context.boxes`` which are kept. If the column belongs to
+        boxes, such as their labels, keeps the rows of kept boxes only: the boxes must be read before.
 
         Raises:
-            StoreError: A record has another number of rows than boxes, or, for multi-hot, a class beyond the column's
-                classes; or ``context.errors`` is None, and a record cannot be read.
-            UsageError: As :meth:`find_missing`."""
+            StoreError: A record has another number of rows than boxes. For multi-hot, a class beyond the column's
+                classes. If ``context.errors`` is None, a record that cannot be read.
+            UsageError: As :meth:`find_missing`.
+        """
         column, missing = self.column, self.find_missing(context)
         flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note_failure)
         rows = np.repeat(np.arange(len(counts)), counts)
@@ -347,37 +370,57 @@ class RaggedField(BatchField):
             if placement is not None:
                 flat, keep = place_boxes(placement, flat, rows, *self._least)
                 flat, rows = flat[keep], rows[keep]
-                context.boxes[column.name] = np.flatnonzero(keep), counts
+                context.boxes[column.name] = keep, counts
         elif column.type == "keypoints" and placement is not None:
             flat = place_points(placement, flat, rows)
         if column.parallel in context.boxes:
-            kept, expected = context.boxes[column.parallel]
-            self._check_parallel(context, counts, expected)
-            flat, rows = flat[kept], rows[kept]
+            keep = self._match_boxes(context, counts, *context.boxes[column.parallel])
+            flat, rows = flat[keep], rows[keep]
         classes = len(column.classes or ())
         if self._form == "multi_hot" and len(flat) and not 0 <= flat.min() <= flat.max() < classes:
-            raise StoreError(f"column {column.name!r} has {classes} classes, and holds numbers beyond them")
+            place = int(np.argmax((flat < 0) | (flat >= classes)))
+            raise StoreError(
+                f"{context.describe_row(int(rows[place]))} has class {flat[place]} in {column.name!r}, which has "
+                f"{classes} classes: 0 to {classes - 1}"
+            )
         return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
 
-    def _check_parallel(self, context: ColumnContext, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
-        """Raises :class:`StoreError` if a record has another number of rows, ``counts``, than boxes, ``expected``."""
-        for row in np.flatnonzero(counts != expected).tolist():
-            record, path = context.numbers[row], printable(str(context.reader.path))
-            where = f"record {record} ({describe_key(context.reader, record)}) of {path}"
+    def _match_boxes(
+        self, context: ColumnContext, counts: NDArray[np.int64], keep: NDArray[np.bool_], expected: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Finds which of the column's rows to keep, by their boxes: bool, without rows of failed records.
+
+        Raises :class:`StoreError` if a record that has not failed has another number of rows than of boxes.
+
+        Args:
+            context: The batch.
+            counts: Number of the column's rows of each record; 0 for failed records.
+            keep: Whether to keep each box, of all records.
+            expected: Number of boxes of each record.
+        """
+        failed = np.isin(np.arange(len(counts)), [*context.failed])
+        for row in np.flatnonzero((counts != expected) & ~failed).tolist():
             raise StoreError(
-                f"{where} is damaged: {counts[row]} rows of {self.column.name!r}, and {expected[row]} of "
-                f"{self.column.parallel!r}"
+                f"{context.describe_row(row)} is damaged: {counts[row]} rows of {self.column.name!r}, and "
+                f"{expected[row]} of {self.column.parallel!r}"
             )
+        return keep[~np.repeat(failed, expected)]
 
 
 def read_ragged(
     reader: Reader, column: Column, records: Sequence[int], skip: Set[int], note: Note | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Reads the values of ``records``, which have any number of rows; returns all rows as one array, and the number of
-    rows of each record. Positions in ``skip`` are not read and have 0 rows.
+    """Reads the values of ``records``, which have any number of rows.
 
-    ``note`` is called with position, error and column name for a record that cannot be read, which then has 0 rows;
-    None ignores the error.
+    Returns all rows as one array, and the number of rows of each record.
+
+    Args:
+        reader: The open store.
+        column: The column.
+        records: Numbers of the records.
+        skip: Positions in ``records`` that are not read; these have 0 rows.
+        note: Called with position, error and column name for a record that cannot be read, which has 0 rows. None
+            ignores the error.
     """
     nbytes = column.record_nbytes
     parts: list[Buffer] = []
