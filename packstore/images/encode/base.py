@@ -47,9 +47,10 @@ class EncodedImage(NamedTuple):
     Attributes:
         record: Bytes for the image column.
         shape: ``(height, width, channels)`` of the pixels if they are known, else None.
-        kept: Reason why a file that should be rewritten was kept unchanged; else None.
+        kept: Reason why the file was stored unchanged though the options ask to rewrite it; else None.
         oriented: The EXIF orientation of the source's file asks for a rotation or flip.
-        unified: Conversion without loss from another mode, see :class:`packstore.images.losses.LossReport`; else None.
+        unified: Name of a conversion without loss, from another mode, see :class:`packstore.images.losses.LossReport`;
+            else None.
     """
 
     record: Buffer
@@ -64,15 +65,16 @@ _thread = threading.local()
 
 
 class SourceImages:
-    """Prepares the images of a source for an encoding: checks files, and decodes, orients and resizes pixels. Caches
-    the header of each thread's latest file.
+    """Prepares the images of a source for an encoding: checks files, and decodes, orients and resizes pixels.
+
+    Each thread caches the header of the file that it has checked last.
 
     Attributes:
         options: The encode options.
-        encoding: Encoding of the source: :class:`~packstore.images.encode.original.Original` for image files,
-            ``Uint8`` for arrays, or that of a store.
+        encoding: Encoding of the source: :class:`~packstore.images.encode.original.Original` for image files, ``Uint8``
+            for arrays, or that of a store.
         normalization: Normalisation of a source of floats.
-        mode: Mode of a source of arrays; each image file has its own.
+        mode: Mode of a source of arrays. A source of files does not use it.
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class SourceImages:
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
     def check_file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
-        """Checks header and end of an image file; decodes the file if its header does not tell all. Returns its bytes
-        and header, and caches both for this thread. If checks are off, does nothing and returns None as the header.
+        """Checks header and end of an image file. Returns its bytes and header, and caches both for this thread.
+
+        If the header does not tell all, decodes the file. If checks are off, only refuses arrays, and returns None for
+        the header.
 
         Raises:
             SampleError: ``image`` is an array.
@@ -132,13 +136,17 @@ class SourceImages:
         return image, info
 
     def last_conversion(self) -> str | None:
-        """Returns the conversion without loss of the file that this thread has checked last, one of
-        :data:`packstore.images.losses.UNIFIED`. Returns None for none."""
+        """Returns the lossless conversion, one of :data:`packstore.images.losses.UNIFIED`, of the file that this thread
+        has checked last.
+
+        Returns None if that file needs none, and if checks are off."""
         found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
         return found
 
     def parse_header(self, image: bytes | memoryview) -> ImageInfo:
-        """Returns the header of an image file. Parses it unless :meth:`check_file` has just done so in this thread."""
+        """Returns the header of an image file. Parses it unless :meth:`check_file` has just done so in this thread.
+
+        Raises :class:`HeaderError` if it is damaged."""
         latest, info = getattr(_thread, "latest", (None, None))
         return info if info is not None and latest is image else sniff(image)
 
@@ -149,8 +157,9 @@ class SourceImages:
         return read_orientation(image, info if latest is image else None)
 
     def possible_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
-        """Returns the possible (height, width) of an image: as stored, and upright if EXIF turns it. Empty if headers
-        are not checked."""
+        """Returns the possible (height, width) of an image: as stored, and upright if EXIF turns it.
+
+        Returns an empty tuple for a file if checks are off. Raises :class:`HeaderError` for a damaged header."""
         if isinstance(image, np.ndarray):
             height, width = image.shape[:2] if self.encoding.layout == "HWC" else image.shape[1:]
             return ((height, width),)
@@ -176,11 +185,11 @@ class SourceImages:
         return image
 
     def pixels(self, key: str, image: ImageData) -> Pixels:
-        """Decodes an image to pixels ``(H, W, C)`` in the mode, orientation and size of the options. Not for a source
-        of normalised floats.
+        """Decodes an image to pixels ``(H, W, C)`` in the mode, orientation and size of the options.
 
-        Raises the errors of :meth:`check_file` or :meth:`check_array`, of the decoder, and of resizing.
-        """
+        Not for a source of normalised floats, whose normalisation would remain.
+
+        Raises the errors of :meth:`check_file` or :meth:`check_array`, of the decoder, and of resizing."""
         options = self.options
         if self.encoding.layout is None:
             data, info = self.check_file(key, image)
@@ -212,7 +221,7 @@ class Encoding(ABC):
         name: Its name in the registry and in manifests.
         layout: None, ``HWC`` or ``CHW``.
         dtype: Element type of the arrays; ``uint8`` for files.
-        accepts: Fields of :class:`EncodeOptions` that shape its records. Fields of other encodings are refused.
+        accepts: Fields of :class:`EncodeOptions` that shape its records. The user may set no others.
         keeps_exif: Image files keep their EXIF orientation unless they are resized; readers then apply it.
         images: Images of the source.
         options: The encode options.
@@ -264,8 +273,10 @@ class Encoding(ABC):
         """
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
-        """Describes how the record ``found`` differs from ``expected``, a new encoding of the same image. Returns None
-        if other versions of the libraries explain the difference."""
+        """Describes how the record ``found`` differs from ``expected``, a new encoding of the same image.
+
+        Returns None if the difference is so small that another version of a library may have made it. By default
+        compares pixels: by at most 0, or with resizing a small tolerance. Arrays must have equal sizes."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder
@@ -286,8 +297,9 @@ class Encoding(ABC):
         return {"decoder": self.images.decoder.version}
 
     def columns(self) -> tuple[Column, ...]:
-        """Returns the image column, and for raw pixels of different sizes a column ``shape`` (int32: height, width,
-        channels).
+        """Returns the image column.
+
+        For raw pixels of different sizes, also returns a column ``shape`` (int32: height, width, channels).
 
         Raises:
             UsageError: The encoding needs one shape, and neither ``size`` nor ``shape`` is given.
@@ -310,7 +322,8 @@ class Encoding(ABC):
         )
 
     def keep_unchanged(self, key: str, image: ImageData) -> EncodedImage:
-        """Returns the record of an image that is stored unchanged; decodes it only if ``check`` is ``decode``.
+        """Returns the record of an image that is stored unchanged. Decodes a file only if ``check`` is ``decode``, or
+        if its header does not tell all.
 
         Raises the errors of :meth:`SourceImages.check_file` or :meth:`SourceImages.check_array`, and of the decoder."""
         images = self.images
@@ -333,7 +346,7 @@ class Encoding(ABC):
         """Returns ``array``, in this encoding's layout, as a record; without a copy if it is contiguous.
 
         Raises:
-            UsageError: The image differs from :attr:`shape`, which all images must have.
+            UsageError: The size of the image differs from :attr:`shape`, which all images must have.
         """
         height, width = array.shape[:2] if self.layout == "HWC" else array.shape[1:]
         shape = (int(height), int(width), self.mode.channels)
@@ -350,9 +363,12 @@ class Encoding(ABC):
         return EncodedImage(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
-        """Encodes ``image`` again and describes how the record ``found`` differs. Returns None if it is right: the same
-        bytes, or within the tolerance of :meth:`difference` unless records are stored unchanged. ``shape`` is the
-        stored shape, which must be right, too; None if it is not known."""
+        """Encodes ``image`` again, and describes how the record ``found`` differs. Returns None if it is right.
+
+        Records that are stored unchanged must have the same bytes. Others may differ as far as :meth:`difference`
+        tolerates. ``shape``, the stored shape, must be right, too; None if it is not known.
+
+        Raises the errors of encoding the image."""
         expected = self.keep_unchanged(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"
@@ -366,8 +382,9 @@ class Encoding(ABC):
         return self.difference(expected, found)
 
     def _required_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
-        """Returns the shape that all records must have, or None if they may differ. Raises :class:`UsageError` if
-        ``shape`` has not three numbers."""
+        """Returns the shape that all records must have; None for files, and if shapes may differ.
+
+        Raises :class:`UsageError` if ``shape`` has not three numbers."""
         options = self.options
         if self.layout is None:
             return None
@@ -380,7 +397,7 @@ class Encoding(ABC):
         return (*compute_limited_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
 
     def _check_mode(self) -> None:
-        """Raises :class:`UsageError` if records cannot have the mode of the options."""
+        """Raises :class:`UsageError` if the records are whole-number pixels of another dtype than the mode's."""
         if self.layout == "HWC" and self.dtype != self.mode.dtype:
             fitting = "float32" if self.mode.dtype == "float32" else self.mode.dtype
             raise UsageError(

@@ -47,8 +47,10 @@ class _ExrHeader(NamedTuple):
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header; ``whole`` also checks that the last chunk lies within the file. Raises :class:`HeaderError`
-    for damage, deep pixels, several parts and subsampled channels."""
+    """Parses the header. With ``whole``, also checks that the last chunk lies within the file.
+
+    Raises :class:`HeaderError` for damage, deep pixels, several parts, subsampled channels and unknown compressions.
+    For a truncated header, raises the errors of :func:`_parse_header`."""
     found = _parse_header(data)
     if whole:
         if found.end + 8 * found.chunks > len(data):
@@ -66,15 +68,19 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns a mode of int32 if all channels are uint32, else of float32."""
+    """Returns a mode of int32 if all channels are uint32, else of float32.
+
+    Values may exceed the mode: :func:`decode` checks them."""
     from packstore.core.modes import mode_of
 
     return mode_of(info.components, "int32" if {*_parse_header(data).channels.values()} == {"uint32"} else "float32")
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
-    """Decodes the channels with OpenEXR to ``(H, W, C)``. Raises :class:`DecodeError` without the library, or for
-    values that the mode cannot represent; for a damaged file, the library's own errors."""
+    """Decodes the channels with OpenEXR to ``(H, W, C)``.
+
+    Raises :class:`DecodeError` without the library, or for values that the mode cannot represent. A damaged file raises
+    the library's own errors."""
     import numpy as np
 
     from packstore.images.mode_dtypes import to_mode_dtype
@@ -92,7 +98,7 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
 
 
 def import_library() -> Any:
-    """Imports ``OpenEXR``. Raises :class:`DecodeError` that says what to install if it is missing."""
+    """Imports ``OpenEXR``. If it is missing, raises :class:`DecodeError`, which says what to install."""
     from packstore.core.errors import DecodeError
 
     try:
@@ -102,9 +108,10 @@ def import_library() -> Any:
 
 
 def _parse_header(data: bytes) -> _ExrHeader:
-    """Parses the attributes of the header and counts the chunks. Raises :class:`HeaderError` for damage and for
-    features that packstore does not read, :class:`IndexError` and :class:`struct.error` for a header that is cut
-    off."""
+    """Parses the attributes of the header and counts the chunks.
+
+    Raises :class:`HeaderError` for damage and for features that packstore does not read. A truncated header raises
+    :class:`IndexError` or :class:`struct.error`."""
     version, flags = data[4], int.from_bytes(data[4:8], "little")
     if version != 2:
         raise HeaderError(f"is an OpenEXR image of version {version}, and packstore reads version 2")
@@ -166,8 +173,9 @@ def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _count_tiles(width: int, height: int, description: bytes) -> int:
-    """Counts the tiles of all resolution levels; ``description`` is the attribute ``tiles``. Raises
-    :class:`HeaderError` if it is damaged."""
+    """Counts the tiles of all resolution levels; ``description`` is the attribute ``tiles``.
+
+    Raises :class:`HeaderError` if its values are wrong, :class:`struct.error` if it has another length."""
     across: int
     down: int
     across, down, levels = struct.unpack("<IIB", description)

@@ -40,11 +40,11 @@ class StoredImages(ABC):
         reader: The open store.
         column: The column.
         mode: Mode of the pixels.
-        stored: Format of rows whose pixels stay as they are.
+        stored: Format of rows that hold pixels as stored, without normalisation or conversion.
         view: Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads.
         will_need: Asks the operating system to read all of a main image's stored bytes ahead; does nothing for other
             columns.
-        cold: Number of batches for which the system is asked to fetch all records beforehand.
+        cold: Number of next batches whose records the operating system is asked to read ahead.
         are_files: They are image files, not arrays.
         is_main: They are the main images.
     """
@@ -63,29 +63,35 @@ class StoredImages(ABC):
         self.cold = COLD_BATCHES
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
-        """Returns the stored bytes of each of ``records``, without copies. Raises :class:`PackstoreError` if any read
-        fails. Does not verify the bytes of main images: a later stage does."""
+        """Returns the stored bytes of each of ``records``, without copies.
+
+        Raises :class:`PackstoreError` if any read fails. Does not verify the bytes of main images: a later stage does.
+        """
         return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
 
     @abstractmethod
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
         """Reads the sizes of a batch's images into ``prepared``, and the headers of files that the engine refuses.
 
-        An unreadable header gives 0 x 0 and None; decoding raises later."""
+        If a header is unreadable, its size is 0 x 0 and the header None; decoding raises later."""
 
     @abstractmethod
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
-        """Decodes an image to pixels in a dtype of torch, without EXIF rotation. Raises :class:`PackstoreError` if that
-        fails."""
+        """Decodes an image to pixels, without EXIF rotation. Raises :class:`PackstoreError` if that fails.
+
+        16 bits become int32, for which torch has more operations; a mapped array keeps its dtype."""
 
     @abstractmethod
     def read_pixels_of_each(
         self, records: Sequence[int], views: Sequence[Any]
     ) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields the pixels of each image ``(H, W, C)``, rotated by EXIF if asked for, or its error."""
+        """Yields the pixels of each image ``(H, W, C)``, or its error. Applies the EXIF orientation if the dataset
+        does."""
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
-        """Returns the EXIF orientations to apply, by index in ``views``; those of upright images are left out."""
+        """Returns the EXIF orientations to apply, by index in ``views``. Leaves out upright images.
+
+        This default returns none."""
         return {}
 
     def read_header(self, view: Any) -> Header:
@@ -101,18 +107,20 @@ class StoredImages(ABC):
         raise NotImplementedError
 
     def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
-        """Builds requests to the engine to decode image files, or returns None if it cannot.
+        """Builds requests to the engine to decode image files. Returns None if the engine is not used, and for arrays.
 
-        Files that EXIF rotates are replaced by empty ones, which the engine refuses."""
+        If EXIF rotates a file, the engine gets an empty one, which it refuses."""
         return None
 
     def make_array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
-        """Builds requests to the engine to crop stored pixels of ``sizes``, or returns None if it cannot."""
+        """Builds requests to the engine to crop stored pixels of ``sizes``.
+
+        Returns None if the engine does not know their mode, and for files."""
         return None
 
 
 class FileImages(StoredImages):
-    """Reads image files. The engine decodes a file if it can, else ``decoder`` does."""
+    """Reads image files by a decoder, and builds requests to the engine for those that it decodes itself."""
 
     are_files = True
 
@@ -127,8 +135,9 @@ class FileImages(StoredImages):
         )
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Takes sizes from the engine's requests, and parses the headers of files that the engine refuses, or of all
-        files without requests. Swaps height and width if the EXIF orientation does."""
+        """Takes sizes from the engine's requests. Swaps height and width if the EXIF orientation does.
+
+        Parses the headers of files that the engine refuses. Without requests, parses all."""
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
@@ -149,7 +158,7 @@ class FileImages(StoredImages):
                 return None
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
-        """Decodes the file by the decoder, not the engine; 16 bits become int32."""
+        """Decodes the file by the decoder; 16 bits become int32."""
         return widen_for_torch(self._decoder.decode(view, info=header), self.column)
 
     def read_pixels_of_each(
@@ -181,9 +190,10 @@ class FileImages(StoredImages):
         return Requests(views, indexes=self._read_seek_indexes(records) if self._has_indexes else None)
 
     def _read_seek_indexes(self, records: NDArray[np.int64]) -> list[Any] | BufferAddresses:
-        """Returns the seek index of each image file: positions within it, for decoding parts.
+        """Returns the seek index of each image file: positions in the file from which a crop can be decoded.
 
-        If any cannot be read, all are replaced by invalid ones, which the engine counts and ignores."""
+        If the index of any file cannot be read, all are replaced by invalid ones. The engine counts and ignores these.
+        """
         try:
             column = self._unchecked.mapped_ragged_column(SEEK_INDEX.name)
             if column is not None:
@@ -236,7 +246,9 @@ class ArrayImages(StoredImages):
 
 
 class MappedImages(ArrayImages):
-    """Reads stored pixels of one size from one memory-mapped array of all images; never asks to read ahead.
+    """Reads stored pixels of one size from one memory-mapped array of all images.
+
+    Never asks the operating system to read ahead.
 
     Attributes:
         array: All images, ``(N, …)``.
