@@ -64,8 +64,8 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
 
     ``frame``: page that is described, for a TIFF only.
 
-    Returns None for a file that cannot be opened. Raises :class:`DecodeError` if the library for the file is missing.
-    """
+    Returns None for a file that Pillow cannot open, also without its plugin. Raises :class:`DecodeError` if another
+    library for the file is missing."""
     if info.kind == "jpeg":
         return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:

@@ -56,10 +56,10 @@ def find_version() -> str:
 def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArray[np.uint8]:
     """Decodes an image to the pixels of ``Image.open(...).convert("RGB")``: uint8 ``(H, W, 3)``, a new array.
 
-    With ``side``, a JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep that many pixels.
+    With ``side``, a JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded; both sides keep at least ``side`` pixels.
 
     Raises:
-        DecodeError: An unknown kind, a damaged or truncated file, or more than ``max_pixels`` pixels.
+        DecodeError: An unknown kind, a damaged or truncated file, more than ``max_pixels`` pixels, or too many scans.
     """
     if bytes(data[:3]) == b"\xff\xd8\xff":
         data = memoryview(without_metadata(data))  # damaged EXIF must neither warn nor fail: pixels do not depend on it
@@ -106,9 +106,9 @@ class PillowDescription(NamedTuple):
 def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
     """Opens an image file with Pillow and describes it; decodes it if it has alpha.
 
-    ``page`` is the index of a page of a TIFF, reduced-resolution pages counted. Returns None if Pillow cannot open or
-    decode the file, or it has too many pixels.
-    """
+    ``page``: number of a page of a TIFF, as Pillow counts: with smaller versions of pages.
+
+    Returns None if Pillow cannot open or decode the file, its plugin is missing, or the file has too many pixels."""
     try:
         with _without_warnings(Warning), _open_image(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -129,8 +129,9 @@ def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
 
 
 def any_frame_has_alpha(data: memoryview) -> bool:
-    """Tells if any frame of a file has alpha in Pillow. Decodes frames until one has. Returns False for a damaged file,
-    which is reported when the frame is read."""
+    """Tells if any frame of a file has alpha in Pillow. Decodes frames until one has.
+
+    Returns False for a damaged file: reading its frames reports the damage."""
     try:
         with _without_warnings(Warning), _open_image(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -147,7 +148,9 @@ def any_frame_has_alpha(data: memoryview) -> bool:
 
 
 class OpenImage:
-    """Image file that Pillow opens once and reads frame by frame; fastest in their order."""
+    """Image file that Pillow opens once, at the first use, and reads frame by frame.
+
+    Reading frames in their order is fastest."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = memoryview(without_metadata(data)) if bytes(data[:3]) == b"\xff\xd8\xff" else data
@@ -173,8 +176,10 @@ class OpenImage:
             raise DecodeError(f"damaged image: {_format_error(error)}") from error
 
     def read_tags(self, page: int) -> Any:
-        """Returns the tags of a TIFF page. Returns None for files other than TIFF, and if Pillow cannot read the tags.
-        Decodes a page that has alpha or a transparent colour; returns None if that fails."""
+        """Returns the tags of a TIFF page, numbered as Pillow does. Decodes a page that has alpha or a transparent
+        colour.
+
+        Returns None for files other than TIFF, and if Pillow cannot read the page."""
         try:
             with _without_warnings(Warning):
                 image = self._seek_frame(page)
@@ -189,7 +194,8 @@ class OpenImage:
             return None
 
     def _seek_frame(self, frame: int) -> Image.Image:
-        """Opens the file if needed and moves to a frame. Raises :class:`DecodeError` if the frame does not exist."""
+        """Opens the file if needed and moves to a frame. Raises :class:`DecodeError` if the frame does not exist, and
+        the plugin's errors."""
         image = self._image = self._image or _open_image(self._data)
         if frame:
             count = getattr(image, "n_frames", 1)
@@ -201,8 +207,10 @@ class OpenImage:
 
 
 def read_orientation(data: memoryview) -> int:
-    """Reads the EXIF orientation with Pillow, 1 … 8. Returns 1 if it is missing or unreadable, for too many pixels, and
-    for TIFF, whose orientation Pillow applies itself."""
+    """Reads the EXIF orientation with Pillow, 1 … 8.
+
+    Returns 1 if it is missing or unreadable, and for too many pixels. Returns 1 also for TIFF, whose orientation Pillow
+    applies itself."""
     if bytes(data[:4]) in TIFF:
         return 1
     try:
@@ -217,8 +225,9 @@ def read_orientation(data: memoryview) -> int:
 
 
 def parse_exif_orientation(exif: bytes) -> int | None:
-    """Reads the orientation from EXIF data as Pillow does, 1 … 8. Returns 1 for an invalid value or damaged data, None
-    if it is missing."""
+    """Reads the orientation from EXIF data as Pillow does, 1 … 8. Returns None if it is missing.
+
+    Returns 1 for an invalid value or damaged data."""
     from PIL.Image import Exif
 
     try:
@@ -243,7 +252,8 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> None:
-    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG with too many scans."""
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG with so many scans that decoding
+    would take very long."""
     check_size(width, height, max_pixels)
     reason = excess_scans_message(data, width * height)
     if reason is not None:
@@ -251,8 +261,9 @@ def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> No
 
 
 def _open_image(data: memoryview) -> Image.Image:
-    """Opens an image file with the plugin for its first bytes. Raises :class:`DecodeError` for an unknown kind, and the
-    plugin's errors."""
+    """Opens an image file with the plugin of Pillow that its first bytes call for.
+
+    Raises :class:`DecodeError` for an unknown kind or a missing plugin, and the plugin's errors."""
     head = bytes(data[:16])
     if is_heif(head):
         return _open_heif(data)
@@ -269,14 +280,15 @@ def _open_image(data: memoryview) -> Image.Image:
 
 
 def _open_heif(data: memoryview) -> Image.Image:
-    """Opens an AVIF or HEIF file. Raises :class:`DecodeError` if its plugin is missing."""
+    """Opens an AVIF or HEIF file. Raises :class:`DecodeError` if its plugin is missing, :class:`HeaderError` for a
+    damaged header."""
     image: Image.Image = load_heif_plugin(parse_heif_header(bytes(data)).kind)(io.BytesIO(data))
     return image
 
 
 def load_heif_plugin(kind: str) -> Any:
-    """Returns Pillow's plugin for ``heif`` or ``avif``. Raises :class:`DecodeError` that says what to install if it is
-    missing."""
+    """Returns Pillow's plugin for ``heif`` or ``avif``. If it is missing, raises :class:`DecodeError`, which says what
+    to install."""
     avif = kind == "avif"
     module, name = _AVIF if avif else _HEIF
     try:
@@ -290,8 +302,9 @@ def load_heif_plugin(kind: str) -> Any:
 
 
 def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
-    """Returns a context in which Pillow's TIFF and GIF plugins do not warn of a large image: the caller has checked its
-    own limit."""
+    """Returns a context in which Pillow does not warn of a large image.
+
+    Callers check a limit of their own. For an image that Pillow would not warn of, the context does nothing."""
     pil = importlib.import_module("PIL.Image")
     if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
         return nullcontext()

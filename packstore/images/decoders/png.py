@@ -48,10 +48,10 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
 
 
 def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.int64]] | None:
-    """Returns a PNG in gray or RGB without its transparent colour, and that colour as decoded. Returns None for other
-    PNG files.
+    """Splits a PNG in gray or RGB that has a transparent colour. Returns the file without that colour, and the colour
+    as decoded.
 
-    Pillow does not mark pixels of that colour as transparent for 1, 2, 4 and 16 bits.
+    Returns None for other PNG files. Needed because Pillow leaves pixels of that colour opaque for 1, 2, 4 and 16 bits.
     """
     if len(data) < 33 or data[25] not in (0, 2):
         return None
@@ -69,8 +69,9 @@ def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.i
 
 
 def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channels: int) -> NDArray[np.uint16]:
-    """Converts rows of big-endian bytes to uint16 ``(height, width, channels)``. Raises :class:`DecodeError` for
-    None."""
+    """Converts rows of big-endian bytes to uint16 ``(height, width, channels)``.
+
+    Raises :class:`DecodeError` if ``lines`` is None: the rows could not be inflated."""
     if lines is None:
         raise DecodeError("damaged image: the pixels of a PNG cannot be inflated")
     samples: NDArray[np.uint16] = np.ascontiguousarray(lines).view(">u2").astype(np.uint16)
@@ -91,11 +92,10 @@ def _inflate_interlaced(packed: bytes, width: int, height: int, step: int) -> by
 
 
 def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
-    """Returns the content of the IDAT chunks, width, height, colour type and interlacing.
+    """Returns the content of the IDAT chunks, width, height, colour type and interlacing. Verifies all checksums.
 
-    Raises :class:`DecodeError` for a wrong checksum or another kind of PNG, :class:`struct.error` for a file that is
-    cut off.
-    """
+    Raises :class:`DecodeError` for a wrong checksum, or a PNG of other than 16 bits. A truncated file raises
+    :class:`struct.error`."""
     parts: list[Any] = []
     header, at, name = None, 8, b""
     while name != b"IEND":

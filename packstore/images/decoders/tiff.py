@@ -23,7 +23,7 @@ _NOT_PILLOWS = (50001,)
 
 
 class TiffPages:
-    """Reads the pages of a TIFF with tifffile and keeps the file open. Skips pages that are smaller copies of other
+    """Reads the pages of a TIFF with tifffile and keeps the file open. Skips and does not count smaller versions of
     pages."""
 
     def __init__(self, data: memoryview) -> None:
@@ -31,13 +31,14 @@ class TiffPages:
 
     @cached_property
     def _pages(self) -> list[Any]:
-        """The pages that are no smaller copies of other pages. Raises tifffile's errors for a damaged file."""
+        """The pages without smaller versions of others. Raises tifffile's errors for a damaged file."""
         file = import_tifffile().TiffFile(io.BytesIO(self._data))
         return [page for page in file.pages if not page.is_reduced]
 
     def read_tags(self, number: int) -> dict[int, Any]:
-        """Returns the tags of a page by code. Returns none for a missing page and a damaged file, whose fault is
-        reported when it is decoded. Raises :class:`DecodeError` without tifffile."""
+        """Returns the tags of a page by code. Raises :class:`DecodeError` without tifffile.
+
+        Returns none for a missing page and a damaged file: decoding reports these."""
         import_tifffile()
         try:
             return {tag.code: tag.value for tag in self._pages[number].tags}
@@ -47,8 +48,10 @@ class TiffPages:
             return {}
 
     def decode_page(self, number: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
-        """Decodes a page. Returns pixels and mode. Raises :class:`DecodeError` for damaged files, missing pages, too
-        many pixels, channels or values without a mode, and without tifffile."""
+        """Decodes a page. Returns pixels and mode.
+
+        Raises :class:`DecodeError` for damaged files, missing pages, too many pixels, and without tifffile. Raises it
+        also if no mode fits the channels and values."""
         import_tifffile()
         try:
             if number >= len(self._pages):
@@ -75,7 +78,8 @@ class TiffPages:
 
 
 def pillow_reads_all(tags: Any) -> bool:
-    """Tells if Pillow has a mode for every bit and channel of a TIFF. False without ``tags``."""
+    """Tells if Pillow keeps every bit and channel of a TIFF. False without ``tags``, and for a compression that Pillow
+    lacks."""
     if tags is None or tags.get(_COMPRESSION) in _NOT_PILLOWS:
         return False
     bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
@@ -88,7 +92,10 @@ def pillow_reads_all(tags: Any) -> bool:
 
 
 def find_tiff_mode(tags: Any) -> Mode | None:
-    """Returns the mode that can represent all values of a TIFF. Returns None if no mode can."""
+    """Returns the mode for the channels and dtype of a TIFF, by its tags. Returns None if no mode fits, or the tags are
+    damaged.
+
+    The mode may be narrower than the dtype: then decoding compares the values."""
     dtype = find_tiff_dtype(tags)
     try:
         return (
@@ -110,8 +117,9 @@ def find_tiff_dtype(tags: Any) -> np.dtype[Any] | None:
 
 
 def _find_mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
-    """Returns the mode for a number of channels; alpha only if the tag ``extra`` (ExtraSamples) says so. Returns None
-    if no mode fits."""
+    """Returns the mode for a number of channels and a dtype. Returns None if no mode fits.
+
+    ``extra``: the tag ExtraSamples. If it names no alpha, the mode has none."""
     if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
         return None
     alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
@@ -120,7 +128,7 @@ def _find_mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None
 
 
 def import_tifffile() -> Any:
-    """Imports tifffile. Raises :class:`DecodeError` that says what to install if it is missing."""
+    """Imports tifffile. If it is missing, raises :class:`DecodeError`, which says what to install."""
     try:
         return importlib.import_module("tifffile")
     except ImportError:

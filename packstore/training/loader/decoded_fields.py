@@ -37,8 +37,8 @@ from packstore.training.pictures import ImageListReader, read_stored_array, read
 
 @dataclass(eq=False)
 class MaskRows(TensorRows):
-    """Masks, volumes or clips of a batch, ``(B, …, h, w)``; or if they differ in shape, one after the other in
-    ``host``.
+    """Masks, volumes or clips of a batch, ``(B, …, h, w)``. If they differ in shape, :attr:`host` is flat, with one
+    after the other.
 
     Attributes:
         column: The column.
@@ -73,8 +73,11 @@ class MaskRows(TensorRows):
         return [host, torch.from_numpy(select_rows(self.shapes, kept))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Returns masks of one shape as :class:`TensorRows` does. Returns others as :class:`Padded`, with padding for
-        missing ones, or as a list with None for them."""
+        """Returns masks of one shape as :class:`TensorRows` does, others in their form.
+
+        - ``padded``: :class:`Padded`; a missing mask is all padding.
+        - ``list``: a list; None for a missing mask of an optional column.
+        """
         if self.shapes is None:
             return super().build_value(there, kept, ids)
         masks, shapes = split_flat(next(there), select_rows(self.shapes, kept).tolist()), next(there)
@@ -86,7 +89,7 @@ class MaskRows(TensorRows):
         """Decodes the masks of rows, and moves them as their images. Returns the rows that failed, whose errors are
         stored in ``context``.
 
-        Raises the first error instead if ``context.errors`` is None, and a :class:`UsageError` in any case."""
+        If ``context.errors`` is None, raises the first error instead. Always raises a :class:`UsageError`."""
         failed = []
         for row in range(first, stop):
             if row not in skip:
@@ -100,8 +103,8 @@ class MaskRows(TensorRows):
     def _fill_row(self, context: ColumnContext, row: int) -> None:
         """Decodes the mask of a row, moves it with its image, and writes it. Writes zeros for a missing mask.
 
-        Raises :class:`DecodeError` if the mask differs in size from its image. Raises :class:`SizeError` if the mask
-        differs in size from the batch's masks."""
+        Raises :class:`DecodeError` for a damaged mask, or if it differs in size from its image. If masks do not move,
+        raises :class:`SizeError` if it differs in size from the batch's masks."""
         placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:
@@ -130,8 +133,10 @@ class MaskRows(TensorRows):
 
 
 class MaskField(BatchField):
-    """Reads a column of masks, volumes or clips for batches: as uint8, as int32 if a value or the fill value does not
-    fit, as float32 from a float32 column."""
+    """Reads a column of masks, volumes or clips for batches.
+
+    The batch is float32 for a float32 column, else uint8. It is int32 if a value or the fill value does not fit uint8.
+    """
 
     def __init__(
         self, column: Column, optional: bool, fill_value: int, max_pixels: int, form: str | None = None
@@ -152,8 +157,8 @@ class MaskField(BatchField):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads the stored masks and their headers, and allocates the rows; decodes no mask.
 
-        An unreadable mask marks its record as failed, and its error is stored in ``context``. Raises the error instead
-        if ``context.errors`` is None, and a :class:`UsageError` in any case."""
+        An unreadable mask marks its record as failed, and its error is stored in ``context``. If ``context.errors`` is
+        None, raises the error instead. Always raises a :class:`UsageError`."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         stored: list[Any] = [None] * len(context.numbers)
         headers: list[MaskHeader | None] = [None] * len(stored)
@@ -180,8 +185,10 @@ class MaskField(BatchField):
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _row_shapes(self, context: ColumnContext, stored: Sequence[Any]) -> NDArray[np.int64]:
-        """Returns the final shape of each row's mask or volume, ``(B, axes)``; a missing volume has 0 for axes that no
-        image determines."""
+        """Returns the final shape of each row's mask or volume, ``(B, axes)``.
+
+        Height and width are those of the augmented image if masks move with it. For a missing volume, other axes are 0.
+        """
         axes = len(self.column.layout or "HW")
         if axes == 2:
             assert context.placement is not None
@@ -203,8 +210,10 @@ class MaskField(BatchField):
     def _common_size(
         self, context: ColumnContext, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
     ) -> tuple[int, int]:
-        """Returns height and width of the batch's masks, which all rows must have: those of the first augmented image.
-        Without operations those of the first mask; if all are missing, the column's, or 0 x 0."""
+        """Returns the height and width that all masks of the batch must have.
+
+        They are those of the first augmented image, or without operations of the first mask. If all masks are missing,
+        they are the column's, or 0 x 0."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
             return height, width
@@ -221,10 +230,11 @@ def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[to
 
 
 def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
-    """Pads tensors ``(…, h, w)`` on the right and below with ``fill``, to the largest height and width of all.
+    """Pads tensors ``(…, h, w)`` at the end of each axis with ``fill``, to the largest height and width of all.
 
-    ``sizes``, int64 ``(B, 2)``, are the heights and widths; with more columns, as many last axes are padded. Returns
-    one tensor with ``sizes``. Raises :class:`UsageError` without tensors."""
+    Returns one tensor, with ``sizes``. Raises :class:`UsageError` without tensors.
+
+    ``sizes``: heights and widths, int64 ``(B, 2)``. With more columns, as many of the last axes are padded."""
     if not values:
         raise UsageError("a batch without images cannot be padded")
     axes = sizes.shape[1]
@@ -256,8 +266,9 @@ class ImageRows(ColumnRows):
     in_ring = True
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes and writes the images of rows with the column's assembler. Returns the rows that failed; raises as
-        :meth:`Assembler.fill_rows`."""
+        """Decodes and writes the images of rows with the column's assembler.
+
+        Returns the rows that failed. Raises as :meth:`Assembler.fill_rows`."""
         return self.assembler.fill_rows(self.prepared, first, stop, context.errors, skip)
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
@@ -265,7 +276,8 @@ class ImageRows(ColumnRows):
         return [select_rows(self.host, kept)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Augments and normalises the images on the device; a list with None if any may be missing."""
+        """Augments and normalises the images on the device. For an optional column, returns a list with None for
+        missing images."""
         images = self.finish(self.assembler.as_images(next(there)), ids)
         return fill_missing(images, self.missing, kept)
 
@@ -298,11 +310,13 @@ class ImageField(BatchField):
         return self.__dict__ | {"_assembler": None}
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Prepares the images for decoding; creates the assembler on first use. Rows without an image become zeros.
+        """Prepares the images for decoding; creates the assembler on first use. Rows that failed or have no image
+        become zeros.
 
-        An unreadable image marks its record as failed. If the images move with the main images, an image of another
-        size than its main image does so, too. The error is stored in ``context``, or raised if ``context.errors`` is
-        None. Raises as :meth:`find_missing`."""
+        An unreadable image marks its record as failed. If the images move with the main images, both must have one
+        size; if not, the record fails, too. Errors are stored in ``context``, or raised if ``context.errors`` is None.
+
+        Raises as :meth:`find_missing`."""
         missing = self.find_missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)

@@ -46,7 +46,8 @@ class RowWriter:
         array: Their memory as numpy array (bfloat16 as bits), ``(B, ...)``.
         boxes: Crop box of each row in its source image: top, left, height, width.
         sizes: Height and width to which each box is resized.
-        resizes: True for rows of bytes that need nothing but bilinear resizing and perhaps mirroring.
+        resizes: For each row, True if torch resizes it: rows of uint8 whose box is resized bilinearly and then not
+            cropped.
     """
 
     def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
@@ -77,13 +78,15 @@ class RowWriter:
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def write_image(self, row: int, pixels: NDArray[Any]) -> None:
-        """Crops a whole image, ``(H, W, C)``, to the box of ``row``, and writes it as :meth:`write_box`."""
+        """Crops a whole image, ``(H, W, C)``, to the box of ``row``, and writes it as :meth:`write_box`. The box must
+        lie within the image."""
         top, left, height, width = self.boxes[row]
         self.write_box(row, pixels[top : top + height, left : left + width])
 
     def write_box(self, row: int, pixels: NDArray[Any]) -> None:
-        """Resizes, crops and mirrors the pixels of the row's box, ``(h, w, C)``, into the row. ``pixels`` may be scaled
-        down already.
+        """Resizes, crops and mirrors the pixels of the row's box into the row.
+
+        ``pixels``: ``(h, w, C)``. They may be a reduced version of the box, such as a scaled decoder returns.
 
         Raises:
             SizeError: The crop differs in size from the rows.
@@ -127,8 +130,9 @@ def _mirror_row(row: NDArray[Any]) -> None:
 
 
 def _as_planes(pixels: NDArray[Any]) -> torch.Tensor:
-    """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory (old numpy: a copy of
-    read-only ``pixels``). Do not write to it if ``pixels`` is read-only."""
+    """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory.
+
+    With numpy before 2.1, copies read-only ``pixels``. Do not write to the tensor if ``pixels`` is read-only."""
     planes = pixels.transpose(2, 0, 1)[None]
     if pixels.flags.writeable:
         return torch.from_numpy(planes)
