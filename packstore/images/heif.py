@@ -45,8 +45,10 @@ def is_heif(start: bytes) -> bool:
 
 
 def parse_heif_header(data: bytes) -> HeifHeader:
-    """Parses the boxes of a whole file. Raises :class:`BadBoxesError`, and :class:`IndexError` for a file without
-    metadata or a box that is cut off within its header."""
+    """Parses the boxes of a whole file.
+
+    Raises :class:`BadBoxesError` for wrong boxes, and if the primary item or its size is missing. Raises
+    :class:`IndexError` for a file without metadata, or a box that is truncated within its header."""
     kind = ""
     meta: tuple[int, int] | None = None
     has_data, end = False, 0
@@ -123,8 +125,9 @@ def _iterate_boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> 
 
 
 def _list_property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
-    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box. Raises :class:`BadBoxesError` if
-    it is cut off."""
+    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box.
+
+    Raises :class:`BadBoxesError` or :class:`IndexError` if the box is truncated."""
     at, stop = place
     version, wide = data[at], data[at + 3] & 1
     entries = _read_number(data, at + 4, 4)

@@ -1,6 +1,6 @@
 """The encodings ``float16``, ``bfloat16`` and ``float32``: normalised pixels.
 
-Pixels are scaled to 0 … 1 by the maximum of their dtype, 255 or 65,535; dtypes without an upper bound (int16, int32,
+Pixels are scaled to 0 … 1 by the maximum of their dtype, 255 or 65,535. Dtypes without an upper bound (int16, int32,
 float32) are not scaled.
 
 A uint8 channel has 256 values, so ``(x / 255 - mean) / std`` is computed 256 times a channel, in float32, and then
@@ -30,13 +30,17 @@ _BY_TABLE = {"uint8": 1 << 8, "uint16": 1 << 16}
 
 
 class Floats(Encoding):
-    """Images of one size as ``(C, H, W)``, normalised: ``(x / white - mean) / std``; ``white`` is 255 for uint8, 65,535
-    for uint16, else 1. Values of a source of floats are only rounded to the dtype. Raises :class:`UsageError` if that
-    source has another normalisation, if the normalisation has another number of channels, or values exceed the dtype.
+    """Images of one size as ``(C, H, W)``, normalised: ``(x / white - mean) / std``.
+
+    ``white`` is 255 for uint8, 65,535 for uint16, else 1. Values of a source of floats are only rounded to the dtype.
 
     Attributes:
         half_ulp: Largest relative rounding error of a value.
         normalization: Normalisation of the records.
+
+    Raises:
+        UsageError: A source of floats has another normalisation; the normalisation has another number of channels;
+            values exceed the dtype.
     """
 
     layout = "CHW"
@@ -57,8 +61,9 @@ class Floats(Encoding):
             )
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
-        """Normalises the pixels; converts between dtypes if the source is of floats already. Raises
-        :class:`UsageError` for values beyond the range of this encoding."""
+        """Normalises the pixels. If the source is of floats already, converts its dtype.
+
+        Raises :class:`UsageError` for values beyond the range of this encoding."""
         source = self.images.encoding
         if source.layout == "CHW":
             return self.of_array(key, cast_floats(self.images.check_array(key, image), source.dtype, self.dtype))
@@ -113,8 +118,10 @@ class Float32(Floats):
 
 class _Normalizer:
     """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding: by tables for uint8 and uint16, else by
-    computing. Raises :class:`UsageError` for int32 values that float32 cannot represent, and for values beyond the
-    encoding's range."""
+    computing.
+
+    Raises :class:`UsageError` for int32 values that float32 cannot represent, and for values beyond the encoding's
+    range."""
 
     def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
         self._encoding = encoding
@@ -153,8 +160,9 @@ def normalization_tables(encoding: str, normalization: Normalization | None, mod
 
 
 def normalize(pixels: NDArray[Any], tables: NDArray[Any]) -> NDArray[Any]:
-    """Looks up normalised values: pixels ``(H, W, C)`` become ``(C, H, W)`` of the dtype of ``tables``, from
-    :func:`normalization_tables`."""
+    """Looks up normalised values: pixels ``(H, W, C)`` become ``(C, H, W)`` of the dtype of ``tables``.
+
+    ``tables``: from :func:`normalization_tables`."""
     height, width, channels = pixels.shape
     values = np.empty((channels, height, width), tables.dtype)
     for channel in range(channels):
@@ -171,8 +179,7 @@ def to_float32(values: NDArray[Any], encoding: str) -> NDArray[np.float32]:
 
 
 def from_float32(values: NDArray[np.float32], encoding: str) -> NDArray[Any]:
-    """Rounds float32 values to an encoding: to nearest, ties to even, as torch does; bfloat16 as uint16 bit
-    patterns.
+    """Rounds float32 values to an encoding: to nearest, ties to even. Values of bfloat16 are uint16 bit patterns.
 
     Raises:
         UsageError: A finite value exceeds the encoding's range and would become infinite.

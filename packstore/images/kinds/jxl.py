@@ -48,7 +48,8 @@ class _JxlHeader(NamedTuple):
 
 
 class _Bits:
-    """Reads a codestream bit by bit, the lowest first. Raises :class:`IndexError` past its end."""
+    """Reads numbers from a codestream bit by bit, the lowest bit of a byte first. Raises :class:`IndexError` past its
+    end."""
 
     def __init__(self, data: bytes) -> None:
         self._value, self._left = int.from_bytes(data, "little"), 8 * len(data)
@@ -63,8 +64,9 @@ class _Bits:
         return found
 
     def read_u32(self, *choices: tuple[int, int]) -> int:
-        """Reads a number in the coding U32: two bits choose one of four pairs (offset, bits). Returns the offset plus
-        the number in the next ``bits`` bits."""
+        """Reads a number in the coding U32: an offset plus a number of some bits.
+
+        ``choices``: four pairs (offset, bits). Two bits choose one of them."""
         offset, bits = choices[self.read(2)]
         return offset + self.read(bits)
 
@@ -74,8 +76,10 @@ class _Bits:
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header; ``whole`` also checks the sizes of boxes. Raises :class:`HeaderError` for a damaged file, for
-    channels besides colours and alpha, and for too many bits; :class:`IndexError` for a truncated header."""
+    """Parses the header. With ``whole``, also checks the sizes of boxes.
+
+    Raises :class:`HeaderError` for a damaged file, for channels besides colours and alpha, and for too many bits. A
+    truncated header raises :class:`IndexError`."""
     found = _parse_header(data, whole)
     return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
 
@@ -89,8 +93,10 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
-    """Decodes a frame with imagecodecs; float16 becomes float32. Raises :class:`DecodeError` without the library or the
-    frame, and the library's own errors for a damaged image."""
+    """Decodes a frame with imagecodecs; float16 becomes float32.
+
+    Raises :class:`DecodeError` without the library, and if the frame does not exist. A damaged image raises the
+    library's own errors."""
     import numpy as np
 
     from packstore.core.errors import DecodeError
@@ -102,11 +108,11 @@ def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
 
 
 def count_frames(data: bytes) -> int:
-    """Counts the frames; decodes some if the image is animated. Raises :class:`DecodeError` for damaged frames and
-    without imagecodecs.
+    """Counts the frames: 1 without animation. Decodes some frames of an animation.
 
     imagecodecs has no function for it, so this searches for the first frame that is missing.
-    """
+
+    Raises :class:`DecodeError` for damaged frames, and without imagecodecs for an animation."""
     if not _parse_header(data, False).animated:
         return 1
     low, high = 1, 2
@@ -131,8 +137,9 @@ def _has_frame(data: bytes, frame: int) -> bool:
 
 
 def _read_frame(data: bytes, frame: int) -> NDArray[Any] | None:
-    """Decodes a frame, ``(H, W, C)``. Returns None if it does not exist: then imagecodecs writes nothing, and raises
-    nothing. Raises the errors of imagecodecs."""
+    """Decodes a frame, ``(H, W, C)``. Returns None if it does not exist.
+
+    imagecodecs then leaves the memory as it was, without an error. Damage raises its errors."""
     import numpy as np
 
     found = _parse_header(data, False)
@@ -147,7 +154,7 @@ def _read_frame(data: bytes, frame: int) -> NDArray[Any] | None:
 
 
 def import_library() -> Any:
-    """Imports ``imagecodecs``. Raises :class:`DecodeError` that says what to install if it is missing."""
+    """Imports ``imagecodecs``. If it is missing, raises :class:`DecodeError`, which says what to install."""
     from packstore.core.errors import DecodeError
 
     try:
@@ -157,8 +164,10 @@ def import_library() -> Any:
 
 
 def _parse_header(data: bytes, whole: bool) -> _JxlHeader:
-    """Parses the codestream's header. Raises :class:`HeaderError` without a codestream, and for channels and bits that
-    packstore does not read; :class:`IndexError` for a truncated header."""
+    """Parses the codestream's header. With ``whole``, also checks the sizes of boxes.
+
+    Raises :class:`HeaderError` without a codestream, and for channels and bits that packstore does not read. A
+    truncated header raises :class:`IndexError`."""
     head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_list_codestream_parts(data, whole))[:_HEAD]
     if head[:2] != _CODESTREAM:
         raise HeaderError("is damaged: a JPEG XL file without a codestream")
@@ -245,10 +254,12 @@ def _parse_extra_channel(bits: _Bits) -> int:
 
 
 def _list_codestream_parts(data: bytes, whole: bool) -> Iterator[bytes]:
-    """Yields the beginnings of the parts of the codestream in a file of boxes: the first, or all if ``whole``.
+    """Yields the parts of the codestream in a file of boxes, of each the beginning alone.
 
-    Raises :class:`HeaderError` for a box of an impossible size, with ``whole`` also for one beyond the end of the file.
-    """
+    Yields only the first part unless ``whole``.
+
+    Raises :class:`HeaderError` for a box of an impossible size. With ``whole``, raises it also for a box beyond the end
+    of the file."""
     at = 0
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)

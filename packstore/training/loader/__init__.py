@@ -100,9 +100,9 @@ class PackedLoader:
     then run the whole list image by image. Unless a final crop or ``Resize`` gives them one size, pass
     ``collate={"image": "list"}`` or ``"padded"``.
 
-    Crops, resizes and flips of ``augment`` move masks (without interpolation), boxes (clipped, and dropped with their
-    labels and keypoints if little is left) and keypoints with the images, by the same random numbers. With such
-    columns, functions in ``augment`` and ``transform`` are refused unless they are wrapped in
+    Crops, resizes and flips of ``augment`` move masks, boxes and keypoints with the images, by the same random numbers.
+    Masks are not interpolated. Boxes are clipped; if little is left of a box, it is dropped with its labels and
+    keypoints. With such columns, functions in ``augment`` and ``transform`` are refused unless they are wrapped in
     :class:`packstore.augment.InPlace`, which declares that they move no pixels; torchvision's transforms are known.
     Masks, boxes and points belong to the images as loaded, upright with ``exif_transpose``.
 
@@ -114,7 +114,7 @@ class PackedLoader:
         dataset: Dataset to load. Its ``columns`` and ``device`` are used; its ``transform``, ``output`` and ``dtype``
             must be the defaults, since they work item by item.
         batch_size: Images per batch and rank.
-        shuffle: A new order every epoch: ``"full"`` permutes all records; ``"lanes"`` is for shards that must be
+        shuffle: A new order every epoch. ``"full"`` permutes all records. ``"lanes"`` is for shards that must be
             fetched: each rank reads its own shards, and shuffles within a window of them. True: lanes for a store at a
             URL, else ``"full"``.
         seed: Seed of the order and of all random numbers of ``augment``.
@@ -123,25 +123,25 @@ class PackedLoader:
             does so in its own way.
         drop_last: Drop a last batch that is not full.
         block: For disks that seek slowly: shuffle blocks of this many consecutive records.
-        window: Number of shards mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
-            cache has less room), or of blocks with ``block`` (16). With a :class:`packstore.Mix`, number of shards of
-            each store at a URL.
+        window: Number of shards mixed at a time with ``"lanes"``, over all ranks, or of blocks with ``block``. With a
+            :class:`packstore.Mix`, number of shards of each store at a URL. None: 64 shards or 16 blocks; a single rank
+            takes fewer shards if the cache has less room.
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
             endless. Ranks divide its indices among them, so it must yield the same on all ranks: torch's random
             samplers need a ``generator``. A sampler with ``num_replicas`` and ``rank``, such as ``DistributedSampler``,
-            divides them itself, and each rank takes all that its own sampler yields, unless ``rank`` is given.
+            divides them itself: each rank takes all that its own sampler yields. Not if ``rank`` is given.
         indices: Use only these items of the dataset.
-        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
-            one, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: put
-            it in ``PerImage``. ``Compose`` is taken apart.
+        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order. Or a single
+            operation, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch:
+            put it in ``PerImage``. The steps of torchvision's ``Compose`` are applied one by one.
         mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list from which each batch draws
             one, or a :class:`packstore.augment.BatchMixer` with more options. Mixes each batch with itself, after
             operations and normalisation; labels become shares of classes, float32 ``(B, C)``. Or
             :class:`packstore.augment.Mosaic` for detection. What is mixed is a function of the rank's batch.
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
-            The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
-            then a list of ``(B, 3, H, W)``. Each crop has its own draws, and a record is decoded once for all of them.
-            Masks, boxes and keypoints, with what belongs to boxes, become dicts or lists as the images are: ``(B, n,
+            The images of a batch are then a dict of ``(B, n, 3, H, W)``. With a list of lists of operations, they are
+            a list of ``(B, 3, H, W)``. Each crop has its own draws, and a record is decoded once for all of them.
+            Masks, boxes and keypoints become dicts or lists as the images are, and so do labels of boxes: ``(B, n,
             H, W)``, or for each record a list of ``n`` values.
         masking: A :class:`packstore.augment.RandomMasking`; adds the hidden patches of each image to batches.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
@@ -149,11 +149,11 @@ class PackedLoader:
         dtype: Floating point type of the images; None for float32 if they are normalised, else as stored.
             Without ``normalize``, pixels are scaled to 0 … 1.
         channels_last: Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which
-            is faster on most devices. A contiguous model would give gradients of other strides than its weights for
-            such batches: ``DistributedDataParallel`` then copies each, and warns.
-        output: ``"numpy"`` for arrays instead of tensors, on the CPU: over the same memory, which is theirs as long as
-            one of them lives. Images are ``(B, 3, H, W)``, with ``channels_last`` ``(B, H, W, 3)``; bfloat16 becomes
-            float32. ``augment`` and the transforms work on tensors all the same.
+            is faster on most devices. False for other models: their gradients would have other strides than the
+            weights, and ``DistributedDataParallel`` would copy each, with a warning.
+        output: ``"numpy"`` for arrays instead of tensors, on the CPU, without copies. The memory of a batch is not
+            used again while one of its arrays lives. Images are ``(B, 3, H, W)``, with ``channels_last``
+            ``(B, H, W, 3)``; bfloat16 becomes float32. ``augment`` and the transforms work on tensors all the same.
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called with parts of the images, ``(M, 3, H, W)``, once when they are loaded.
@@ -162,17 +162,17 @@ class PackedLoader:
         workers: Number of threads that read and decode; None for one per core. (DataLoader's ``num_workers``, without
             processes.)
         prefetch: Number of batches in progress at a time.
-        rank: Index of this process among ``world_size`` equal parts of each global batch; None takes it from
-            ``torch.distributed`` when an epoch begins, or from ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
-            1.
+        rank: Number of this process among ``world_size`` processes, each of which takes an equal part of every global
+            batch. None, when an epoch begins: that of ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE`` of the
+            environment, else 0 of 1.
         world_size: See ``rank``.
         on_error: ``raise``, or ``skip`` to leave out records that are damaged or cannot be decoded; ``stats()`` counts
             them.
-        collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
-            of images the largest height and width, and int64 ``(B, 2)``, those of each. ``"multi_hot"``: see above;
-            ``"list"``: images of different sizes as a list of ``(3, h, w)``; masks are then as the images.
-            ``"optional"``: records may have no value, and the batch's value is a list with
-            None for these. Without it a missing value is an error.
+        collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list; for
+            images, all have the largest height and width, and the lengths are the heights and widths. ``"list"``:
+            images of different sizes as a list of ``(3, h, w)``; masks have the form of the images. ``"multi_hot"``:
+            see above. ``"optional"``: records may have no value, and the batch's value is a list with None for these.
+            Without it a missing value is an error.
         mask_fill: Value of masks outside the image, if a crop exceeds it; masks become int32 for values that uint8
             lacks, such as -1.
         min_area: Boxes whose remaining area, in square pixels of the result, is smaller are dropped.
@@ -274,7 +274,8 @@ class PackedLoader:
 
     @property
     def sampler(self) -> Iterable[int] | None:
-        """The user's sampler; as with torch's loader, ``loader.sampler.set_epoch`` sets the next epoch."""
+        """The user's sampler; None without. As with torch's loader, ``loader.sampler.set_epoch`` sets the next
+        epoch."""
         return self.options.sampler
 
     def _repr_html_(self) -> str:
@@ -309,10 +310,10 @@ class PackedLoader:
         return items
 
     def _iterate_items(self, epoch: int, first: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch from batch ``first`` on, as arrays with ``output="numpy"``; counts them in the
-        statistics, and for resuming.
+        """Yields the items of an epoch from batch ``first`` on, as arrays with ``output="numpy"``.
 
-        Raises :class:`UsageError` if it is continued in a forked child."""
+        Counts them in the statistics, and for resuming. Raises :class:`UsageError` if it is continued in a forked
+        child."""
         process = os.getpid()
         with closing(self._producer.iterate_epoch(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch
@@ -340,10 +341,11 @@ class PackedLoader:
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration, which then begins at its first batch, even after ``load_state_dict``.
+        """Sets the epoch of the next iteration. The iteration begins at its first batch, even after
+        ``load_state_dict``.
 
         Raises:
-            UsageError: ``epoch`` is not a whole number from 0.
+            UsageError: ``epoch`` is not a whole number of at least 0.
         """
         self.epoch = whole_number("epoch", epoch, 0)
         self._resume = None
@@ -351,14 +353,19 @@ class PackedLoader:
     def stats(self) -> dict[str, float]:
         """Returns counts, and the seconds of each stage, since the loader was made or ``reset_stats()``.
 
-        ``images``, ``batches``, ``skipped``, ``unindexed`` (images decoded without their seek index, because the index
-        was invalid), ``decoded`` (image files that were decoded; several views of a record take one decoding),
-        ``seconds``, ``images_per_second``. Seconds of each stage: ``wait_seconds`` (the consumer stood idle),
-        ``read_seconds`` and ``decode_seconds`` (summed over threads), ``augment_seconds``, ``per_image_seconds``
-        (functions in ``PerImage``; summed over threads if they run there) and ``copy_seconds``.
+        - ``images``, ``batches``, ``skipped``, ``seconds``, ``images_per_second``
+        - ``decoded``: image files that were decoded. Several views of a record take one decoding.
+        - ``unindexed``: images decoded without their seek index, because the index was invalid.
+        - ``wait_seconds``: the consumer stood idle.
+        - ``read_seconds``, ``decode_seconds``: summed over threads.
+        - ``augment_seconds``, ``copy_seconds``
+        - ``per_image_seconds``: functions in ``PerImage``; summed over threads if they run there.
 
-        Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
-        to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).
+        Of a store at a URL also:
+
+        - ``cache_hits``, ``cache_misses``: shards that were in the cache, or not, when a thread came to read them.
+        - ``fetched_bytes``
+        - ``fetch_wait_seconds``: threads waited for shards; summed.
         """
         return self.pipeline.stats.snapshot(self.pipeline.fetches)
 
@@ -369,12 +376,13 @@ class PackedLoader:
     # Resume -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the latest iteration. After :meth:`load_state_dict`, returns the loaded position
-        until the next iteration begins. A loader that resumes from a position continues after the batches before it.
+        """Returns the position of the latest iteration, for :meth:`load_state_dict`.
+
+        A loader that resumes from it continues after the batches before it. After :meth:`load_state_dict`, returns the
+        loaded position until the next iteration begins.
 
         If no iteration has begun yet, first prepares the order of the next epoch. This raises :class:`UsageError` if
-        the epoch would have no batches, or if ranks would draw different records from the sampler.
-        """
+        the epoch would have no batches, or if ranks would draw different records from the sampler."""
         if self._running is None:
             self._epochs.begin_epoch()
         epoch, batches = self._running or (self.epoch, 0)
@@ -388,8 +396,9 @@ class PackedLoader:
         return describe_records(self.dataset)
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the values by which states are compared: dataset, order and augmentation. They leave out the number
-        of ranks, normalisation, dtype and transforms."""
+        """Returns the values by which states are compared: dataset, order and augmentation.
+
+        They leave out the number of ranks, normalisation, dtype and transforms."""
         options = self.options
         return {
             "dataset": self.dataset.manifest.dataset_digest,
@@ -414,13 +423,15 @@ class PackedLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration continue after the batches of ``state``, also with another number of ranks if the
-        global batch size is the same. Restores the epoch and the generator of the sampler, too. Logs a warning if
-        records of a last batch are left out because they are too few for the ranks.
+        """Makes the next iteration continue after the batches of ``state``. Restores the epoch and the generator of the
+        sampler, too.
+
+        The number of ranks may differ if the global batch size is the same. If records of a last batch are too few for
+        the ranks, leaves them out, and logs a warning.
 
         Raises:
-            UsageError: ``state`` is not a state, or of another dataset, order, augmentation or global batch size; names
-                the difference, and says if the store has grown since. Or an epoch would have no batches.
+            UsageError: ``state`` is not a state, or of another dataset, order, augmentation or global batch size. The
+                text names the difference, and says if the store has grown since. Or an epoch would have no batches.
         """
         self._epochs.begin_epoch()
         check_state(state, self._identity(), self.dataset)

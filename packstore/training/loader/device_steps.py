@@ -32,7 +32,7 @@ from packstore.training.random_draws import Draws
 
 
 class DrawnForBatch(NamedTuple):
-    """Random choices for a batch as a whole, by which its other columns are processed like its images.
+    """Random choices that concern a whole batch. They apply to its other columns as to its images.
 
     Attributes:
         mixed: How records are mixed; None if they are not.
@@ -50,7 +50,7 @@ class DeviceSteps:
     user's transform.
 
     Attributes:
-        in_decoding: Operations that decoding threads call image by image instead.
+        in_decoding: Operations that are left out here, because decoding threads call them image by image.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class DeviceSteps:
 
     @property
     def calls_user_code(self) -> bool:
-        """True if functions of the user run here, on whole batches; not for those in :attr:`in_decoding`."""
+        """True if functions of the user run here on whole batches of images. Leaves out :attr:`in_decoding`, and
+        ``target_transform``."""
         return self._options.transform is not None or any(
             not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _TimedOperation)
             for op in self._operations
@@ -103,8 +104,9 @@ class DeviceSteps:
     def call_per_image(
         self, images: torch.Tensor, records: NDArray[np.int64], epoch: int, skip: Collection[int]
     ) -> list[torch.Tensor | None]:
-        """Calls the functions of :attr:`in_decoding` with each image; returns the results, None for rows in ``skip``.
-        Thread-safe."""
+        """Calls the functions of :attr:`in_decoding` with each image. Thread-safe.
+
+        Returns the results, with None for rows in ``skip``."""
         rows = [row for row in range(len(images)) if row not in skip]
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
         with self._stats.measure("per_image"):
@@ -119,9 +121,8 @@ class DeviceSteps:
     def largest_pixels(self, images: torch.Tensor) -> int:
         """Estimates the largest number of pixels that an image has, as it is or after any operation.
 
-        If ``pre_transform`` has made other tensors of images, three values count as a pixel. A user's function is
-        assumed to double both sides.
-        """
+        A user's function is assumed to double both sides. ``pre_transform`` may have made tensors of other shapes: of
+        these, three values count as a pixel."""
         size = (images.shape[2], images.shape[3]) if images.ndim == 4 else (1, -(-images[:1].numel() // 3))
         after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
         return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
@@ -137,8 +138,9 @@ class DeviceSteps:
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
     def move_images(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
-        """Applies only crops, resizes, flips and warps, from index ``first`` of the list on, to images of another
-        column, by the same draws."""
+        """Moves images of another column as the main images, by the same draws: crops, resizes, flips and warps alone.
+
+        ``first``: index of the first operation to apply."""
         operations = self._options.augment[first:]
         moving = [_moving_part(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
@@ -147,9 +149,10 @@ class DeviceSteps:
         """Converts images to the final memory format, normalisation and dtype.
 
         Without ``normalize`` and ``dtype``, changes the memory format alone. Images of another dtype than stored
-        pixels, such as floating point, are not normalised. ``mode`` is that of a further column if it differs from the
-        main images': then values are scaled to 0 … 1 instead.
-        """
+        pixels, such as floating point, are not normalised.
+
+        ``mode``: for images of another mode than the main images. Their values are scaled to 0 … 1, without
+        normalisation."""
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
         if self._normalizer is None:
@@ -179,10 +182,17 @@ class DeviceSteps:
     def convert_unequal(
         self, images: Sequence[torch.Tensor], sizes: torch.Tensor, form: str, ids: NDArray[np.int64], epoch: int
     ) -> tuple[Any, DrawnForBatch]:
-        """Converts augmented images ``(3, h, w)`` that differ in size: to a list, to :class:`Padded` with the ``form``
-        ``"padded"``, or to mosaics. Then calls the user's ``transform``; returns its result and the draws of the batch.
+        """Converts augmented images ``(3, h, w)`` that differ in size, and calls the user's ``transform``.
 
-        ``sizes``, int64 ``(B, 2)``, are the heights and widths; ``ids`` are those of the records, on the host.
+        The images become mosaics with ``mix``, else by ``form`` a list or :class:`Padded`. Returns the result of
+        ``transform``, and the draws of the batch.
+
+        Args:
+            images: The images.
+            sizes: Their heights and widths, int64 ``(B, 2)``.
+            form: ``"list"`` or ``"padded"``.
+            ids: Ids of the records, on the host.
+            epoch: Epoch of random operations.
         """
         mix = self._options.mix
         with self._stats.measure("augment"):
@@ -197,8 +207,9 @@ class DeviceSteps:
             return self.call_transform(found), DrawnForBatch(tiles=tiles)
 
     def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
-        """Mixes a batch with itself or builds mosaics, draws its hidden patches, and then calls the user's
-        ``transform``; returns the result and the draws. Without such options only calls ``transform``."""
+        """Mixes a batch with itself or builds mosaics, draws its hidden patches, and calls the user's ``transform``.
+
+        Returns the result of ``transform``, and the draws. Does only what the options ask for."""
         mix, masking = self._options.mix, self._options.masking
         if not self._options.draws_for_batches:  # results of pre_transform need not be images
             return self.call_transform(images), DrawnForBatch()
@@ -223,7 +234,8 @@ class DeviceSteps:
 
     def mix_labels(self, labels: torch.Tensor, mixed: DrawnMix, classes: int | None) -> Any:
         """Mixes the labels of a batch as its images were mixed; see :meth:`BatchMixer.mix_labels`, also for errors.
-        ``classes`` is the number of the store's class names; None without names."""
+
+        ``classes``: number of the store's class names; None without names."""
         assert isinstance(self._options.mix, BatchMixer)
         return self._options.mix.mix_labels(labels, mixed, classes)
 
