@@ -79,30 +79,29 @@ def open_source(
         path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL: ``s3://bucket/imagenet``.
             A file that describes a folder of images (``data.yaml``) opens that folder. Folders of images and stores at
             a URL are read directly; other sources are first fetched into the local cache.
-        kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
-            if a folder is ambiguous: ``imagefolder`` takes all top folders as classes, even if some have names of
+        kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises the kind. A name
+            settles an ambiguous folder: ``imagefolder`` takes all top folders as classes, even if some have names of
             splits and others contain images.
-        labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; only
-            kinds that take such a file (``flat``) can open the source then.
+        labels: A CSV file with the columns ``file,label`` and optionally ``split``. Its paths are relative to ``path``.
+            Only some kinds take such a file (``flat``).
         max_pixels: See :class:`SourceOptions`.
-        packed_as: The manifest of a store that was packed from this source. Its kind of source decides if the path
-            alone is ambiguous. Its names of arrays are used.
+        packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
+            ambiguous. Its options are used in place of options that are not given.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
         layout: See :class:`SourceOptions`.
-        ignore: Patterns of files and folders to treat as absent: ``*.txt``, ``masks``, ``train/extra``. An empty value
-            means the patterns that ``packed_as`` was packed with.
-        columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. An empty
-            value means the ones that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags;
-            ``encoding=cp1252`` is the encoding of all texts that are not UTF-8.
-        frames: ``all`` makes each frame of the image files a sample, ``clips`` each file of frames or each folder of
-            numbered frames, see :class:`ClipsSource`. None means as ``packed_as`` was packed.
+        ignore: Patterns of files and folders to treat as absent: ``*.txt``, ``masks``, ``train/extra``.
+        columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. Any source
+            takes ``keep=geo``, which adds a column ``geo`` of GeoTIFF tags, and ``encoding=cp1252``, the encoding of
+            all texts that are not UTF-8.
+        frames: ``all`` makes each frame of the image files a sample. ``clips`` makes each file of frames, or each
+            folder of numbered frames, a sample; see :class:`ClipsSource`.
         progress: Called when an object is fetched.
 
     Raises:
-        AmbiguousSourceError: No kind reads all annotations of the images, or several kinds match, and ``kind`` is None.
-        UsageError: An unknown kind, labels for a kind that has its own, or names of arrays for a kind that has none.
+        AmbiguousSourceError: ``kind`` is None, and several kinds match, or none reads all annotations of the images.
+        UsageError: An unknown kind, or an option that the kind or the bridge does not use.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
@@ -141,8 +140,8 @@ def _open_files(
 ) -> Source:
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
 
-    Opens the folder that ``path`` describes, if it is such a file. Copies a source at a URL into the cache if its kind
-    reads only local files. Raises :class:`UsageError` for options that the named kind, or a bridge, does not use.
+    If ``path`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
+    kind reads only local files. Raises :class:`UsageError` for options that the named kind, or a bridge, does not use.
     """
     refuse_empty(path)
     check_paths(labels)
@@ -186,12 +185,12 @@ def _open_files(
 
 
 def find_described_folder(file: Path, options: SourceOptions, named: Kind | None) -> tuple[Path, SourceOptions] | None:
-    """Finds the folder that an annotation file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``):
-    the file's own folder or the one above.
+    """Finds the folder that an annotation file describes: the file's own folder or the folder above.
 
-    Opens each folder to see if its source names the file as one that describes it. Returns the folder, and options that
-    ignore the other files of that suffix, or of a similar one (``.json`` and ``.jsonl``), beside the file. Returns None
-    if the file describes no folder, is at a URL, or has more than 256 such files beside it.
+    Such files are ``data.yaml``, ``captions.csv`` and ``instances_train.json``. Opens each folder as a source, and asks
+    the source for its describing files. Returns the folder and its options, which ignore the siblings of ``file``.
+    Siblings have the same suffix or a similar one (``.json`` and ``.jsonl``). Returns None if the file describes no
+    folder, is at a URL, or has more than 256 siblings.
     """
     if isinstance(file, RemotePath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
         return None
@@ -231,11 +230,12 @@ def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptio
 
 
 def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
-    """Opens a path as the named kind, or as the recognised one. The kind in ``packed_as`` decides if the
-    path alone is ambiguous, or is recognised only with the names of arrays in ``packed_as``.
+    """Opens a path as the named kind, or as the recognised one. Options for arrays that are not given are those of
+    ``packed_as``.
 
-    Raises :class:`NeedsCopyError` for a URL if the kind reads only local copies, and :class:`SourceError` if the path
-    cannot be reached or is of no known kind.
+    If recognition is ambiguous, opens the path as the kind in ``packed_as``. If recognition fails otherwise, does so
+    only if ``packed_as`` has options for arrays. Raises :class:`NeedsCopyError` for a URL if the kind reads only local
+    copies, and :class:`SourceError` if the path cannot be reached or is of no known kind.
     """
     try:
         place.stat()
@@ -270,7 +270,7 @@ def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, pa
 
 
 def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:
-    """Returns the options for named arrays that a store was packed with; empty if the new options name any array."""
+    """Returns the options for arrays that a store was packed with; empty if ``options`` gives any of them."""
     if any(value is not None for value in options.array_names.values()):
         return {}
     recorded = {name: packed_as.options.get(name) for name in options.array_names}

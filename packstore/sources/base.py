@@ -38,9 +38,12 @@ _REMOTE_WORKERS = 32
 class Certainty(IntEnum):
     """How certain a kind is that a path is of this kind.
 
-    ``CERTAIN``: the path is of this kind; later kinds are not asked. ``PARTIAL``: it is, but this kind would leave out
-    something in it, so the user is asked unless another kind is certain. ``POSSIBLE``: nothing contradicts or proves
-    it; without a better kind, the first possible one opens the path, and says what is missing. ``NO``: it is not.
+    - ``CERTAIN``: the path is of this kind, and recognition ends.
+    - ``PARTIAL``: the path is of this kind, but the kind would leave something out. Raises a question to the user unless
+      another kind is certain.
+    - ``POSSIBLE``: nothing proves or contradicts it. Without a better kind, the first possible kind opens the path, and
+      reports what is missing.
+    - ``NO``: the path is not of this kind.
     """
 
     NO = 0
@@ -55,19 +58,20 @@ class SourceOptions:
 
     Attributes:
         labels: A CSV file with the columns ``file,label`` and optionally ``split``; for kinds that take one.
-        max_pixels: An image file too large for an image of so many pixels is not read; see
-            :func:`packstore.images.sniff.max_file_bytes`.
-        named: The user has named the kind, which decides if the path alone is ambiguous.
-        skip_bad: Bad samples are skipped, so a cycle of links is a bad sample and does not end the listing.
+        max_pixels: Largest image in pixels. Files larger than :func:`packstore.images.sniff.max_file_bytes` of it are
+            not read.
+        named: The user has named the kind, so an ambiguous path raises no question.
+        skip_bad: Bad samples are skipped. A cycle of links is then a bad sample, and does not end the listing.
         image_key: Name of the array with the images, for kinds that read named arrays.
         label_key: Name of the array with the class numbers, for the same kinds.
-        layout: Order of the axes of the image array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …. For tables with boxes,
-            their convention, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps them as JSON.
+        layout: Order of the axes of the image array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …. In tables with boxes, the
+            convention of the boxes, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps boxes as JSON.
         ignore: Patterns of files and folders to treat as absent, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
         frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`;
-            ``clips`` or ``clips:files``: each file or folder is, see :class:`packstore.sources.clips.ClipsSource`.
+            ``clips`` or ``clips:files``: each file or folder is a sample, see
+            :class:`packstore.sources.clips.ClipsSource`.
     """
 
     labels: Path | None = None
@@ -114,13 +118,13 @@ class Kind:
         recognise: Tells if a path is of this kind. Reads no more than necessary. Raises :class:`SourceError` only if
             the path is certainly meant for this kind, and is damaged or ambiguous.
         open: Opens a path. Raises :class:`SourceError` if it is not of this kind.
-        takes_labels: It uses :attr:`SourceOptions.labels`; other kinds never get any.
+        takes_labels: It uses :attr:`SourceOptions.labels`, which is None for all other kinds.
         takes_arrays: It uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
         takes_boxes: It uses a ``layout`` of boxes.
         takes_columns: It uses :attr:`SourceOptions.columns`.
         in_objects: It also reads folders in object stores, entirely through its tree.
-        sidecar_extensions: Extensions, without the first dot, of annotation files that have folder and name of their
-            image; such files in an archive look like WebDataset.
+        sidecar_extensions: Extensions, without the first dot, of annotation files beside their image with its name. An
+            archive of such files looks like WebDataset.
     """
 
     name: str
@@ -139,8 +143,8 @@ class Kind:
         return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
-        """Tells if this kind uses all given options that only some kinds use. False for a layout of boxes together with
-        labels or names of arrays."""
+        """Tells if this kind uses all given options among labels, arrays, boxes and columns. False for a layout of
+        boxes together with labels or names of arrays."""
         given = any(value is not None for value in options.array_names.values())
         if options.columns and not self.takes_columns:
             return False
@@ -157,7 +161,7 @@ class Entry(NamedTuple):
         split: Name of its split; ``""`` in a source without splits.
         labels: Class numbers, in the order of ``Survey.columns``.
         size_bytes: Size of the image in the source.
-        ref: Reference for reading it: plain values, which another opening of the same source understands.
+        ref: Reference for reading it: plain values, valid for any opening of the same source.
         modified_ns: Time of modification (``st_mtime_ns``) of the image's own file; 0 without one.
         changed_ns: Time of change (``st_ctime_ns``) of that file. It cannot be set back, so it alone shows that two
             files of equal size and age were exchanged.
@@ -177,11 +181,11 @@ class Sample(NamedTuple):
 
     Attributes:
         image: The main image.
-        values: Value of every column of :attr:`Survey.sampled`, by name: as a program would give it, see
-            :func:`packstore.core.columns.to_stored`, or None if missing; without companions.
-        key: Its key, if that is known only after reading; None for the entry's key.
-        at_rest: The values are in the stored form of a store, companions included.
-        number: Its index in its split, by which a program knows it; None if there is none.
+        values: Value of every column of :attr:`Survey.sampled`, by name; None if missing. A value is an argument of
+            :func:`packstore.core.columns.to_stored`, which adds the companions.
+        key: Its key, if it is known only after reading; None for the entry's key.
+        at_rest: The values already are in stored form, companions included.
+        number: Index in its split, in sources that are Python datasets; else None.
     """
 
     image: ImageData
@@ -196,25 +200,26 @@ class Survey:
     """Content of a source, from one pass over its listing; no image is read.
 
     Attributes:
-        splits: Number of samples by split, in packing order (see :data:`SPLIT_ORDER`; others follow by name); the only
-            name is ``""`` in a source without splits.
-        columns: All columns except the main image, in order: labels that the listing knows, as fixed int64 with their
-            classes; and the columns of :attr:`sampled`, with their companions.
+        splits: Number of samples by split, in packing order: first the names of :data:`SPLIT_ORDER`, then others by
+            name. In a source without splits, the only name is ``""``.
+        columns: All columns except the main image, in order. They are the labels in each ``Entry``, fixed int64 with
+            classes, and the columns of :attr:`sampled` with their companions.
         encoding: Encoding of the images that :meth:`Source.read` returns: ``original`` for image files, ``uint8`` or
             another dtype for arrays ``(H, W, C)``; a store's own encoding.
         mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all main images in the source.
-        size_counts: Number of images by size, rounded up by :func:`round_up_size`, from which formats that pad images
-            estimate their size.
+        size_counts: Number of images by size, rounded up by :func:`round_up_size`. Formats that pad images use it to
+            estimate the size of a store.
         key_bytes: Bytes of all keys together.
         ledger: Every file of the source with its role; empty for a store, and for samples that are no files.
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
-        value_bytes: Estimated bytes of these values.
+        value_bytes: Estimated bytes of the values of :attr:`sampled`.
         further_bytes: Bytes of the images among these values, in the source.
         gives_keys: Samples may have keys that are known only after reading.
-        counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source can be read once.
+        counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source can be read only
+            once.
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
         notes: Further facts that a person should know before using or sharing the store.
     """
@@ -256,13 +261,11 @@ class Survey:
 class Source(ABC):
     """Base of all sources: lists samples and reads them.
 
-    Listing is lazy and deterministic. Memory does not grow with the number of samples, except for one directory's names
-    and a few bytes a sample.
+    Listing is lazy and deterministic. It keeps in memory the names of one directory, and a few bytes for each sample.
 
     Attributes:
         kind: The name of its :class:`Kind`.
-        normalization: Name of the mean and standard deviation by which floating point records are normalised, unless
-            the user chooses others.
+        normalization: Name of the default mean and standard deviation for floating point records.
         path: The path as given by the user.
         options: Options with which it was opened.
         evidence: Files by which it was recognised, for people: ``features.json and 2 shards``; empty if the kind says
@@ -275,7 +278,7 @@ class Source(ABC):
     left_images: ClassVar[str] = "images that are no samples"
     """Reason for images that are left out, for the ledger."""
     asks_about_left: ClassVar[bool] = True
-    """Files that it leaves out may be unexpected annotations; not in published data sets."""
+    """Raises a question about left files that may be annotations; False for published data sets."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -294,23 +297,23 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Reads the image of an entry that this or another opening of the source has listed, with the values of
-        :attr:`Survey.sampled`, if any. Thread-safe. Raises :class:`SampleError` with the entry's key if it cannot be
-        read."""
+        """Reads the image of an entry, and the values of :attr:`Survey.sampled` if there are any. Another opening of
+        the source may have listed the entry. Thread-safe. Raises :class:`SampleError` with the entry's key if it
+        cannot be read."""
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[ImageData | None]:
         """Reads several entries at once, if that is faster. Returns None for each entry that :meth:`read` must read,
-        bad ones included; for all in this base."""
+        bad ones included. This base returns None for all entries."""
         return [None] * len(entries)
 
     def image(self, entry: Entry) -> ImageData:
-        """Reads an entry, and returns its image without its other values."""
+        """Reads an entry, and returns its image without its other values. Raises the errors of :meth:`read`."""
         found = self.read(entry)
         return found.image if isinstance(found, Sample) else found
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the name of file ``number`` of a column beside the main image, for messages, or None if it has no
-        name."""
+        """Returns the name of file ``number`` of a further column, for messages. Returns None if it has no name, and
+        always in this base."""
         return None
 
     def locate(self, entry: Entry) -> Location | None:
@@ -319,8 +322,8 @@ class Source(ABC):
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Prepares entries for :meth:`read`, and yields them: does the part of reading that one thread, or other
-        processes, must do first. This base changes nothing."""
+        """Yields entries ready for :meth:`read`. Does the part of reading for which one thread or other processes are
+        needed. This base yields the entries unchanged."""
         return entries
 
     def workers(self) -> int:
@@ -329,12 +332,12 @@ class Source(ABC):
         return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 
     def nbytes(self, entry: Entry) -> int:
-        """Estimates the bytes of an entry that :meth:`fetch` has prepared."""
+        """Estimates the bytes of an entry that :meth:`fetch` has prepared: in this base, the size of its image."""
         return entry.size_bytes
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` entries, spread over the ``records`` entries of the source and ready for :meth:`read`; fewer
-        if the source has fewer."""
+        """Yields ``count`` entries at equal distances among the ``records`` entries of the source, ready for
+        :meth:`read`. Yields fewer if the source has fewer."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
 
@@ -352,15 +355,15 @@ class Source(ABC):
         return ""
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Lists all files of the source for its ledger: each folder, and the names of its files. A source that is one
-        file is the only name in the folder ``""``. Lists none if the path does not exist."""
+        """Lists all files of the source for its ledger: each folder, and the names of its files. For a source that is
+        one file, lists folder ``""`` with its name. Lists none if the path does not exist."""
         if self.path.is_dir():
             return list_files(FolderTree(self.path))
         return iter([("", [self.path.name])] if self.path.is_file() else [])
 
     def claim_files(self, claims: Claims) -> None:
-        """Adds files to ``claims`` that the source uses, but that its survey has not claimed; else the ledger would
-        count them as left out. Adds none in this base."""
+        """Adds to ``claims`` the files that the source uses and its survey has not claimed. The ledger counts files
+        without a claim as left out. Adds none in this base."""
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:
@@ -369,7 +372,7 @@ class Source(ABC):
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a left file always belongs to the layout, so that it raises no question."""
+        """Tells if a left file always belongs to the layout, and therefore raises no question. False in this base."""
         return False
 
     def count_left_parts(self) -> Mapping[str, int]:
@@ -379,8 +382,8 @@ class Source(ABC):
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
         """Lists all files, and assigns each file its role by ``claims``. First adds the files of :meth:`claim_files` to
-        the claims. ``split`` is the surveyed split, None for all; images without a claim then count as not of this
-        split."""
+        the claims. The reason for an ignored file is its pattern. If only one ``split`` was surveyed, the reason for
+        an image without a claim is another split."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
         rules = compile_ignore_rules(self.options.ignore)
@@ -449,5 +452,5 @@ def count_sizes(sizes: Iterable[int]) -> Counter[int]:
 
 
 def round_up_size(size: int) -> int:
-    """Rounds ``size`` up to 64 bytes, so that :attr:`Survey.size_counts` stays small for any number of images."""
+    """Rounds ``size`` up to a multiple of 64 bytes. This keeps :attr:`Survey.size_counts` small."""
     return -(-size // 64) * 64

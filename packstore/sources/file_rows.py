@@ -123,7 +123,7 @@ class FileRowSource(TreeRowSource):
     """Source whose main images are files of a folder or an archive, with their paths as keys.
 
     A row with a missing file is a bad sample, unless the file is an optional value. Values that are texts are converted
-    to UTF-8. A file of a value may have its suffix in upper case.
+    to UTF-8. If the file of a value is missing, the same name with its suffix in upper case is tried.
 
     Attributes:
         main: Name of the main image.
@@ -136,8 +136,8 @@ class FileRowSource(TreeRowSource):
         """Yields the rows of a split, lazily, the same at each call; their values are plain."""
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of :meth:`file_rows` with sizes and times of their files. A missing main image yields a row
-        whose reading fails."""
+        """Yields the rows of :meth:`file_rows` with sizes of their files, and the time of the newest. A missing main
+        image yields a row whose reading fails."""
         for file, values, own_key in self.file_rows(split):
             key = file if own_key is None else own_key
             try:
@@ -160,8 +160,8 @@ class FileRowSource(TreeRowSource):
             yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
 
     def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
-        """Returns a value that is a file, and the file's size and times. If only ``a.PNG`` exists, takes it for
-        ``a.png``."""
+        """Returns a value that is a file, and the file's size and times. If ``a.png`` is missing and ``a.PNG`` exists,
+        returns ``a.PNG``. If both are missing, returns the value with size -1."""
         found = self._stat_or_missing(value.file)
         if found.size >= 0:
             return value, found
@@ -170,8 +170,8 @@ class FileRowSource(TreeRowSource):
         return (value, found) if there.size < 0 else (other, there)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. Returns
-        None for a missing file that is optional, and raises :class:`ValueError` for any other missing file."""
+        """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. A missing
+        optional file becomes None. Raises :class:`ValueError` for any other missing file."""
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
@@ -179,8 +179,8 @@ class FileRowSource(TreeRowSource):
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a sample, as the base does. Raises :class:`ValueError`, which names the file, for a bad value that is
-        the content of a file."""
+        """Reads a sample, as the base does. For a bad value that was read from a file, raises :class:`ValueError` with
+        the path of that file."""
         try:
             return super().read_sample(entry)
         except FieldError as error:

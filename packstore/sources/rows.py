@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     Attributes:
         key: Unique in the source.
-        ref: Reference for :meth:`RowSource.read_values`: plain values, which another opening understands.
+        ref: Reference for :meth:`RowSource.read_values`: plain values, valid for any opening of the same source.
         size_bytes: Size of the main image in the source.
         value_bytes: Estimated bytes of the other values.
         modified_ns: Time of modification of the newest of its files.
@@ -91,8 +91,8 @@ class RowSource(Source):
 
     @abstractmethod
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the values of a row by the names of :meth:`fields`, as a program would give them, not yet in a store's
-        form. Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
+        """Reads the values of a row by the names of :meth:`fields`, not yet in the stored form of their columns.
+        Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
         :class:`OSError` for a row that cannot be read."""
 
     def files(self) -> Iterable[Path]:
@@ -108,8 +108,9 @@ class RowSource(Source):
         self.claim_paths(claims, self.files())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts all rows and their bytes, claims their files, and takes the columns from the schema. Raises
-        :class:`SourceError` if there are no rows."""
+        """Counts the rows of one split, or of all, and their bytes. Claims their files, and takes the columns from the
+        schema. Raises :class:`SourceError` if there are no rows, and :class:`NotInSourceError` for an unknown
+        split."""
         splits = dict.fromkeys(self._choose_splits(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -154,15 +155,15 @@ class RowSource(Source):
         return chain.from_iterable(map(self._make_entries, self._choose_splits(split)))
 
     def read(self, entry: Entry) -> Sample:
-        """Reads a sample by :meth:`read_sample`. Raises :class:`SampleError` also in place of its :class:`OSError` and
-        :class:`ValueError`."""
+        """Reads a sample by :meth:`read_sample`. Converts its :class:`OSError` and :class:`ValueError` to
+        :class:`SampleError` with the entry's key."""
         try:
             return self.read_sample(entry)
         except (OSError, ValueError) as error:
             raise SampleError(entry.key, printable(str(error))) from error
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the main image by :meth:`locate_row`; None if that has no place."""
+        """Locates the main image by :meth:`locate_row`; None if its place is unknown."""
         return self.locate_row(entry.ref)
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -175,8 +176,8 @@ class RowSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """Schema that converts rows to records, made once from the fields and the first 16 rows of each split. Skips
-        rows that cannot be read. Raises :class:`SourceError` for rows that make no columns."""
+        """Schema that converts rows to records. Made once, from the fields and the first 16 rows of each split, without
+        rows that cannot be read. Raises :class:`SourceError` if fields and rows do not fit each other."""
         declared = self.fields()
         probes = chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits())
         samples = []
@@ -189,8 +190,8 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _choose_splits(self, split: str | None) -> Sequence[str]:
-        """Returns the name of one split, which may be given in upper case, or the names of all. Raises
-        :class:`NotInSourceError` for an unknown split."""
+        """Returns the name of one split, or the names of all for None. Accepts a name in upper case for a split in
+        lower case. Raises :class:`NotInSourceError` for an unknown split."""
         splits = self.splits()
         if split is None:
             return splits

@@ -40,8 +40,8 @@ _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 def is_tfrecord(path: Path) -> bool:
-    """Tells if the first record of a file may be an example; False if the file cannot be read. An empty file counts if
-    its name is that of record files."""
+    """Tells if the first record of a file, also a compressed one, may be an example. True for an empty file with the
+    name of a record file. False if the file cannot be read."""
     try:
         kind = find_compression(path)
         with path.open("rb") as file, explain_damage(path):
@@ -68,7 +68,7 @@ def find_compression(path: Path) -> str | None:
 
 @dataclass(slots=True)
 class _ShardIndex:
-    """Index of the records of a shard; takes some 30 bytes each, and their keys.
+    """Index of the records of a shard. A record takes 24 bytes and its key.
 
     Attributes:
         places: Offset of the data of each record.
@@ -95,9 +95,9 @@ class RecordFiles(Protocol):
     fault: str
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields place, size and message of each record of file ``number``; None for the message of a damaged record.
-        Raises :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError` if no record can be
-        read."""
+        """Yields place, size and message of each record of file ``number``; the message of a damaged record is None.
+        Raises :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError` if no record can
+        be read."""
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
@@ -106,7 +106,7 @@ class RecordFiles(Protocol):
         """Locates the data of a record, or returns None if they are not plain bytes of the file."""
 
     def close(self) -> None:
-        """Closes files that no thread reads; reading opens them again."""
+        """Closes all files; reading opens them again."""
 
 
 class DamageError(ValueError):
@@ -130,9 +130,9 @@ class TfrecordFiles:
         self._files = OpenFiles(paths, find_compression)
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields offset, size and message of each record. Reads headers alone: a message reads further bytes only when
-        the caller asks for them. Does not verify checksums of data. Raises :class:`DamageError` for a damaged
-        header."""
+        """Yields offset, size and message of each record. Reads only headers, and the first bytes of data. A message
+        reads further bytes when the caller asks for them. Does not verify checksums of data. Raises
+        :class:`DamageError` for a damaged header, and for a record larger than an example can be."""
         file = self._files[number]
         at, end = 0, os.fstat(file.descriptor).st_size
         while at < end:
@@ -157,14 +157,14 @@ class TfrecordFiles:
         return self._files.locate_span(number, place, length)
 
     def close(self) -> None:
-        """Closes files that no thread reads; reading opens them again."""
+        """Closes all files; reading opens them again."""
         self._files.close()
 
 
 class ExampleSource(ShardSource):
     """Base of sources whose shards hold ``tf.train.Example`` records.
 
-    The first listing reads all records except their images. A record with a wrong checksum is a bad sample; if a length
+    The first listing reads all records except their images. A record with a wrong checksum is a bad sample. If a length
     is wrong, the rest of the file is one bad sample.
 
     Attributes:
@@ -187,8 +187,8 @@ class ExampleSource(ShardSource):
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each record. If the rest of a shard is damaged, yields one more row, and reading that row
-        raises an error. If :attr:`has_keys`, records have their own keys, and the key of a record without one is the
-        file's name and the record's offset. Else keys are numbers."""
+        raises an error. If :attr:`has_keys`, rows have the keys of their records; a damaged record has file name and
+        offset as key. Else all rows take ``keys``."""
         index, name = self.index[number], self.shards[number][1].name
         for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
             key, own = next(keys), index.keys[i]
@@ -227,8 +227,8 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def index(self) -> list[_ShardIndex]:
-        """Index of each shard. Its first use reads all records and collects :attr:`facts`. Raises :class:`SourceError`
-        if there are no records, or none is an example."""
+        """Indexes of the shards. The first use reads all records, and collects :attr:`facts`. Raises
+        :class:`SourceError` if there are no records, or none is an example."""
         found = [self._index_file(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
@@ -257,8 +257,8 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def has_keys(self) -> bool:
-        """True if every readable record has a key, and all keys differ; False if there are none. Reads records with the
-        same key again, and removes the keys of damaged ones from :attr:`index`."""
+        """True if every readable record has a key, and all keys differ. False if no record is readable. Reads records
+        with equal keys again, and removes the keys of damaged ones from :attr:`index`."""
         names = (name for index in self.index for name in index.keys)
         digests = np.fromiter(map(_digest_key, names), np.uint64)
         values, counts = np.unique(digests[digests != 0], return_counts=True)
@@ -268,8 +268,8 @@ class ExampleSource(ShardSource):
         return not twice or not self._has_duplicate_key(digests, twice)
 
     def _has_duplicate_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
-        """Tells if two undamaged records have the same key, among those with a digest in ``twice``. Removes the keys of
-        damaged ones from the index."""
+        """Tells if two undamaged records have the same key. Reads only records whose key has a digest in ``twice``, and
+        removes the keys of damaged ones from the index."""
         good: set[int] = set()
         places = ((number, i) for number, index in enumerate(self.index) for i in range(len(index.keys)))
         for digest, (number, i) in zip(digests.tolist(), places, strict=True):
@@ -290,7 +290,7 @@ class ExampleSource(ShardSource):
         return next((name for name in KEYS if name in self.facts.features), "")
 
     def _index_file(self, number: int) -> _ShardIndex:
-        """Indexes the records of file ``number`` up to the first damage, and adds to :attr:`facts`."""
+        """Indexes the records of file ``number`` up to the first wrong length, and adds to :attr:`facts`."""
         index = _ShardIndex()
         try:
             for place, length, message in self._files.walk_records(number):
@@ -305,8 +305,8 @@ class ExampleSource(ShardSource):
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
-        returns its own size and None. Reads only the needed parts of a record. Reads the whole record if it has new
-        facts, which its checksum must confirm."""
+        returns the size of the record and None. Reads only the needed parts of a record. If the record has new facts,
+        reads all of it, and discards the facts if its checksum is wrong."""
         try:
             features = read_example(message)
             self.facts.add_example(
@@ -329,8 +329,8 @@ def measure_largest_value(features: Mapping[str, Feature]) -> int:
 
 
 def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
-    """Reads the key of an example from the first usual feature of keys that the example has. Returns None unless that
-    is printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
+    """Reads the key of an example from the first of :data:`KEYS` among its features. Returns None unless the value is
+    printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None

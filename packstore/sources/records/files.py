@@ -21,7 +21,7 @@ _OPEN = 8
 class OpenFiles:
     """Opens files by number, for reads at any offset; thread-safe. Keeps the 8 last used files open.
 
-    A compressed file is decompressed to a temporary file once while it stays open.
+    Opening a compressed file decompresses it to a temporary file. Opening it again decompresses it again.
     """
 
     def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None]) -> None:
@@ -64,7 +64,7 @@ class OpenFiles:
         return Location(str(path.absolute()), start, within=size) if self._plain[number] else None
 
     def close(self) -> None:
-        """Closes files that no thread reads; reading opens them again."""
+        """Closes all files; reading opens them again. A file that a thread reads closes when the thread is done."""
         with self._lock:
             self._open.clear()
 

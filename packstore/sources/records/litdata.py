@@ -38,7 +38,7 @@ _MAX_RATIO = 256
 
 
 class LitdataSource(MdsSource):
-    """Source of LitData chunks that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` …
+    """Source of LitData chunks that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
     Refuses nested items, pickles, encryption, compressions other than zstd, and formats that it does not know."""
 
     kind = "litdata"
@@ -48,7 +48,7 @@ class LitdataSource(MdsSource):
     @staticmethod
     def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
         """Yields the chunks that an index names. Raises :class:`SourceError` for an invalid index, a missing chunk,
-        encryption, unknown formats, and compressions other than zstd."""
+        nested items, encryption, unknown formats, and compressions other than zstd."""
         try:
             plain = read_index(index)
             config = plain["config"]
@@ -114,7 +114,7 @@ def _parse_encoding(form: str) -> str:
 
 def _parse_names(spec: object, count: int) -> tuple[str, ...]:
     """Parses the names of the values of an item from a ``data_spec``: keys of a dict, or positions in a tuple or list.
-    Raises :class:`ValueError` for nested items and other types."""
+    Raises :class:`ValueError` for nested items, other types, and a number of names other than ``count``."""
     if not isinstance(spec, str):
         raise ValueError("it has no data_spec")
     node = json.loads(spec)[1]
@@ -129,7 +129,7 @@ def _parse_names(spec: object, count: int) -> tuple[str, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the first ``index.json`` describes formats as LitData does."""
+    """Certain if the first ``index.json`` describes formats as LitData does, else ``NO``."""
     for _, index in find_indexes(path)[:1]:
         try:
             plain = read_index(index)

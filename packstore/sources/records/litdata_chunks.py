@@ -23,7 +23,7 @@ _STEP = 1 << 20
 
 
 class ChunkFiles(OpenFiles):
-    """Opens chunks of LitData; decompresses those that are compressed to temporary files."""
+    """Opens chunks of LitData. Decompresses compressed chunks to temporary files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(paths, detect_compression)
@@ -88,7 +88,8 @@ def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator
 
 def _inflate_frame(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
     """Yields the uncompressed content of a Zstandard frame in pieces, at most ``most`` bytes. Raises
-    :class:`ValueError` if it has more, or, with ``exactly``, fewer bytes; raises the library's errors for damage."""
+    :class:`ValueError` if the frame has more bytes; with ``exactly``, also if it has fewer. Raises the library's
+    errors for damage."""
     found = 0
     with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
         while piece := stream.read(_STEP):

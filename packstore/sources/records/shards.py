@@ -69,10 +69,9 @@ class FoundShards:
 def find_shards(
     path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False
 ) -> FoundShards:
-    """Finds the shards at ``path``: the file itself, without a split, those in the folder, and those in its folders
-    ``train``, ``val`` …
+    """Finds the shards in a folder and in its folders ``train``, ``val`` …; a file is one shard without a split.
 
-    The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``.
+    The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``. Skips hidden files.
 
     Args:
         path: A file or a folder.
@@ -118,8 +117,8 @@ def _list_sorted(folder: Path) -> list[Path]:
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
-    """Certain if ``path`` is a shard, or a folder in which one of the first files is a shard and no file is an image.
-    Looks at 8 files at most."""
+    """Certain if ``path`` is a shard, or a folder with a shard and without images directly in it; else ``NO``. Tests
+    only the files of :func:`list_first_shards`, at most 8."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else list_first_shards(path, suffixes)
@@ -127,8 +126,8 @@ def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[
 
 
 def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Lists up to 4 files with names of shards, and up to 4 without a suffix, in a folder or its folders of splits;
-    ``[]`` if ``path`` is no folder."""
+    """Lists possible shards in a folder and its folders of splits: up to 4 files with names of shards, and up to 4
+    without a suffix. Returns ``[]`` if ``path`` is no folder."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -151,12 +150,13 @@ def refuse_missing_shards(path: Path, kind: str, missing: Sequence[str]) -> None
 
 
 def find_split_in_name(name: str) -> str:
-    """Returns the first part of a file's name that is a split, in lower case, or ``""`` if there is none."""
+    """Returns the first part of a file's name that is a split, in lower case, or ``""`` if there is none. Parts are
+    separated by ``-``, ``_`` and ``.``."""
     parts = [part.lower() for part in re.split(r"[-_.]", name)]
     return next((part for part in parts if part in SPLIT_ORDER), "")
 
 
 def folder_has_images(path: Path) -> bool:
-    """Tells if images are directly in a folder."""
+    """Tells if images are directly in a folder. False if ``path`` is no folder."""
     tree = open_tree(path)
     return tree is not None and len(tree.names("").ending(*IMAGE_SUFFIXES)) > 0
