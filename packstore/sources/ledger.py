@@ -29,8 +29,13 @@ _MASK = (1 << 128) - 1
 
 
 class Role(StrEnum):
-    """Role of a file: packed as content; annotation, read for data about other files; evidence (class list, card);
-    or left out."""
+    """Role of a file in its source.
+
+    - ``PACKED``: its content is in a record.
+    - ``ANNOTATION``: it has labels or other data about packed files.
+    - ``EVIDENCE``: it describes the dataset, as a class list or a card does.
+    - ``LEFT``: it is left out.
+    """
 
     PACKED = "packed"
     ANNOTATION = "annotation"
@@ -47,8 +52,8 @@ class Ledger:
 
     Attributes:
         files: Number of files of each role.
-        left: Number of files left out, by reason; at most some forty reasons.
-        members: Number of records, arrays and columns in packed files that are left out, by reason.
+        left: Number of files left out, by reason; at most 41 reasons.
+        members: Number of parts left out of packed files (records, arrays, columns), by reason.
         suffixes: Number of all files by suffix, see :func:`suffix_for_count`.
         used: Digest of the paths and roles of all files that are used: 32 hexadecimal digits, or empty for none.
         others: Digest of the paths of files that are left out: 32 hexadecimal digits, or empty for none.
@@ -78,7 +83,8 @@ class Ledger:
         return {**self.left, **self.members}
 
     def names(self, role: Role) -> Iterator[str]:
-        """Yields the paths of files with a role other than ``PACKED``, folder by folder."""
+        """Yields the paths of files with a role, folder by folder. Paths of packed files are not kept: yields none for
+        ``PACKED``."""
         rest = b""
         unpacker = zlib.decompressobj()
         for start in range(0, len(self.named), 1 << 16):
@@ -90,7 +96,7 @@ class Ledger:
 
 
 class Claims:
-    """Files that a source uses, by role; takes some eight bytes a file."""
+    """Files that a source uses, by role. Keeps only hashes of names, eight bytes for each file."""
 
     def __init__(self) -> None:
         self._hashes: dict[Role, dict[str, array[int]]] = {role: {} for role in _USED}
@@ -123,8 +129,8 @@ def make_ledger(
     reason: Callable[[str, str], str | None],
     members: Mapping[str, int],
 ) -> Ledger:
-    """Assigns each listed file the role for which the source claims it. Of several roles, takes the first in the order
-    of :class:`Role`. Files without a claim are left out. Claims of files that are not listed do not count.
+    """Assigns each listed file the role for which the source claims it. A file with several claims gets the first of
+    these roles in the order of :class:`Role`. A file without a claim is left out. Ignores claims of unlisted files.
 
     Args:
         listing: Folders with the names of their files, see :func:`list_files`.
@@ -166,18 +172,20 @@ def make_ledger(
 
 
 def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
-    """Lists all files of a tree, folder by folder; also hidden ones, and those that ``--ignore`` hides."""
+    """Lists all files of a tree, folder by folder. Includes hidden files, and files that ``--ignore`` hides."""
     for folder, names in tree.all_folders():
         yield folder, names.files
 
 
 def count_replaced_members(tree: Tree) -> dict[str, int]:
-    """Counts files of an archive that later files of the same name replace, as unpacking does."""
+    """Counts files of an archive that later files of the same name replace, as unpacking does. Returns the number by
+    its reason, or an empty dict for none."""
     return {"files replaced by later ones of the same name": tree.replaced} if tree.replaced else {}
 
 
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
-    """Counts names by suffix in ``counts``. Beyond 256 suffixes, others count as ``""``."""
+    """Adds the number of names of each suffix to ``counts``, see :func:`suffix_for_count`. After 256 suffixes, counts
+    new ones as ``""``."""
     names = list(names)
     common = find_common_suffix("\0".join(("", *names, ""))) if names else ""
     if common:
@@ -190,7 +198,8 @@ def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
 
 
 def suffix_for_count(name: str) -> str:
-    """Returns the last suffix in lower case with its dot, or ``""`` for none, a number, or more than 12 characters."""
+    """Returns the last suffix in lower case, with its dot. Returns ``""`` if there is none, or if it is a number or
+    longer than 12 characters."""
     stem, _, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
@@ -219,7 +228,8 @@ def _divide_by_claim(
 
 
 def _digest_names(role: Role, folder: str, names: Sequence[str]) -> int:
-    """Hashes the role and the paths of files in a folder, independent of their order; 0 for none."""
+    """Hashes the role and the paths of files in a folder. The order of ``names`` does not matter. Returns 0 for no
+    names."""
     text = "\0".join([role, folder, *sorted(names)])
     return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogateescape")) if names else 0
 

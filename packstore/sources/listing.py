@@ -65,8 +65,7 @@ class Listing:
     Attributes:
         identity: Device and inode of the directory, the same for every path to it.
         images: Names of the images, sorted.
-        sizes: Sizes of the images; 0 for a broken link (reading it raises), :data:`NO_FILE` if it is neither a file nor
-            a directory.
+        sizes: Sizes of the images; 0 for a broken link, :data:`NO_FILE` for a pipe, a socket or a device.
         modified: Times of modification of the images in nanoseconds; 0 without a size.
         changed: Times of change of the images; 0 without a size.
         directories: Names of the subdirectories, unsorted.
@@ -81,12 +80,13 @@ class Listing:
 
     @classmethod
     def of_cycle(cls, identity: Identity, name: str) -> Listing:
-        """Makes the listing of a link to a folder that contains it: the link ``name`` as a bad file."""
+        """Makes the listing of a link to a folder that contains the link. The link ``name`` is its only file, with size
+        :data:`CYCLE`."""
         return cls(identity, [name], [CYCLE], [0], [0], [])
 
     @property
     def is_cycle(self) -> bool:
-        """True for a link that leads to a folder above it, see :meth:`packstore.sources.tree.Tree.walk`."""
+        """True for a listing from :meth:`of_cycle`, see :meth:`packstore.sources.tree.Tree.walk`."""
         return self.sizes == [CYCLE]
 
 
@@ -96,10 +96,10 @@ def list_directory(
     names: Names | None = None,
     is_image: Callable[[str], bool | None] | None = None,
 ) -> Listing:
-    """Lists the images and folders of one directory. Counts other entries in ``ignored``, by reason.
+    """Lists the images and folders of one directory. Adds the number of other entries to ``ignored``, by reason.
 
-    ``names`` are the directory's names if they are known. ``is_image`` replaces :func:`is_image_name`; if the name does
-    not decide, the first bytes of the file do. Follows links; a broken link is a file, as for ``os.walk``. Raises
+    ``names`` are the directory's names if they are known. ``is_image`` replaces :func:`is_image_name`. If it returns
+    None, the first bytes of the file decide. Follows links. A broken link is a file, as for ``os.walk``. Raises
     :class:`SourceError` if the directory cannot be listed.
     """
     images: list[str] = []
@@ -131,14 +131,14 @@ def list_directory(
 
 
 def list_folders(path: Path) -> list[Path]:
-    """Lists the folders in a folder, sorted, without a ``stat`` for each of its files. Raises :class:`OSError` if it
-    cannot be listed."""
+    """Lists the folders in a folder, hidden ones included, sorted by path. Calls no ``stat`` for files. Raises
+    :class:`OSError` if the folder cannot be listed."""
     with os.scandir(path) as entries:
         return sorted(path / entry.name for entry in entries if is_directory(entry))
 
 
 def is_passed_over(name: str) -> bool:
-    """Tells if a file or directory is hidden, or one that an operating system makes."""
+    """Tells if a file or directory is hidden, or has a name of :data:`SYSTEM_NAMES`."""
     return name[0] == "." or name.lower() in SYSTEM_NAMES
 
 
@@ -170,8 +170,8 @@ def _listing_error(path: str, error: OSError) -> SourceError:
 
 
 def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
-    """Returns sizes, times of modification and of change of files in an open directory, as in :class:`Listing`: zeros
-    for a broken link."""
+    """Returns sizes, times of modification and times of change of files in an open directory, as in
+    :class:`Listing`."""
     together = stat_files(descriptor, names) if len(names) >= _MANY else None
     if together is not None:
         return together[0], together[1], together[2]
@@ -206,7 +206,8 @@ def skip_reason(name: str) -> str:
 
 
 def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
-    """Counts ``names`` in ``ignored`` by the reason why they are left out; does nothing if ``ignored`` is None."""
+    """Adds the number of ``names`` to ``ignored``, by the reason for leaving them out; does nothing if ``ignored`` is
+    None."""
     if ignored is None:
         return
     for name in names:
@@ -220,8 +221,8 @@ def hide_ignored(
     names: Names,
     ignored: Counter[str] | None,
 ) -> Listing:
-    """Returns a listing without the entries that ``rules`` hide. Counts in ``ignored`` all of the directory's ``names``
-    that are left out, by reason."""
+    """Returns a listing without the entries that ``rules`` hide. ``names`` are all names of the directory. Adds the
+    number of those left out to ``ignored``, by reason, unless it is None."""
     prefix = f"{directory}/" if directory else ""
     kept = [n for n, name in enumerate(listing.images) if not rules.hides(prefix + name)]
     folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
@@ -240,8 +241,8 @@ def hide_ignored(
 
 
 def count_reason(reason: str, counts: Counter[str]) -> None:
-    """Counts a reason; beyond forty reasons, others count as ``not images (other)``, since numbered suffixes could
-    fill the memory."""
+    """Counts a reason. After forty reasons, counts new ones as ``not images (other)``."""
+    # Numbered suffixes could fill the memory.
     counts[reason if reason in counts or len(counts) < _MAX_REASONS else "not images (other)"] += 1
 
 

@@ -39,8 +39,8 @@ PLAIN_KINDS = ("imagefolder", "flat")
 
 
 def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
-    """Finds files that a source leaves out and that seem to annotate its images; none for published datasets, and for
-    sources without a tree."""
+    """Finds the possible annotations among the files that a source leaves out. Finds none for published datasets, and
+    for sources without a tree."""
     tree = getattr(source, "tree", None)
     if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
         return []
@@ -50,8 +50,8 @@ def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
 
 
 def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
-    """Opens a path as a kind that matches it partially. Returns the annotations or images that this kind would leave
-    out, or none if the path cannot be surveyed."""
+    """Opens a path as a kind that matches it partially, and surveys it. Returns the annotations that this kind would
+    leave out; if there are none, the images. Returns none if the survey fails."""
     try:
         with closing(kind.open(path, replace(options, named=True))) as source:
             survey = source.survey()
@@ -71,8 +71,8 @@ def list_array_kinds() -> str:
 
 
 def find_kind(path: Path) -> Kind | None:
-    """Returns the first kind, except ``store``, that recognises a path certainly or partially, or finds it damaged;
-    None if there is none."""
+    """Returns the first kind that recognises a path certainly or partially, or finds it damaged. Leaves ``store`` out.
+    Returns None if there is none."""
     kind: Kind
     for kind in SOURCES.values():
         try:
@@ -89,8 +89,8 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
     Raises:
         AmbiguousSourceError: Kinds match partially, folders of an image folder do not seem to be classes, or the
             path contains datasets.
-        SourceError: The path is damaged, or of no kind. An error of a built-in kind is raised only if no plug-in is
-            certain: it may read files that the kind takes for damaged.
+        SourceError: The path cannot be read, is damaged, or is of no kind. A file that a built-in kind finds damaged
+            may be a plug-in's, so plug-ins are asked first.
         NeedsCopyError: Only local copies of a URL can be recognised.
     """
     found: dict[Certainty, list[Kind]] = {}
@@ -162,8 +162,8 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
 
 
 def _find_certain_kind(path: Path) -> Kind | None:
-    """Returns the first built-in kind that is certain of a path or asks about it, or None if there is none. Raises
-    :class:`SourceError` for a damaged path."""
+    """Returns the first built-in kind that is certain of a path, or raises a question about it. Returns None if there
+    is none. Raises :class:`SourceError` for a damaged path."""
     kind: Kind
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):
@@ -184,8 +184,12 @@ def _find_specific_kind(path: Path) -> Kind | None:
 
 
 def _refuse_unlikely_classes(path: Path) -> None:
-    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: the only one is
-    a dataset itself, they are called like splits, or :func:`find_non_classes` finds a reason."""
+    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes.
+
+    - The only folder is a dataset itself.
+    - Folders have names like splits.
+    - :func:`find_non_classes` finds another reason.
+    """
     inside = find_only_folder(path)
     kind = None if inside is None else _find_certain_kind(inside)
     if inside is not None and kind is not None:

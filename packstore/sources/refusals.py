@@ -23,8 +23,8 @@ _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07
 
 
 def unrecognised_error(path: Path) -> SourceError:
-    """Returns the error for a file of no known kind, by its first bytes: empty, one image, an archive …. Raises
-    :class:`SourceError` for a saved web page, and for a file that cannot be read."""
+    """Returns the error for a path of no known kind. Its message depends on the first bytes: empty, one image, an
+    archive …. Raises :class:`SourceError` for a saved web page, and for a file that cannot be read."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
     if path.is_file() and not start:
@@ -43,11 +43,11 @@ def unrecognised_error(path: Path) -> SourceError:
 
 
 def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
-    """Returns the error for a path that, packed as ``kind``, would lose possible annotations. Its answers confirm the
-    kind, or ignore the annotations.
+    """Returns the error for a path that would lose possible annotations as ``kind``. Its answers confirm the kind, or
+    ignore the annotations.
 
-    ``found`` has a pair for each of them: its description, and its patterns for ``--ignore``. The message shows eight
-    descriptions. Ignoring is offered only if each has a pattern and there are at most eight patterns.
+    ``found`` has, for each group of annotations, its description and its patterns for ``--ignore``. The message shows
+    eight descriptions. It offers to ignore only if there are at most eight patterns, and at least one for each group.
     """
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
@@ -72,14 +72,14 @@ def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceErr
 
 
 def add_first_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
-    """Returns a copy of an error with one more answer, before its others: ``kind``, which packs the folders side by
-    side as one sample each."""
+    """Returns a copy of an error with one more answer, before its others: ``kind``. That kind makes a sample from the
+    files of equal names in several folders."""
     said = f"{error}; or pack {short_help(kind)} as one sample with --source {kind.name}"
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 
 
 def add_kinds(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """Returns the error with further possible kinds after its other answers."""
+    """Returns the error with further possible kinds after its other answers; for no kinds, the error itself."""
     if not kinds:
         return error
     more = ", or ".join(f"as {short_help(kind)} with --source {kind.name}" for kind in kinds)
@@ -88,8 +88,8 @@ def add_kinds(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSo
 
 
 def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
-    """Returns the error for a folder that is not a dataset but contains some; ``kind`` is a kind that would also
-    match it."""
+    """Returns the error for a folder that is not a dataset, but contains the datasets ``found``. ``kind`` adds the
+    answer to pack the folder as that kind."""
     shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({short_help(each)})" for place, each in found)
     advice = "give that" if len(found) == 1 else "give one of them"
     answers = [Answer(source=place) for place, _ in found]
@@ -114,8 +114,8 @@ def split_names_error(path: Path, folders: Sequence[str], kind: str) -> Ambiguou
 
 
 def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """Returns the error for an image folder whose folders do not seem to be classes; names eight of these at most.
-    ``why`` is the reason, which follows the path."""
+    """Returns the error for an image folder whose folders do not seem to be classes. Names at most eight folders.
+    ``why`` is the reason, a phrase that continues the path."""
     is_folder = path.is_dir()
     shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
     give = f"give one of them ({shown})" if is_folder else f"unpack it, and give one of them ({shown})"
@@ -127,7 +127,7 @@ def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) ->
 
 
 def archive_without_images_error(path: Path, tree: Tree) -> SourceError:
-    """Returns the error for an archive without images, with counts of its other files."""
+    """Returns the error for an archive without images. Walks the archive to count its other files."""
     passed: Counter[str] = Counter()
     for _ in tree.walk("", tree.above, passed, skip_cycles=True):
         continue
@@ -141,7 +141,7 @@ def short_help(kind: Kind) -> str:
 
 
 def not_a_folder_error(path: Path) -> SourceError:
-    """Returns the error for a file in place of a folder of images: one image, or a file with other first bytes. Raises
+    """Returns the error for a file in place of a folder of images. Its message depends on the first bytes. Raises
     :class:`SourceError` if the file cannot be read."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
@@ -151,8 +151,8 @@ def not_a_folder_error(path: Path) -> SourceError:
 
 
 def refuse_page(path: Path) -> None:
-    """Raises :class:`SourceError` for a web page that was saved instead of data, by the first 512 bytes, and for a file
-    that cannot be read."""
+    """Raises :class:`SourceError` for a web page that was saved instead of data, and for a file that cannot be read.
+    Reads 512 bytes."""
     if _PAGE.match(first_bytes(path, 512)):
         raise SourceError(
             f"{printable(str(path))} is a web page (HTML), and no {printable(path.suffix) or 'data'}: its server asks "

@@ -225,6 +225,7 @@ def test_a_folder_of_a_version_without_features(tmp_path: Path) -> None:
         ({"featuresDict": {"features": {"label": LABEL}}}, "has no images, but label"),
         ({"featuresDict": {"features": {"image": IMAGE, "label": {"classLabel": {"numClasses": "7"}}}}}, "says 7"),
         ({"featuresDict": {"features": {"image": IMAGE, "Image": IMAGE}}}, "two features would be the column 'image'"),
+        ({"featuresDict": {"features": {f"f{n}": LABEL for n in range(1001)}}}, "more than 1,000 features"),
         ({"featuresDict": {"features": {"image": {"image": {"shape": {"dimensions": ["x"]}}}}}}, "cannot be used"),
         ({"featuresDict": []}, "cannot be used"),
     ],

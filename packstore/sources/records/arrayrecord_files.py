@@ -78,8 +78,8 @@ class _ChunkIndex:
 
 
 class ArrayRecordFiles:
-    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the chunks that were read last: at least
-    2, at most 64, up to 64 MiB. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
+    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches up to 64 chunks. Beyond 64 MiB, keeps
+    only the last two. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
     installed."""
 
     fault = "{}, record {}: its chunk cannot be read"
@@ -123,7 +123,7 @@ class ArrayRecordFiles:
         """Returns None: headers of blocks interrupt the data of a chunk every 64 KiB, and most images are longer."""
 
     def close(self) -> None:
-        """Closes the files and empties the cache."""
+        """Closes the files, and empties the cache of chunks; reading opens the files again."""
         self._files.close()
         with self._lock:
             self._kept.clear()
@@ -245,8 +245,8 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
 
 
 def _read_chunk_header(file: OpenFile, place: int) -> _ChunkHeader:
-    """Reads the header of a chunk. Raises :class:`ValueError` if it is cut off, for a wrong hash, or sizes that do not
-    fit into the file."""
+    """Reads the header of a chunk. Raises :class:`ValueError` if the header is cut off, has a wrong hash, or sizes that
+    do not fit into the file."""
     data, after = _read_without_block_headers(file, place, _CHUNK.size)
     if len(data) < _CHUNK.size:
         raise ValueError("a chunk is cut off")
@@ -267,8 +267,8 @@ def _check_hash(data: bytes, expected: int, what: str) -> None:
 
 
 def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
-    """Reads ``size`` bytes from ``place`` on, and skips the headers of blocks among them. Returns the bytes, fewer at
-    the end of the file, and the offset after them."""
+    """Reads ``size`` bytes from ``place`` on, without the headers of blocks among them. Returns the bytes, fewer at the
+    end of the file, and the offset after them."""
     start, left, spans = place, size, []
     while left:
         if place % _BLOCK < _BLOCK_HEADER:
@@ -281,8 +281,9 @@ def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[
 
 
 def _decompress(kind: int, data: bytes, limit: int) -> bytes:
-    """Decompresses data, uncompressed or Zstandard by ``kind``. Raises :class:`ValueError` for other compressions,
-    damage and more than ``limit`` bytes; :class:`SourceError` if the library for Zstandard is not installed."""
+    """Decompresses data; ``kind`` is Riegeli's code for no compression or Zstandard. Raises :class:`ValueError` for
+    other compressions, damage and more than ``limit`` bytes. Raises :class:`SourceError` if the library for Zstandard
+    is not installed."""
     if kind == _NONE:
         if len(data) > limit:
             raise ValueError(f"{len(data)} bytes, more than {limit}")

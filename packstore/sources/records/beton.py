@@ -78,8 +78,8 @@ class _BetonHeader:
 
 class BetonSource(ShardSource):
     """Source of ``.beton`` files: one file, or all in a folder. Refuses a path without such files, files with different
-    fields, and fields of other types than FFCV's. A field of images is a column of arrays if all its images are raw
-    pixels, else of files, in which raw pixels become PNG."""
+    fields, and fields of other types than FFCV's. If all images of a field are raw pixels, its column has arrays. Else
+    it has files, and raw pixels become PNG files."""
 
     kind = "beton"
 
@@ -118,8 +118,8 @@ class BetonSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the main image from its offset on, without its end, which the row does not have. Returns None if the
-        open file is not the one at the path."""
+        """Locates the begin of the main image; its end is unknown. Returns None if the file was replaced since it was
+        opened."""
         number, index = ref
         beton = self._betons[number]
         image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main_field)}"]
@@ -176,8 +176,8 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _image_modes(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
-        """For each field of images, by name: the modes (0 JPEG, 1 raw) of its images, and their shape ``(H, W, 3)`` if
-        all have the same, else None. Leaves out modes that FFCV does not have. Reads all rows."""
+        """Modes and shape of the images of each field, by name. Modes are 0 for JPEG and 1 for raw pixels, without
+        unknown modes. The shape is ``(H, W, 3)``, or None if it varies. The first use reads all rows."""
         beton = self._betons[0]
         found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
@@ -222,8 +222,8 @@ class BetonSource(ShardSource):
         return json.loads(data.partition(b"\0")[0]) if kind == _JSON else data
 
     def _read_image(self, number: int, name: str, value: Any) -> Any:
-        """Reads an image: the bytes of a JPEG file, or raw pixels, which become a PNG file if other images of the field
-        are JPEG. Raises :class:`ValueError` if it is damaged or too large."""
+        """Reads an image: the bytes of a JPEG file, or an array of raw pixels. If other images of the field are JPEG,
+        encodes raw pixels as PNG. Raises :class:`ValueError` if it is damaged or too large."""
         mode, height, width, ptr = (int(value[key]) for key in ("mode", "height", "width", "ptr"))
         if mode not in (_JPG, _RAW):
             raise ValueError(f"an image is written in mode {mode}, which FFCV does not have")
@@ -238,7 +238,8 @@ class BetonSource(ShardSource):
         return pixels if self._image_modes[name][0] == {_RAW} else encode_png(pixels)
 
     def _estimate_image_sizes(self, number: int, images: NDArray[Any]) -> NDArray[np.int64]:
-        """Returns the bytes of images, at most the size of the file; 0 for a JPEG file that is not in the table."""
+        """Returns the size of each image in bytes, at most that of the file. Returns 0 for a JPEG file that is not in
+        the table of allocated pieces."""
         raw = images["height"].astype(np.int64) * images["width"] * 3
         jpg = self._allocated_sizes(number, images["ptr"]).astype(np.int64)
         return np.clip(np.where(images["mode"] == _JPG, jpg, raw), 0, self._betons[number].nbytes)
@@ -252,9 +253,14 @@ class BetonSource(ShardSource):
         return np.where(starts[at] == places, sizes[at], np.uint64(0))
 
     def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
-        """Reads the data at an offset. Returns ``b""`` if ``size`` is 0. Raises :class:`ValueError` if the file
-        allocated another number of bytes at this offset; None for ``size`` allows any number but 0. Also raises it for
-        more than ``limit`` bytes, for bytes outside the pages of data, and for a file that is cut off."""
+        """Reads all bytes that were allocated at offset ``place``. Returns ``b""`` if ``size`` is 0.
+
+        Raises :class:`ValueError`
+
+        - if the number of bytes is not ``size``; None allows any number but 0;
+        - for more than ``limit`` bytes;
+        - for bytes outside the pages of data, and for a file that is cut off.
+        """
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
         written = int(self._allocated_sizes(number, np.array([place], np.uint64))[0])
@@ -345,8 +351,9 @@ def _parse_header(file: OpenFile) -> _BetonHeader:
 
 
 def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Parses dtype and shape of a field of arrays from the 1,024 bytes of its description: 32 lengths of axes, the
-    length of the dtype, and the dtype as JSON. Raises :class:`ValueError` for unsupported ones."""
+    """Parses dtype and shape of a field of arrays from the description of the field. It has 32 lengths of axes, the
+    length of the dtype, and the dtype as JSON. Raises :class:`ValueError` for other dtypes than numbers, more than 8
+    axes, and large arrays."""
     *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
     while axes and not axes[-1]:
         axes.pop()
@@ -359,8 +366,8 @@ def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain for valid ``.beton`` files, possible if only the suffix fits, and no for a folder with images directly in
-    it. Looks at the first 4 such files of a folder."""
+    """Certain for valid ``.beton`` files, possible if only the suffix fits, else ``NO``. ``NO`` for a folder with
+    images directly in it. Reads the first 4 such files of a folder."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else [file for file in list_first_shards(path, SUFFIXES) if _has_suffix(file)]

@@ -28,8 +28,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
         super().__init__(path, options, self.list_shards())
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
-        """Returns the size of the image and the key; for an invalid record its own size and None. Counts the example,
-        but collects no facts, since the export says its columns."""
+        """Returns the size of the image and the key. For an invalid record, returns the size of the record and None.
+        Counts the example, but collects no facts: the export manifest has the columns."""
         try:
             features = read_example(message)
             self.facts.parsed += 1
@@ -63,8 +63,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
 
 
 def _decode_column(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes the value of a column: an array, a list of files, or :class:`StoredBytes` in the stored form. Raises
-    :class:`ValueError` for a missing feature, or another type of values."""
+    """Decodes the value of a column to an array, a list of files, or :class:`StoredBytes`, the bytes in the store.
+    Raises :class:`ValueError` for a missing feature, or another type of values."""
     if column.layout is not None or column.kind == "fixed":
         return _decode_array(column, features, message)
     if column.form == "numbers":
@@ -83,7 +83,7 @@ def _decode_array(column: Column, features: Mapping[str, Feature], message: Mess
         shape = _get_feature(f"{column.name}/shape", features).numbers(message).tolist()
         values = np.frombuffer(_get_bytes(f"{column.name}/value", features, message), NUMPY_DTYPE[column.dtype])
         return values.reshape([int(n) for n in shape])
-    if column.layout is not None or column.dtype in PACKED:
+    if column.layout is not None:
         values = np.frombuffer(_get_bytes(column.name, features, message), NUMPY_DTYPE[column.dtype])
     else:
         values = _decode_numbers(column, features, message)
@@ -91,7 +91,7 @@ def _decode_array(column: Column, features: Mapping[str, Feature], message: Mess
 
 
 def _decode_numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes the numbers of a column to its dtype: from bytes if an example has no numbers of this dtype. Raises
+    """Decodes the numbers of a column to its dtype. A dtype in :data:`PACKED` has bytes in the example. Raises
     :class:`ValueError` for another type of values, and for numbers beyond the dtype."""
     feature, dtype = _get_feature(column.name, features), NUMPY_DTYPE[column.dtype]
     if column.dtype in PACKED:

@@ -64,7 +64,7 @@ class LabelFacts:
 
     def add_label(self, number: int, named: Mapping[str, bytes]) -> None:
         """Adds a class number with its names; -1 means a missing label. A name that differs from an earlier one becomes
-        None. After 131,072 numbers, new ones are ignored."""
+        None. Ignores new numbers after 131,072."""
         if number == -1:
             self.missing = True
         elif number not in self.names:
@@ -78,11 +78,9 @@ class LabelFacts:
 
 
 class ExampleFacts:
-    """Facts about all examples, collected one by one. An example with a new fact is verified first. A damaged one is
-    skipped.
+    """Facts about all examples, collected one by one. Skips an example with a new fact if it is damaged.
 
-    Most examples add no fact: the types of their features and the names of their labels are known. To test that is
-    fast.
+    Most examples add no fact, since their feature types and label names are known. Their checksums are not verified.
 
     Attributes:
         features: Facts about each feature.
@@ -100,8 +98,8 @@ class ExampleFacts:
         self._namings: set[tuple[bytes, ...]] = set()
 
     def add_example(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
-        """Adds the facts of an example. If these are new, calls ``is_sound``, which verifies the whole record, and
-        skips a damaged one. Raises :class:`ValueError` for an invalid message."""
+        """Adds the facts of an example. For new facts, calls ``is_sound``, which verifies the whole record; if that
+        returns False, adds nothing. Raises :class:`ValueError` for an invalid message."""
         shape: _ExampleShape = tuple(
             [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
         )
@@ -121,7 +119,8 @@ class ExampleFacts:
                 facts.add_label(number, named)
 
     def _would_change(self, shape: _ExampleShape) -> bool:
-        """Tells if an example with these names, types, counts and contents of features would change the known facts."""
+        """Tells if an example with this shape would change the known facts. A shape has name, type, count and content
+        of each feature."""
         names = {name for name, *_ in shape}
         if any(not known.missing and name not in names for name, known in self.features.items()):
             return True
@@ -157,8 +156,8 @@ class ExampleFacts:
     def _find_new_labels(
         self, features: Mapping[str, Feature], message: Message
     ) -> dict[str, list[tuple[int, dict[str, bytes]]]]:
-        """Returns class numbers with their names by label feature, for each feature that has a new number or name.
-        Remembers combinations without news, to skip them next time."""
+        """Returns class numbers with their names, by label feature. Leaves out label features without a new number or
+        name. Remembers combinations without news, to skip them next time."""
         news = {}
         for label, naming in self._label_names.items():
             feature = features.get(label)
@@ -183,8 +182,8 @@ class ExampleFacts:
 
 
 def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
-    """Returns the number of values, and the content of the first one, guessed from its first 256 bytes; ``""`` in its
-    place for values that are not bytes, or if there is no value."""
+    """Returns the number of values, and the content of the first value, guessed from its first 256 bytes. The content
+    is ``""`` for values that are not bytes, and for no values."""
     count = feature.count(message)
     if feature.kind != "bytes" or not count:
         return count, ""
@@ -203,8 +202,8 @@ def _find_largest_edges(features: Mapping[str, Feature], message: Message) -> di
 
 
 def _guess_content(start: bytes, cut: bool) -> str:
-    """Guesses from its first bytes if a value is ``image``, ``text`` or ``bytes``. ``cut`` says that the value is
-    longer, so its last character may be incomplete."""
+    """Guesses if a value is ``image``, ``text`` or ``bytes`` from its first bytes. ``cut``: the value is longer, and
+    the last character of ``start`` may be incomplete."""
     if begins_like_image(start[:16]):
         return "image"
     try:

@@ -43,7 +43,7 @@ class Numbering:
 
     Attributes:
         first: Number of the first class in the data.
-        numbers: Maps class numbers in the data to packstore's; None if subtracting ``first`` does.
+        numbers: Maps class numbers in the data to packstore's; None to subtract ``first`` instead.
         classes: Names of the classes; None if unknown.
         by: Feature whose values are the names.
         why: Reason for this numbering, for people.
@@ -67,9 +67,9 @@ class Numbering:
 
 
 def find_class_names(folder: Path) -> ClassNameFile | None:
-    """Reads names of classes from ``labels.txt`` (lines of TF-slim, ``0:daisy``, or names alone) or a label map
-    (``.pbtxt``); returns None if there is no such file. Reads at most 16 MiB.
+    """Reads names of classes from ``labels.txt`` or a label map (``.pbtxt``). Returns None if there is no such file.
 
+    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Reads at most 16 MiB.
     Raises :class:`SourceError` for a file that cannot be read or has two names for one number, and
     :class:`AmbiguousSourceError` for several files.
     """
@@ -94,8 +94,8 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
 
 
 def _parse_lines(text: str) -> list[tuple[int | None, str]]:
-    """Parses lines ``0:daisy`` to numbers and names; if one line has no number, returns all lines as names with
-    None."""
+    """Parses lines ``0:daisy`` to numbers and names. If one line has no number, all lines are names, and all numbers
+    None. Skips empty lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     parts = [re.fullmatch(r"(\d{1,9})\s*:\s*(.+)", line) for line in lines]
     if all(parts):
@@ -131,10 +131,10 @@ def find_numbering(
         label: Feature of the label.
         facts: Facts about its numbers in all examples.
         beside: Names in a file beside the data; None if there are none.
-        named: The user named the kind, so numbers are packed unchanged if nothing explains them.
+        named: The user named the kind. Numbers that nothing explains are then packed unchanged.
 
     Raises:
-        AmbiguousSourceError: Nothing tells if the lowest number is a class, or follows that of the background.
+        AmbiguousSourceError: Nothing tells if the classes count from 0 or from 1.
         SourceError: The names beside the data do not fit its numbers.
     """
     seen = sorted(facts.names)
@@ -165,7 +165,7 @@ def find_numbering(
 
 
 def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
-    """Tells if all values are WordNet ids in ascending order, as the classes of ImageNet are numbered."""
+    """Tells if all values are WordNet ids in ascending order, the order of ImageNet's classes."""
     ids = [value for value in values if value is not None and _WORDNET.fullmatch(value)]
     return len(ids) == len(values) and ids == sorted(ids)
 

@@ -50,7 +50,7 @@ _PROBED = 16
 
 
 class MdsSource(ShardSource):
-    """Source of MDS shards that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` … Raises
+    """Source of MDS shards that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` … Raises
     :class:`SourceError` for a path without shards, for shards with different columns, for values that are pickles, and
     for a missing shard. Leaves out lists of images."""
 
@@ -92,13 +92,13 @@ class MdsSource(ShardSource):
         return find_indexes(self.path)
 
     def splits(self) -> Sequence[str]:
-        """Returns the split of each ``index.json``, in packing order, also of one without shards."""
+        """Returns the split of each ``index.json`` in packing order, including splits without shards."""
         return in_packing_order(split for split, _ in self._indexes)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each sample of a shard, with the bytes of its image and of its other values. Samples at
-        impossible offsets, and all of a damaged shard, become rows without bytes, which raise an error when they are
-        read."""
+        """Yields a row for each sample of a shard, with the sizes of its image and of its other values. Yields a row of
+        size 0 for a sample at an impossible offset, and for each sample of a damaged shard. Reading such a row raises
+        an error."""
         shard, (offsets, reason, _) = self._shards[number], self._shard_offsets[number]
         for i, key in enumerate(islice(keys, shard.samples)):
             start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
@@ -130,12 +130,12 @@ class MdsSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the whole sample that has the image, or returns None if its shard is compressed."""
+        """Locates the sample, from its first value to its last. Returns None if its shard is compressed."""
         return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns by their encodings, and by the first 16 samples of each split if encodings do not
-        tell."""
+        """Declares the columns by their encodings. For bytes and arrays, also reads the first 16 samples of each split.
+        Raises :class:`SourceError` for arrays that no column holds, or of which none can be read."""
         shard = self._shards[0]
         encodings = dict(zip(shard.names, shard.encodings, strict=True))
         probes = [self._read_first_samples(split) for split in self.splits()]
@@ -148,7 +148,7 @@ class MdsSource(ShardSource):
         }
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts columns of lists of images, which no column can hold."""
+        """Counts the values in each sample that are lists of images, which no column can hold."""
         found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
         return dict(found)
 
@@ -164,8 +164,8 @@ class MdsSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each value, by name, without lists of images. Raises :class:`SourceError` if ``image`` is not an
-        image."""
+        """Column of each value, by name, without lists of images; ``image`` for the main image. Raises
+        :class:`SourceError` if another value is called ``image``."""
         shard = self._shards[0]
         names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
         found = make_column_names(names)
@@ -175,8 +175,9 @@ class MdsSource(ShardSource):
         return {**found, main: "image"}
 
     def _find_main_image(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
-        """Finds the value that is the main image, by encodings, first bytes and names: the first one with a usual name
-        of images, else the first one. Raises :class:`SourceError` if there is none."""
+        """Finds the value that is the main image: the first with a usual name of images, else the first. Finds images
+        by encoding, bytes also by their beginning, arrays also by name. Raises :class:`SourceError` if there is no
+        image."""
         images = [name for name in names if encodings[name] in (*FILES, "pil")]
         images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
         images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]
@@ -185,8 +186,7 @@ class MdsSource(ShardSource):
         return next((name for name in images if names_an_image(name)), images[0])
 
     def _begins_like_image(self, name: str) -> bool:
-        """Tells if a value of the first sample begins like an image file; False if its offsets are wrong or its values
-        cannot be read."""
+        """Tells if a value of the first sample begins like an image file. False if the sample cannot be read."""
         number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
         offsets, reason, _ = self._shard_offsets[number]
         if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):
@@ -198,9 +198,9 @@ class MdsSource(ShardSource):
         return begins_like_image(data[:16])
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
-        """Declares the column of a value by its encoding. For ``bytes`` looks at the first of ``given``, values of the
-        first samples; for arrays at all of them. Raises :class:`SourceError` for arrays if there are no values, or no
-        column holds them."""
+        """Declares the column of a value by its encoding, and by ``given``, its values in the first samples. Bytes are
+        images if the first value begins like an image. Arrays depend on all values. Raises :class:`SourceError` for
+        arrays if there are no values, or no column holds them."""
         column = self._columns[name]
         if column == "image":
             return Image(None if encoding in (*FILES, "bytes") else "uint8")
@@ -233,13 +233,12 @@ class MdsSource(ShardSource):
 
     @cached_property
     def _shard_offsets(self) -> list[tuple[NDArray[np.uint32], str, int]]:
-        """For each shard: offsets of its samples and of their end, the reason if they are wrong, and the bytes of
-        the shard."""
+        """Results of :meth:`_read_offsets` for each shard."""
         return [self._read_offsets(number) for number in range(len(self._shards))]
 
     def _read_offsets(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
-        """Reads the offsets of a shard, and checks its size and count against the index. Returns offsets, the reason if
-        they are wrong (else ``""``), and the bytes of the shard."""
+        """Reads the offsets of a shard, and checks its size and count against the index. Returns the offsets of its
+        samples and of their end, the reason if something is wrong (else ``""``), and the size of the shard."""
         shard, none = self._shards[number], np.zeros(0, np.uint32)
         file = self._files[number]
         end = os.fstat(file.descriptor).st_size
@@ -326,8 +325,7 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the first ``index.json`` names the format mds in its first 64 Ki characters; ``NO`` also if it cannot
-    be read."""
+    """Certain if the first ``index.json`` names the format mds, else ``NO``. Reads at most 65,536 characters."""
     for _, index in find_indexes(path)[:1]:
         start = ""
         try:
@@ -350,8 +348,9 @@ class ExportedMds(ExportedRows, MdsSource):
         return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
 
     def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
-        """Decodes the image and the exported columns; leaves out missing values. Texts, JSON and the like stay as the
-        bytes that the store had. Raises :class:`ValueError` for a damaged value."""
+        """Decodes the image and the exported columns; leaves out missing values. Values of varying length that are no
+        images become :class:`StoredBytes`, the bytes that the store had. Raises :class:`ValueError` for a damaged
+        value."""
         found: dict[str, Any] = {}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
             if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):

@@ -78,8 +78,9 @@ def decode_value(encoding: str, data: bytes) -> Any:
 
 
 def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
-    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. If encoding and ``dtype`` lack dtype or
-    shape, these precede the values in ``data``. Raises :class:`ValueError` if they do not fit the data."""
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype unless
+    ``encoding`` or ``dtype`` has it, and with the shape unless ``encoding`` has it. Raises :class:`ValueError` if they
+    do not fit the data."""
     parts = encoding.split(":")
     dtype = dtype or (parts[1] if len(parts) > 1 else "")
     at = 0
@@ -104,8 +105,8 @@ def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
 
 
 def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
-    """Decodes pixels of Pillow in mode L or RGB: width, height, length of the mode's name, the name, and the pixels.
-    Raises :class:`ValueError` for other modes and damage."""
+    """Decodes pixels of Pillow in mode L or RGB to ``(H, W, C)``. ``data`` is width, height, length of the mode's name,
+    the name, and the pixels. Raises :class:`ValueError` for other modes and damage."""
     width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
     mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
     channels = {"L": 1, "RGB": 3}.get(mode)
@@ -117,9 +118,8 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
 
 
 def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
-    """Yields the shards that an index names; for a compressed shard, the uncompressed file if it exists, else the
-    compressed one. Raises :class:`SourceError` for a missing shard, an unknown compression, and an invalid index or
-    another version."""
+    """Yields the shards that an index names. If an index names both forms of a shard, prefers the uncompressed file.
+    Raises :class:`SourceError` for a missing shard, an unknown compression, another version, and an invalid index."""
     try:
         for plain in read_index(index)["shards"]:
             if plain["format"] != "mds" or plain["version"] != 2:
@@ -152,8 +152,8 @@ def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
 
 
 def _fixed_value_size(encoding: str) -> int | None:
-    """Returns the size in bytes of all values of an encoding, or None if each value has its own. Raises
-    :class:`ValueError` for an unknown encoding."""
+    """Returns the number of bytes that each value of an encoding has, or None if it varies. Raises :class:`ValueError`
+    for an unknown encoding."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")
@@ -178,9 +178,9 @@ def check_file_name(name: object) -> str:
 
 
 def read_index(index: Path) -> dict[str, Any]:
-    """Reads the JSON object in an index file of at most 256 MiB; does not check its content.
+    """Reads the JSON object in an index file; does not check its content.
 
-    Raises :class:`SourceError` if the file cannot be read, or has no JSON object.
+    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or more than 256 MiB.
     """
     try:
         with index.open("rb") as file:

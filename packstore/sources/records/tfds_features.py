@@ -70,7 +70,7 @@ class FeatureColumns:
     Attributes:
         leaves: Feature of each column.
         ignored: Number of features that no column can hold, by reason.
-        parallel: Column of boxes by the column of labels that belongs to it.
+        parallel: Name of the boxes column, by the name of the labels column with a label for each of its boxes.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
@@ -79,7 +79,8 @@ class FeatureColumns:
 
 
 def is_mask_leaf(leaf: Leaf) -> bool:
-    """Tells if a feature is a PNG of one channel with a name of masks, or with labels of its pixels."""
+    """Tells if a feature is a PNG of one channel whose name has ``mask`` or ``segmentation``, or whose description has
+    labels."""
     named = "mask" in leaf.feature or "segmentation" in leaf.feature or "label" in leaf.said
     return leaf.what == "image" and leaf.shape[-1:] == (1,) and leaf.said.get("encodingFormat") == "png" and named
 
@@ -90,12 +91,12 @@ def is_pixel_tensor(leaf: Leaf) -> bool:
 
 
 def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureColumns:
-    """Converts ``features.json`` to columns; the first image becomes ``image``. Reads names of classes from files in
-    ``folder``; counts features that no column can hold. The only boxes in a sequence become ``boxes``, and the only
-    class label beside them ``labels``.
+    """Converts ``features.json`` to columns. The first image becomes ``image``, unless there is such a column. Reads
+    names of classes from files in ``folder``. Counts features that no column can hold. The only sequence of boxes
+    becomes ``boxes``, and the only class label beside it ``labels``.
 
-    Raises :class:`ValueError` if there are no images or two columns have one name, and other errors for invalid
-    content.
+    Raises :class:`ValueError` if there are no images, more than 1,000 columns, or two columns with one name. Raises
+    other errors for invalid content.
     """
     found = FeatureColumns()
     for path, leaf in _walk_features(features, (), (), 0):
@@ -109,8 +110,10 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
             found.ignored[f"features that are {reason}"] += 1
             continue
         name = make_column_name("_".join(path)) if feature not in KEYS else make_column_name(feature)
-        if name in found.leaves or len(found.leaves) >= _MAX_COLUMNS:
+        if name in found.leaves:
             raise ValueError(f"two features would be the column {name!r}")
+        if len(found.leaves) >= _MAX_COLUMNS:
+            raise ValueError(f"it has more than {_MAX_COLUMNS:,} features")
         found.leaves[name] = leaf
     _rename_boxes(found)
     single = {name: leaf for name, leaf in found.leaves.items() if leaf.what == "image" and not leaf.lengths}
@@ -126,8 +129,8 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
 
 
 def _rename_boxes(found: FeatureColumns) -> None:
-    """Renames the only sequence of boxes to ``boxes``, and the only class label beside it to ``labels``, unless other
-    columns have these names. Records which labels belong to which boxes. Changes ``found``."""
+    """Renames the only sequence of boxes to ``boxes``, and the only class label beside it to ``labels``. Renames none
+    if another column has such a name. Records in ``found`` which labels belong to which boxes."""
     boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
     for box in boxes:
         beside = found.leaves[box].feature.rpartition("/")[0]
@@ -147,8 +150,8 @@ def _rename_boxes(found: FeatureColumns) -> None:
 def _walk_features(
     node: Mapping[str, Any], path: tuple[str, ...], lengths: tuple[int, ...], depth: int
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yields path and description of each feature that is no group of others. Raises :class:`ValueError` for more than
-    16 levels."""
+    """Yields path and description of each single feature within groups and sequences. Raises :class:`ValueError` for
+    more than 16 levels."""
     if depth > _MAX_DEPTH:
         raise ValueError("its features are nested too deeply")
     if "featuresDict" in node:
@@ -185,9 +188,9 @@ def _unsupported_reason(leaf: Leaf) -> str:
 
 
 def _read_class_names(file: Path, count: int) -> tuple[str, ...] | None:
-    """Reads the names of a feature's classes; returns None if the file is missing. Also returns None, and logs a
-    warning, if a name occurs twice. Raises :class:`SourceError` if the file cannot be read, or does not have ``count``
-    names; a ``count`` of 0 allows any number."""
+    """Reads the names of a feature's classes; returns None if the file is missing. If a name occurs twice, logs a
+    warning, and returns None. Raises :class:`SourceError` if the file cannot be read, or does not have ``count``
+    names. A ``count`` of 0 allows any number."""
     if not file.is_file():
         return None
     try:
