@@ -40,12 +40,14 @@ _REPORT_EVERY = 5000
 
 
 class FlatSource(FolderSource):
-    """Images directly in a folder, or in its only folder of images if that has a generic name (``images``), sorted by
-    name. With a labels file: the images that it names, at any depth, in its order.
+    """Images directly in a folder, or images that a labels file names.
 
-    Without a labels file there is no label column. With one, labels that are all integers are class numbers
-    (``classes`` is None); otherwise all are names of classes, numbered in sorted order. A labels file that names a
-    missing image is refused. In a folder without images, ``.npy`` files are the images."""
+    Without a labels file, images are sorted by name, and have no labels. If the folder has only one folder of images,
+    with a generic name (``images``), its images are the samples. Without images, ``.npy`` files are the images.
+
+    With a labels file, images are at any depth, in the order of the file. If all labels are integers, they are class
+    numbers without names. Otherwise all are names of classes, numbered in sorted order. A labels file that names a
+    missing image is refused."""
 
     kind = "flat"
 
@@ -61,7 +63,8 @@ class FlatSource(FolderSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples. Raises :class:`SourceError` for a folder without images directly in it. Raises it also for a
-        labels file that names no file or a missing one, or has a malformed line, which the error names."""
+        labels file that names no file or a missing file, or has a malformed line. Raises :class:`NotInSourceError` for
+        an unknown split."""
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose_splits(("",), split)
@@ -69,7 +72,7 @@ class FlatSource(FolderSource):
             return self._survey_unlabelled(progress)
 
     def _survey_unlabelled(self, progress: ProgressCallback) -> Survey:
-        """Surveys the images of the folder. Raises :class:`SourceError` if none is directly in it."""
+        """Surveys the images of the folder. Raises :class:`SourceError` if no image is directly in it."""
         ignored: Counter[str] = Counter()
         listing = self.tree.list(self._folder, ignored)
         if not listing.images:
@@ -93,8 +96,8 @@ class FlatSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of the folder. With a labels file, yields only images that the file names. Reads the labels
-        file whole first, once."""
+        """Yields the images of the folder, or those that the labels file names. The first call reads the whole labels
+        file. Raises :class:`NotInSourceError` for an unknown split."""
         if self._labels is not None:
             summary = self._summarise_once(self._labels)
             return self._yield_labelled(self._labels, summary, self._choose_splits(summary.splits, split))
@@ -127,8 +130,8 @@ class FlatSource(FolderSource):
             )
 
     def _yield_labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
-        """Yields the entries of splits in the order of the labels file. Raises :class:`SourceError` if a label is new,
-        since the file has changed, or an image is missing."""
+        """Yields the entries of splits in the order of the labels file. Raises :class:`SourceError` if an image is
+        missing, or a label is new because the file has changed."""
         numbers = None if summary.classes is None else {name: n for n, name in enumerate(summary.classes)}
         for split in splits:
             for row in labels.rows():
@@ -143,8 +146,8 @@ class FlatSource(FolderSource):
                 yield Entry(row.file, split, (label,), size, ref, modified, changed)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
-        """Surveys the images that the labels file names, with their labels. Raises :class:`SourceError` if one is
-        missing, also in other splits than ``split``."""
+        """Surveys the images of one split, or of all, in the labels file. Raises :class:`SourceError` for a missing
+        image, also in other splits than ``split``."""
         summary = self._summarise_once(labels)
         splits = dict.fromkeys(self._choose_splits(summary.splits, split), 0)
         size_bytes = key_bytes = records = 0
@@ -192,8 +195,8 @@ class FlatSource(FolderSource):
         return (split,)
 
     def _stat_image(self, labels: LabelsFile, row: LabelRow) -> tuple[int, int | None, int, int]:
-        """Returns size, ``ref`` (None for a regular file), and times of modification and of change of a named file.
-        Raises :class:`SourceError` if the file is missing, or a folder."""
+        """Returns size, ``ref``, time of modification and time of change of a file that a row names. ``ref`` is None
+        for a regular file, else :data:`NO_FILE`. Raises :class:`SourceError` if the file is missing, or a folder."""
         try:
             found = self.tree.stat(row.file)
         except OSError as error:
@@ -207,8 +210,13 @@ class FlatSource(FolderSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain with a labels file, and of a folder with images directly in it, or only in a folder of a generic name
-    (``images``). Is partial if it also has annotations. Any other folder is possible."""
+    """Recognises a folder of images.
+
+    - ``CERTAIN``: there is a labels file, or images are directly in the folder, or only in a folder of a generic name
+      (``images``).
+    - ``PARTIAL``: such images and annotations.
+    - ``POSSIBLE``: any other folder.
+    """
     if options.labels is not None:
         return Certainty.CERTAIN
     tree = open_tree(path)

@@ -22,13 +22,12 @@ _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many 
 class FolderSource(Source):
     """Source whose samples are files in its folder or archive.
 
-    The key of a sample is its path relative to the folder, with ``/``. The ``ref`` of a sample is None. Entries that
-    must not be opened have :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` as
-    ``ref``.
+    The key of a sample is its path relative to the folder, with ``/``. ``ref`` is None, but
+    :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` if reading must refuse it.
 
     Attributes:
-        by_suffix: Only files with an image's suffix are samples. A file with another suffix that begins like an image
-            is a bad sample: ``ImageFolder`` would not read it, but leaving it out would lose it.
+        by_suffix: An image with another suffix than those of images is a bad sample. ``ImageFolder`` would leave it
+            out, without a word.
     """
 
     by_suffix = True
@@ -45,7 +44,7 @@ class FolderSource(Source):
     def read(self, entry: Entry) -> bytes:
         """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, has
         changed, or is a pipe, a device or a cycle of links. Also raises it for a format that packstore does not read.
-        With :attr:`by_suffix`, raises it for an image whose name lacks the suffix of one."""
+        With :attr:`by_suffix`, raises it for an image without the suffix of an image."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
@@ -57,8 +56,8 @@ class FolderSource(Source):
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
-        """Reads files of less than 16 KiB on average together, see :meth:`Source.read_together`. Returns None for all
-        if they are larger, or one is not certainly a file with an image's suffix."""
+        """Reads small files together, see :meth:`Source.read_together`. Returns None for all if their mean size is 16
+        KiB or more, if one is no regular file, or if one has no suffix of images."""
         if sum([entry.size_bytes for entry in entries]) >= _SMALL * len(entries):
             return [None] * len(entries)
         suffixes = {entry.key[entry.key.rfind(".") :] for entry in entries}
@@ -79,9 +78,8 @@ class FolderSource(Source):
         return count_replaced_members(self.tree)
 
     def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
-        """Reads the first bytes of a file with an unusual suffix. Raises :class:`SampleError` if packstore does not
-        read the file's format. With ``by_suffix``, also refuses every file that lacks the suffix of an image or
-        array."""
+        """Raises :class:`SampleError` for a file whose first bytes are of a format that packstore does not read. With
+        ``by_suffix``, also raises it for every file without the suffix of an image or array."""
         kind = find_unread_file_kind(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_kind_message(kind))

@@ -47,8 +47,8 @@ class Names:
         return bool(self.text or self.folders)
 
     def ending(self, *suffixes: str) -> Sequence[str]:
-        """Returns the files that end with one of the suffixes (given in lower case), in any case:
-        ``names.ending(".json")``; without macOS's copies of attributes (``._a.json``)."""
+        """Returns the files that end with one of the suffixes, in any case: ``names.ending(".json")``. ``suffixes`` are
+        in lower case. Leaves out macOS's copies of attributes (``._a.json``)."""
         common = self.common_suffix.lower()
         if common and not any(suffix.endswith(common) for suffix in suffixes):
             return ()
@@ -66,8 +66,8 @@ class Names:
 
 
 def find_common_suffix(text: str) -> str:
-    """Computes :attr:`Names.common_suffix` from :attr:`Names.text`: the last suffix of all names, or ``""`` if they
-    differ or one has none. A name whose only dot comes first has no suffix."""
+    """Computes :attr:`Names.common_suffix` from :attr:`Names.text`. Returns ``""`` if suffixes differ, or a name has no
+    suffix. A name whose only dot comes first has no suffix."""
     first = text[1 : text.find("\0", 1)]
     dot = first.rfind(".")
     end = f"{first[dot:]}\0"
@@ -77,8 +77,11 @@ def find_common_suffix(text: str) -> str:
 
 
 class NameCache:
-    """Caches names by directory, for any thread. Names of more than 32 MiB go to a temporary file; closing the cache
-    discards them. Keeps objects with up to 65,536 names in all, and returns these again."""
+    """Caches names by directory, for any thread. Leaving its ``with`` block discards all names.
+
+    Keeps encoded names in memory up to 32 MiB, then in a temporary file. Besides, keeps decoded :class:`Names` of up to
+    65,536 names in all.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
@@ -113,7 +116,7 @@ class NameCache:
         return names
 
     def put_names(self, directory: str, names: Names) -> None:
-        """Caches the names of a directory; replaces those that are cached already."""
+        """Caches the names of a directory; replaces names that are cached already."""
         raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
         with self._lock:
             place = self._file.seek(0, os.SEEK_END)
@@ -123,8 +126,8 @@ class NameCache:
             self._share(directory, names)
 
     def _share(self, directory: str, names: Names) -> None:
-        """Keeps the names of a directory in memory, unless there are more than 65,536. If all kept names together would
-        exceed that number, first drops all others."""
+        """Keeps the decoded names of a directory. Keeps none if there are more than 65,536. If all kept names together
+        would exceed that number, first drops all others."""
         count = names.text.count("\0") + len(names.folders)
         if count > _SHARED_NAMES:
             return
@@ -148,7 +151,7 @@ def list_directory_names(directory: int) -> Names:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Tells if an entry is a directory, or a link to one."""
+    """Tells if an entry is a directory, or a link to one. False for a link to itself."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself: a file, which reading reports with its key

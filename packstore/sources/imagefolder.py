@@ -64,7 +64,7 @@ class _SplitFolder:
         classes: Class directories, sorted; empty if it contains images directly.
         images: Number of images directly in it.
         above: Identities of its directory and of those above it.
-        cycles: Listings of other splits that are links to a folder above them: each is a bad sample.
+        cycles: Listings of other splits that are links to a folder above them. Each becomes a bad sample.
     """
 
     split: str
@@ -83,13 +83,13 @@ class _SplitFolder:
 class ImageFolderSource(FolderSource):
     """Image folder as torchvision's ``ImageFolder`` reads it, with splits.
 
-    Splits that contain images directly have no labels; they can be packed together or one by one, but not together with
-    labelled splits. With other image folders beside the splits, a single split can be packed; naming the kind makes all
-    folders classes instead.
-
-    Unless the kind is named, a folder such as ``logs`` without images is no class, and neither is the only folder of
-    each split if its name is such as ``images``. A class without images in any split is refused. In a folder without
-    images, ``.npy`` files are the images.
+    - A split with images directly in it has no labels. It cannot be packed together with labelled splits.
+    - Beside other folders of images, splits can be packed one by one. If the user names the kind, all folders are
+      classes instead.
+    - A folder without images is no class if it has a name like ``logs``. The only folder of each split is no class if
+      it has a name like ``images``. If the user names the kind, both are classes.
+    - A class without images in any split is refused.
+    - In a folder without images, ``.npy`` files are the images.
     """
 
     kind = "imagefolder"
@@ -104,16 +104,19 @@ class ImageFolderSource(FolderSource):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
 
-        Raises :class:`SourceError` for a folder or split without images, and for a class without images in all splits.
-        Also raises it for labelled beside unlabelled splits, for images both in splits and in other folders, for a
-        cycle of links, and for an unreadable directory.
+        Raises :class:`AmbiguousSourceError` for labelled beside unlabelled splits, and for images both in splits and in
+        other folders. Raises :class:`NotInSourceError` for an unknown split. Raises :class:`SourceError`
+
+        - for a folder or split without images, and a class without images in all splits;
+        - for two folders of one split, and an unreadable directory;
+        - for a cycle of links, unless bad samples are skipped.
         """
         with self.tree.cache_names():
             return self._survey_folders(split, progress)
 
     def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
-        """Counts samples as :meth:`survey` does, but does not cache the names of directories itself. Raises the same
-        errors. Sets the evidence, and stores listings for :meth:`entries`."""
+        """Does the work of :meth:`survey`, within its cache of names. Sets the evidence, and stores listings for
+        :meth:`entries`."""
         ignored: Counter[str] = Counter()
         self._listed = {}
         folders = self._list_split_folders(ignored, split)
@@ -158,9 +161,9 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of one split, or of all, class by class. Uses the listings that the last survey stored for
-        a split, and lists other directories again. The call itself, before the first image, lists the split folders and
-        raises their errors."""
+        """Yields the images of one split, or of all, class by class. Uses the listings that the last survey stored, and
+        lists other directories again. The call itself, not its first image, raises the errors of
+        :meth:`_list_split_folders` and :meth:`_choose_folders`."""
         folders = self._list_split_folders(None, split)
         chosen = self._choose_folders(folders, split)
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}
@@ -184,12 +187,12 @@ class ImageFolderSource(FolderSource):
                     )
 
     def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
-        """Lists the folders of all splits in packing order, or the root alone without splits. If the user names the
-        kind, other folders of images beside the splits make all folders classes. Counts files and folders that are left
-        out in ``ignored``.
+        """Lists the folders of all splits in packing order; without splits, the root alone. Adds the number of left
+        files and folders to ``ignored``, by reason.
 
-        Raises :class:`AmbiguousSourceError` for such other folders if neither kind nor ``split`` is given. Raises
-        :class:`SourceError` for two folders of one split, and, unless bad samples are skipped, for a cycle of links.
+        Other folders of images beside the splits are left out if ``split`` is given. If the user names the kind, all
+        folders are classes. Otherwise raises :class:`AmbiguousSourceError`. Raises :class:`SourceError` for two folders
+        of one split, and for a cycle of links unless bad samples are skipped.
         """
         above = self.tree.above
         root = self.tree.list("", ignored)
@@ -233,8 +236,8 @@ class ImageFolderSource(FolderSource):
         return [replace(first, cycles=tuple(cycles)), *others]
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if a top folder contains files but no images, and has a name that classes do not have: ``logs``. False
-        if the user names the kind of source."""
+        """Tells if a top folder has files but no images, and a name that classes do not have: ``logs``. False if the
+        user names the kind of source."""
         return (
             not self.options.named
             and _NO_IMAGES.fullmatch(name.lower()) is not None
@@ -245,8 +248,8 @@ class ImageFolderSource(FolderSource):
     def _enter_image_folders(
         self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
     ) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and so not a class.
-        Returns the folders unchanged if the user names the kind of source."""
+        """Replaces ``train`` by ``train/images`` if each split has only that folder, which then is not a class. Returns
+        the folders unchanged if the user names the kind of source."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders
@@ -270,8 +273,8 @@ class ImageFolderSource(FolderSource):
         return found
 
     def _choose_folders(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
-        """Returns the folder of one split, or all folders. Raises :class:`NotInSourceError` for an unknown split, and
-        :class:`AmbiguousSourceError` for all splits if only some have class folders."""
+        """Returns the folder of one split, in any case, or all folders for None. Raises :class:`NotInSourceError` for an
+        unknown split. Raises :class:`AmbiguousSourceError` for all folders if only some have class folders."""
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:
@@ -290,8 +293,8 @@ class ImageFolderSource(FolderSource):
         return folders
 
     def _list_and_cache(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Yields class, path and listing of each directory of a split, as :meth:`_list_directories` does. Stores the
-        listings for :meth:`entries`, unless all stored listings together would have more than 250,000 files."""
+        """Yields from :meth:`_list_directories`, and stores the listings for :meth:`entries`. Stores none of a split
+        with which all stored listings would have more than 250,000 files."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         kept: list[tuple[str, str, Listing]] = []
         for found in self._list_directories(folder, ignored):
@@ -307,8 +310,8 @@ class ImageFolderSource(FolderSource):
     def _list_directories(
         self, folder: _SplitFolder, ignored: Counter[str] | None
     ) -> Iterator[tuple[str, str, Listing]]:
-        """Yields class, path and listing of each directory of a split, in order. The class is empty for images without
-        one. Listings of links that are cycles come first."""
+        """Yields class, path and listing of each directory of a split, in order. The class is ``""`` for images without
+        class folders. Listings of links that are cycles come first."""
         for link in folder.cycles:
             yield "", "", link
         if not folder.classes:
@@ -337,8 +340,8 @@ class ImageFolderSource(FolderSource):
     def _refuse_empty_classes(
         self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
     ) -> None:
-        """Raises :class:`SourceError` for classes without an image. Searches them also in ``others``, the folders of
-        splits that are not packed."""
+        """Raises :class:`SourceError` if a class has no image in any split. ``others``: folders of splits that are not
+        packed, and are searched now."""
         empty = [name for name in classes if not per_class[name]]
         for folder in others:
             prefix = f"{folder.directory}/"
@@ -368,16 +371,18 @@ def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
 
 
 def _count_loose_images(ignored: Counter[str] | None, images: int, kind: str) -> None:
-    """Counts images beside the folders of a kind (``class``, ``split``) in ``ignored``, unless that is None."""
+    """Adds the number of images beside the ``class`` or ``split`` folders to ``ignored``, unless it is None."""
     if ignored is not None and images:
         ignored[f"images beside the {kind} folders"] += images
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain as soon as a folder within the folder contains an image, and partial with annotations.
+    """Recognises a folder of class folders.
 
-    Unless the kind is named, a single folder of a generic name (``images``) is not a class, and not recognised. Folders
-    without any image are possible: opening them raises an error that names the empty ones.
+    - ``CERTAIN``: a folder within the folder contains an image.
+    - ``PARTIAL``: it does, and the folder also has annotations.
+    - ``POSSIBLE``: folders, but no images. Opening them raises an error that names the empty folders.
+    - ``NO``: anything else. Unless the kind is named, also a single folder of a generic name (``images``).
     """
     tree = open_tree(path)
     if tree is None:

@@ -44,13 +44,13 @@ EXACT = 1 << 24
 
 @dataclass(slots=True)
 class _RecordIndex:
-    """Index of the records of a file that are samples; takes some 40 bytes each.
+    """Index of the samples of a file; 40 bytes for each.
 
     Attributes:
         places: Offset of the first part of each record.
         sizes: Bytes of the images; -1 for a record that ends before its image.
         labels: Label of each record; the first of several.
-        flags: Number of labels after the header of each record; 0 if the header has the only one.
+        flags: Number of labels after the header of each record; 0 if the only label is in the header.
         listed: Paths by number in the list beside the file; None without a list.
         ids: Number of each record, for the list.
         damaged: Offset and reason if the rest of the file cannot be read.
@@ -83,9 +83,11 @@ class _RecordFacts:
 
 
 class RecordioSource(ShardSource):
-    """Source of ``.rec`` files: one file, or all in a folder; refuses a path without any. Their names decide their
-    splits. InsightFace's records without an image are left out. Keys come from ``.lst`` files; lists that lack a record
-    or name a path twice raise :class:`AmbiguousSourceError`, unless the user named the kind."""
+    """Source of ``.rec`` files: one file, or all in a folder. Refuses a path without such files. Their names decide
+    their splits. InsightFace's records without an image are left out.
+
+    Keys are the paths in ``.lst`` files. A list that lacks a record, or has a path twice, raises
+    :class:`AmbiguousSourceError`. If the user named the kind, keys are numbers instead."""
 
     kind = "recordio"
 
@@ -104,11 +106,17 @@ class RecordioSource(ShardSource):
         return find_shards(self.path, _SUFFIXES).files
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image; ``label``, a class if all labels are whole numbers from 0, else float32. Several labels
-        of a record are an array ``label``; those of InsightFace an array ``labels`` beside the ``label``. Adds ``id``,
-        the number of a record, if some is not its position and there are no lists; ``id2`` if some record has a second
-        number. Raises :class:`AmbiguousSourceError` for labels from 2^24 on, which float32 rounds, unless the user
-        named the kind."""
+        """Declares the columns; the first call indexes all records.
+
+        - ``image``.
+        - ``label``: a class if all labels are whole numbers from 0, else float32; an array if records have several.
+        - ``labels``: array of all labels of InsightFace, whose ``label`` is the first.
+        - ``id``: number of the record, if some number is not the record's position, and no list is used.
+        - ``id2``: second number, if some record has one.
+
+        Raises :class:`AmbiguousSourceError` for class numbers from 2^24 on, which float32 rounds. If the user named the
+        kind, accepts them.
+        """
         found: dict[str, Field] = {"image": Image()}
         labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
@@ -137,14 +145,13 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _has_single_label(self) -> bool:
-        """True if each record has at most one label, or if the records are InsightFace's: their first label is the
-        identity."""
+        """True if each record has at most one label, or if the first of several is the class, as in InsightFace's."""
         assert self._indexes
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts InsightFace's records without an image, lines of lists without a record, and lines of lists that are
-        not used."""
+        """Counts InsightFace's records without an image, and lines of lists without a record. Counts all lines if the
+        lists are incomplete and therefore not used."""
         listed = sum(len(index.listed or ()) for index in self._indexes)
         found = {
             "records without an image (of InsightFace)": self._facts.without,
@@ -198,8 +205,8 @@ class RecordioSource(ShardSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the record, in which the caller finds the image; an image in several parts is not found there.
-        Returns None if the file has been replaced."""
+        """Locates the record, from the first part to the last. Its bytes contain those of an image in one part. Returns
+        None if the file has been replaced. Raises :class:`ValueError` for a damaged header."""
         number, place = ref[:2]
         *_, (_, start, size) = _find_parts(self._files[number], place)
         return self._files.locate_span(number, place, start + size - place)
@@ -222,8 +229,9 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _listed_keys(self) -> list[list[str]] | None:
-        """Paths of the images of each file, from the lists beside the files; None without lists. Lists that lack a
-        record, or have a path twice, raise :class:`AmbiguousSourceError`, or give None if the user named the kind."""
+        """Paths of the images of each file, from the lists beside the files; None without lists. A list that lacks a
+        record, or has a path twice, raises :class:`AmbiguousSourceError`. If the user named the kind, the value is
+        None instead."""
         if all(index.listed is None for index in self._indexes):
             return None
         found, seen, reason = [], set[str](), ""
@@ -253,16 +261,16 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _indexes(self) -> list[_RecordIndex]:
-        """Index of each file; collects the facts about all records. Raises :class:`SourceError` if there are no
-        records."""
+        """Index of each file. The first use reads the headers of all records, and collects their facts. Raises
+        :class:`SourceError` if there are no records."""
         found = [self._index_file(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
         return found
 
     def _index_file(self, number: int) -> _RecordIndex:
-        """Reads the list beside file ``number`` and indexes its records up to the first damage, drops InsightFace's
-        records without an image, and adds to the facts about all records."""
+        """Indexes the records of file ``number`` up to the first damage. Reads the list beside the file. Drops
+        InsightFace's records without an image. Adds to the facts about all records."""
         index, file, path = _RecordIndex(), self._files[number], self.shards[number][1]
         at, end, position = 0, os.fstat(file.descriptor).st_size, 0
         index.listed = self._read_list(path)
@@ -298,8 +306,8 @@ class RecordioSource(ShardSource):
 
     def drop_identities(self, index: _RecordIndex) -> int:
         """Removes InsightFace's records without an image from an index: the first record, and the records of identities
-        at the end; returns their number. Removes nothing, and returns 0, if the labels of these records are not those
-        that InsightFace writes."""
+        at the end. Returns their number. Other writers' records without an image have other numbers of labels, and
+        stay: returns 0."""
         stop = len(index.sizes)
         while stop and not index.sizes[stop - 1]:
             stop -= 1
@@ -314,9 +322,9 @@ class RecordioSource(ShardSource):
         return first + len(trailing)
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
-        """Reads paths of images by number from the ``.lst`` file beside a file; returns None if there is none. Lines of
-        InsightFace are numbered by their place. Raises :class:`SourceError` for a file that cannot be read, or is no
-        list, and for a number that comes twice."""
+        """Reads paths of images by number from the ``.lst`` file beside a file. Returns None if there is none. A line
+        of InsightFace has no number, and gets that of the line. Raises :class:`SourceError` for a file that cannot be
+        read, or is no list, and for a number that comes twice."""
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None
@@ -352,7 +360,7 @@ class ExportedRecordio(ExportedRows, RecordioSource):
     damaged."""
 
     def decode_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
-        """Returns the label as an integer, if the export holds labels."""
+        """Returns the label as an integer; an empty dict if the export holds no labels."""
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
     def drop_identities(self, index: _RecordIndex) -> int:
@@ -360,7 +368,7 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         return 0
 
     def _read_list(self, path: Path) -> None:
-        """Returns None: the export says the keys, so lists are not used."""
+        """Returns None: the export manifest has the keys, so lists are not used."""
         return
 
 

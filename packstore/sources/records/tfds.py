@@ -89,8 +89,8 @@ class TfdsSource(ExampleSource):
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each feature that one can hold, except the text with the keys. Reads all records first,
-        if this has not been done."""
+        """Declares a column for each feature, except the text with the keys, and features that no column can hold. The
+        first call indexes all records."""
         assert self.index
         return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 
@@ -109,8 +109,8 @@ class TfdsSource(ExampleSource):
         return found
 
     def _index_file(self, number: int) -> Any:
-        """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, notes damage from its first
-        byte on, in addition to the records."""
+        """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, keeps the records, and
+        records damage at byte 0."""
         index = super()._index_file(number)
         found, expected = len(index.places), self._counts[number]
         if index.damaged is None and found != expected:
@@ -163,9 +163,9 @@ class TfdsSource(ExampleSource):
         )
 
     def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
-        """Decodes the value of a column, or returns None if it is missing or the label -1. Lists, and arrays of varying
-        inner lengths, come as nested lists; other numbers as an array. Raises :class:`ValueError` for a value that does
-        not fit the feature."""
+        """Decodes the value of a column. Returns None if it is missing or the label -1. Numbers become an array, or
+        nested lists if only the first length may vary in arrays and another does. Sequences of other values become
+        lists. Raises :class:`ValueError` for a value that does not fit the feature."""
         name = leaf.feature
         if len(leaf.lengths) > 1:
             flat = features.get(f"{name}/ragged_flat_values", Feature())
@@ -207,9 +207,9 @@ class TfdsSource(ExampleSource):
 
 
 def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
-    """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all its values
-    stay bytes. Raises :class:`ValueError` for values of another type, a text that is not UTF-8, and the number of no
-    class."""
+    """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all strings of
+    the tensor stay bytes. Raises :class:`ValueError` for values of another type, another text that is not UTF-8, and a
+    number that no class has."""
     if leaf.what == "text" or leaf.dtype == "string":
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts")
@@ -230,8 +230,8 @@ def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
 
 
 def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
-    """Decodes the numbers of a feature to an array of ``shape``, up to ``limit`` bytes if compressed. Raises
-    :class:`ValueError` if they do not fit shape or dtype."""
+    """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` if they do not fit shape or
+    dtype, and for compressed numbers of more than ``limit`` bytes."""
     dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
     if leaf.packed:
         values = feature.bytes(message) if feature.kind == "bytes" else []
@@ -270,9 +270,9 @@ def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
 
 
 def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
-    """Converts boxes of any format of TensorFlow Datasets, ``REL_YXYX`` if ``bboxFormat`` is missing, to left, top,
-    right, bottom in pixels, float32. Raises :class:`ValueError` for another format, and if the boxes are relative, and
-    the size of the image cannot be read."""
+    """Converts boxes of any format of TensorFlow Datasets to left, top, right, bottom in pixels, float32. The default
+    ``bboxFormat`` is ``REL_YXYX``. Raises :class:`ValueError` for an unknown format, and for relative boxes if the size
+    of the image cannot be read."""
     form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
     if form not in _BOX_FORMATS:
         raise ValueError(f"found boxes in the format {printable(form)}; expected {', '.join(_BOX_FORMATS)}")
@@ -320,7 +320,8 @@ def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, P
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file. Raises :class:`SourceError` if the file is missing, or has none."""
+    """Reads a JSON object from a file. Raises :class:`SourceError` if the file is missing, too large, or has no JSON
+    object."""
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
@@ -334,7 +335,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _find_versions(path: Path) -> list[Path]:
-    """Finds folders of versions with ``dataset_info.json``: ``path`` itself, ``1.0.0`` or ``config/1.0.0`` in it."""
+    """Finds folders of versions with ``dataset_info.json``: ``path`` itself, else all folders like ``1.0.0`` and
+    ``config/1.0.0`` in it."""
     if (path / INFO).is_file():
         return [path]
     tree = open_tree(path)
@@ -365,7 +367,7 @@ def _find_version(path: Path) -> Path:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises versions of datasets by ``dataset_info.json`` and ``features.json``. Raises
+    """Certain for a version of a dataset with ``dataset_info.json`` and ``features.json``, else ``NO``. Raises
     :class:`AmbiguousSourceError` for several versions, and for TFRecord files without ``features.json``."""
     try:
         found = _find_versions(path) if path.is_dir() else []

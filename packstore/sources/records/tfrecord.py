@@ -58,9 +58,10 @@ class _ExampleColumn:
 
 
 class TfrecordSource(ExampleSource):
-    """Source of TFRecord files: one file, or all in a folder. Raises :class:`SourceError` if there are none. Unless the
-    user named the kind, raises :class:`AmbiguousSourceError` for shards that are missing by the names of others, and
-    for labels if nothing tells whether they begin at 0 or 1.
+    """Source of TFRecord files: one file, or all in a folder. Raises :class:`SourceError` if there are none.
+
+    Raises :class:`AmbiguousSourceError` if shards are missing, and if nothing tells whether labels begin at 0 or 1. If
+    the user named the kind, packs the shards that exist, and labels unchanged.
 
     Attributes:
         format_name: Name of the format, for people.
@@ -84,25 +85,24 @@ class TfrecordSource(ExampleSource):
         self.evidence = f"{len(found.files)} {self.format_name} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns: one for each feature, and ``boxes`` for the four features of their edges. Features with
-        keys, names of classes, several files, or the size or format of the image have none. Reads all records first, if
-        this has not been done."""
+        """Declares the columns of :meth:`_example_columns`, and ``boxes`` for the four features of edges. The first
+        call indexes all records."""
         return {name: part.field for name, part in self._example_columns.items()} | (
             {"boxes": Boxes()} if self._box_features is not None else {}
         )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts by phrase, without zeros, the features that repeat size or format of the image, and features of
-        several files in one record."""
+        """Counts the features that repeat size or format of the image, and features of several files in one record.
+        Leaves out zeros."""
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._repeated_features)
         found["features of several files each"] = len(self._file_list_features)
         return +found
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """Decodes the features of an example, by column; raw pixels become PNG files, boxes pixels. Leaves out missing
-        features, but a missing list is an empty array. Raises :class:`ValueError` for a feature that no other record
-        has, and for a value that does not fit its column."""
+        """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
+        missing list becomes an empty array; other missing features are left out. Raises :class:`ValueError` for a
+        feature that no other record has, and for a value that does not fit its column."""
         parts = self._example_columns
         unknown = features.keys() - self.facts.features.keys()
         if unknown:
@@ -158,8 +158,12 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _main_feature(self) -> str:
-        """Name of the feature of the main image: a usual name of images first, else the first feature with one image
-        file, else raw pixels. Raises :class:`SourceError` if there is none."""
+        """Name of the feature of the main image. Raises :class:`SourceError` if there is none. The first of
+
+        - a feature of image files with a usual name;
+        - a feature with one image file in each record;
+        - the feature of raw pixels.
+        """
         assert self.index
         images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
         known = [name for name in _MAIN if name in self.facts.features and "image" in self.facts.features[name].looks]
@@ -173,17 +177,17 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _raw_feature(self) -> str:
-        """Name of the feature that may have raw pixels: usual for images, with one value of bytes in each record;
-        ``""`` if there is none."""
+        """Name of the feature that may have raw pixels, or ``""``. It has a usual name of images, and one value of
+        bytes in each record."""
         facts = self.facts.features
         return next((name for name in _MAIN if name in facts and facts[name].kinds == {"bytes"}
                      and facts[name].low == facts[name].high == 1), "")  # fmt: skip
 
     @cached_property
     def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
-        """Names of the features with height, width and channels (None if not recorded) of raw pixels. The value is None
-        if images are files, or if height and width are missing. It is also None if a feature is not one whole number in
-        each record."""
+        """Names of the features with height, width and channels of raw pixels; None for channels that are not recorded.
+        The value is None if images are files, if height or width is missing, or if a feature is not one whole number
+        in each record."""
         assert self.index
         facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):
@@ -199,8 +203,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
-        """Prefix of the four features of boxes, and True if these are fractions of the image: floats, all of at most 2.
-        None if there are no boxes."""
+        """Prefix of the four features of boxes, and True if they are fractions of the image. Floats are fractions if
+        all are at most 2. The value is None if there are no boxes."""
         assert self.index
         for name in sorted(self.facts.features):
             prefix = name.removesuffix("/xmin")
@@ -244,8 +248,13 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _example_columns(self) -> dict[str, _ExampleColumn]:
-        """Columns except boxes, by name, ``image`` first. Leaves out features without values, features with keys, names
-        of classes or several files, and those that repeat the size or format of the image."""
+        """Columns except boxes, by name, ``image`` first. Leaves out features
+
+        - without values;
+        - with keys, names of classes, or edges of boxes;
+        - of several files;
+        - that repeat the size or format of the image.
+        """
         main, boxes = self._main_feature, self._box_features
         edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
         named = {each.by for each in self._numberings.values()}
@@ -258,8 +267,8 @@ class TfrecordSource(ExampleSource):
         return found
 
     def _make_column(self, name: str, of: str | None) -> _ExampleColumn:
-        """Makes the column of a feature by the facts about its values. ``of`` is the feature of the labels of boxes.
-        Raises :class:`SourceError` if records hold different types."""
+        """Makes the column of a feature by the facts about its values. ``of`` is the feature of the labels of boxes, or
+        None. Raises :class:`SourceError` if records hold different types."""
         facts = self.facts.features[name]
         missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}
@@ -286,8 +295,8 @@ class TfrecordSource(ExampleSource):
 
 
 def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
-    """Encodes raw pixels as a PNG file. Infers 1 or 3 channels from their number if it is None. Raises
-    :class:`ValueError` for other channels than 1 or 3, and if the number of bytes does not fit the sides."""
+    """Encodes raw pixels as a PNG file. If ``channels`` is None, infers 1 or 3 from the number of bytes. Raises
+    :class:`ValueError` for other channels, and if the number of bytes does not fit."""
     one = height * width
     if channels is None:
         channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
@@ -299,8 +308,8 @@ def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     """Returns features by the names of their columns: ``image/object/area`` becomes ``object_area``. ``of`` becomes
-    ``labels``. A name that two features would have, or that is taken, becomes that of the whole feature with ``_``.
-    Raises :class:`SourceError` if two features still would have one name."""
+    ``labels``. If two features would have one name, or it is ``image`` or ``boxes``, uses the whole name of the feature
+    and ``_``. Raises :class:`SourceError` if two features still would have one name."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
@@ -316,7 +325,8 @@ def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
 
 
 def _make_bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
-    """Makes the column of a feature of bytes: lists of texts, images, texts or bytes, by the guessed content."""
+    """Makes the column of a feature of bytes. Several values in an example are a list of texts. Single values are
+    images, texts or bytes, by their guessed content."""
     if facts.high > 1:
         return _ExampleColumn(Json(optional=missing), name, _decode_texts)
     if facts.looks == {"image"}:
