@@ -39,8 +39,8 @@ class Certainty(IntEnum):
     """How certain a kind is that a path is of this kind.
 
     - ``CERTAIN``: the path is of this kind, and recognition ends.
-    - ``PARTIAL``: the path is of this kind, but the kind would leave something out. Raises a question to the user unless
-      another kind is certain.
+    - ``PARTIAL``: the path is of this kind, but the kind would leave something out. This is a question to the user
+      unless another kind is certain.
     - ``POSSIBLE``: nothing proves or contradicts it. Without a better kind, the first possible kind opens the path, and
       reports what is missing.
     - ``NO``: the path is not of this kind.

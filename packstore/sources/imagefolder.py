@@ -273,8 +273,9 @@ class ImageFolderSource(FolderSource):
         return found
 
     def _choose_folders(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
-        """Returns the folder of one split, in any case, or all folders for None. Raises :class:`NotInSourceError` for an
-        unknown split. Raises :class:`AmbiguousSourceError` for all folders if only some have class folders."""
+        """Returns the folder of one split, or all folders for None. The case of ``split`` does not matter. Raises
+        :class:`NotInSourceError` for an unknown split. Raises :class:`AmbiguousSourceError` for all folders if only
+        some have class folders."""
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:

@@ -163,9 +163,9 @@ class TfdsSource(ExampleSource):
         )
 
     def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
-        """Decodes the value of a column. Returns None if it is missing or the label -1. Numbers become an array, or
-        nested lists if only the first length may vary in arrays and another does. Sequences of other values become
-        lists. Raises :class:`ValueError` for a value that does not fit the feature."""
+        """Decodes the value of a column. Returns None if it is missing or the label -1. Numbers become an array; nested
+        lists if any length but the first varies. Sequences of other values become lists. Raises :class:`ValueError` for
+        a value that does not fit the feature."""
         name = leaf.feature
         if len(leaf.lengths) > 1:
             flat = features.get(f"{name}/ragged_flat_values", Feature())
