@@ -18,7 +18,15 @@ from PIL import Image
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.training.augment import (
+    CenterCrop,
+    Cutout,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+)
 from packstore.training.augment import crop as kernels
 from packstore.training.augment.base import Crops
 from packstore.training.augment.crop_arithmetic import log_uniform
@@ -642,6 +650,8 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         (lambda: RandomResizedCrop(3, ratio=(1, math.nan)), "ratio should be"),
         (lambda: RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
         (lambda: RandomHorizontalFlip(1.1), r"p should be 0 … 1, got 1.1"),
+        (lambda: RandomHorizontalFlip("1"), r"p should be 0 … 1, got '1'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(9, fill=math.inf), "fill should be a byte, 0 … 255, or three of them, got inf"),
         (lambda: Cutout(0), "Cutout: size should be a positive integer, got 0"),
         (lambda: split_operations([Resize(3), "flip"]), r"augment\[1\] is not callable: 'flip'"),
         (

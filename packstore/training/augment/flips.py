@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, step
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.crop import mirror_images
+from packstore.training.augment.program_operation import check_probability
 from packstore.training.random_draws import Array, Draws
 
 
@@ -34,8 +34,7 @@ class RandomHorizontalFlip(GeometricOperation):
     mirrors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise UsageError(f"RandomHorizontalFlip: p should be 0 … 1, got {self.p!r}")
+        check_probability(self, self.p)
 
     def flip_mask(self, draws: Draws) -> Array:
         """Draws which images to mirror, bool ``(B,)``. If ``alternating``, odd epochs invert the draws of epoch 0."""

@@ -15,7 +15,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance
-from packstore.training.augment.program_operation import parse_range
+from packstore.training.augment.program_operation import check_probability, parse_range
 from packstore.training.augment.resize_options import parse_size
 from packstore.training.random_draws import Draws
 
@@ -48,8 +48,7 @@ class Mosaic:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", parse_size(self.size, "Mosaic"))
         object.__setattr__(self, "center_range", parse_range(self, "center_range", self.center_range, 0, 1))
-        if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not 0 <= self.p <= 1:
-            raise UsageError(f"Mosaic: p should be 0 … 1, got {self.p!r}")
+        check_probability(self, self.p)
 
     def draw_tiles(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
         """Draws which images of a batch each mosaic shows, and their positions.

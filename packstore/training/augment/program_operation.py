@@ -52,7 +52,7 @@ def operation_name(operation: Any) -> str:
     return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
 
 
-def check_probability(operation: Operation, p: Any) -> None:
+def check_probability(operation: Any, p: Any) -> None:
     """Raises :class:`UsageError`, which names the operation, unless ``p`` is a number from 0 to 1."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
         raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
@@ -90,7 +90,7 @@ def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
         return None
     try:
         red, green, blue = (round(value) for value in values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         red = -1
     if not (red >= 0 and max(red, green, blue) <= 255 and min(green, blue) >= 0):
         raise UsageError(f"{type(operation).__name__}: fill should be a byte, 0 … 255, or three of them, got {fill!r}")
