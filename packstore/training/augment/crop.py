@@ -31,13 +31,13 @@ def crop(
 
     Args:
         images: ``(B, C, H, W)``; channels-last images stay so, all others come out contiguous.
-        top: int64 ``(B,)``, each in [-padding, H + padding - h], on the device of the images.
-        left: int64 ``(B,)``, likewise.
+        top: int64 ``(B,)``, each in [-padding, H + padding - h], on the device of the images. Not checked.
+        left: int64 ``(B,)``, each in [-padding, W + padding - w]. Not checked.
         size: ``(h, w)``.
         padding: Pixels added on each side; at most H - 1 and W - 1 for ``reflect``, H and W for ``symmetric``.
         mode: ``"constant"``, ``"reflect"``, ``"edge"`` or ``"symmetric"``.
         fill: Value for ``"constant"``.
-        flip: bool ``(B,)``: which of the results are mirrored left to right; None for none.
+        flip: bool ``(B,)``: which results are mirrored left to right; None mirrors nothing.
     """
     kernel = crop_rows if images.device.type == "cpu" else crop_pixels
     return kernel(images, top, left, size, padding, mode, fill, flip)
@@ -53,7 +53,7 @@ def crop_rows(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """Crops as :func:`crop`, by copying rows; for the CPU."""
+    """Crops as :func:`crop`, by copying rows. For the CPU."""
     # Padded part by part, in memory that is used again and stays in the caches.
     step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
     padded = PaddedImages.empty(step, images, padding, mode, fill) if padding else PaddedImages.around(images)
@@ -75,14 +75,15 @@ _CHUNK_BYTES = 3 << 20
 
 
 class PaddedImages:
-    """Images of one size in CPU memory with their padding, so that a crop is one copy.
+    """Images of one size in CPU memory with their padding, to make a crop by one copy.
 
     Attributes:
-        pixels: ``(N, P, T, L, E)``, contiguous: P planes of elements that are single numbers (E = 1), or one plane of
-            whole pixels (E = C). L is the width with padding. T is the height, plus one row of fill if the padding is
-            constant, which stands for all rows above and below an image.
+        pixels: Contiguous ``(N, P, T, L, E)``: images, planes, rows, columns, numbers of an element. Either P is the
+            number of channels and E is 1, or P is 1 and E is the number of channels. L is the width with padding. T is
+            the height. For constant padding there is one more row, of fill, for all rows above and below an image.
         height: Height of the images without padding.
-        padding: As for :func:`crop`, like ``mode``.
+        padding: Number of pixels at each side.
+        mode: Mode of the padding, as for :func:`crop`.
     """
 
     def __init__(self, pixels: Tensor, height: int, padding: int, mode: str) -> None:
@@ -93,15 +94,18 @@ class PaddedImages:
 
     @classmethod
     def around(cls, images: Tensor) -> PaddedImages:
-        """Wraps ``images`` ``(N, C, H, W)`` without padding; copies them only if they are not contiguous in any
-        format."""
+        """Wraps ``images`` ``(N, C, H, W)`` without padding. Copies them only if they are neither contiguous nor
+        channels-last."""
         pixels = _as_planes(images)
         return cls(pixels, pixels.shape[2], 0, "constant")
 
     @classmethod
     def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float) -> PaddedImages:
-        """Allocates memory for ``count`` images with the shape, dtype and memory format of those in ``like`` ``(B, C,
-        H, W)``. For constant padding all values are ``fill``."""
+        """Allocates memory for ``count`` images with padding.
+
+        Shape, dtype and memory format are those of the images in ``like`` ``(B, C, H, W)``. For constant padding all
+        values are ``fill``.
+        """
         _, planes, height, width, element = _as_planes(like[:1]).shape
         extra = int(padding > 0 and mode == "constant")
         pixels = like.new_empty((count, planes, height + extra, width + 2 * padding, element))
@@ -110,8 +114,10 @@ class PaddedImages:
         return cls(pixels, height, padding, mode)
 
     def put_images(self, images: Tensor) -> None:
-        """Copies ``images`` ``(B, C, H, W)`` over the first ones here, and writes the padding at their left and right;
-        :meth:`crop_into` finds the rows above and below."""
+        """Overwrites the first images by ``images`` ``(B, C, H, W)``, and writes the padding at their left and right.
+
+        The rows above and below are not written. :meth:`crop_into` takes them from elsewhere.
+        """
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
         width = source.shape[3]
@@ -130,7 +136,8 @@ class PaddedImages:
         return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
 
     def crop_into(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
-        """Crops the images at ``numbers`` into ``out``, a contiguous part of :meth:`empty_crops`; see :func:`crop`."""
+        """Crops the images at ``numbers`` into ``out``, see :func:`crop`. ``out`` is a contiguous part of
+        :meth:`empty_crops`."""
         _, planes, tall, wide, element = self.pixels.shape
         rows, columns = out.shape[2:4]
         line = wide * element
@@ -145,7 +152,8 @@ class PaddedImages:
 
 
 def _as_planes(images: Tensor) -> Tensor:
-    """Returns ``(B, C, H, W)`` as contiguous ``(B, P, H, W, E)``: see :class:`PaddedImages`."""
+    """Returns ``(B, C, H, W)`` as ``(B, P, H, W, E)``, see :attr:`PaddedImages.pixels`. Contiguous; copies only if
+    necessary."""
     return images.permute(0, 2, 3, 1)[:, None] if is_channels_last(images) else images.contiguous()[..., None]
 
 
@@ -156,8 +164,10 @@ def _as_images(pixels: Tensor) -> Tensor:
 
 @functools.lru_cache(64)
 def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
-    """Returns the start of each of ``rows`` in a padded plane, int64 ``(tops, rows)``, for each possible top. Cached:
-    not to be changed."""
+    """Returns where the ``rows`` of a crop begin in a padded plane, for each possible top: int64 ``(tops, rows)``.
+
+    ``stride``: numbers per row of the plane. Cached: callers must not change the result.
+    """
     tops = torch.arange(-padding, height + padding - rows + 1, device="cpu")
     y = tops[:, None] + torch.arange(rows, device="cpu")
     inner = source_index(y, height, mode)
@@ -165,7 +175,7 @@ def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> 
 
 
 def _sliding_windows(source: Tensor, length: int) -> Tensor:
-    """Returns a view of contiguous ``source`` with a row for each run of ``length`` elements; rows overlap."""
+    """Returns a view of contiguous ``source`` with a row for each run of ``length`` elements. The rows overlap."""
     return source.as_strided((max(0, source.numel() - length + 1), length), (1, 1))
 
 
@@ -179,7 +189,7 @@ def crop_pixels(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """Crops as :func:`crop`, by gathering pixels; for any device."""
+    """Crops as :func:`crop`, by gathering pixels. For any device."""
     (rows, columns), (height, width) = size, images.shape[-2:]
     across = torch.arange(columns, device=images.device)
     if flip is not None:
@@ -204,9 +214,10 @@ def crop_pixels(
 
 
 def source_index(index: Array, length: Any, mode: str) -> Array:
-    """Maps indices that may be outside of [0, ``length``) to the pixels that padding of ``mode`` shows there.
+    """Maps indices to the pixels that padding of ``mode`` shows there. Indices in [0, ``length``) stay.
 
-    ``"constant"`` maps to the nearest pixel."""
+    ``"constant"`` and ``"edge"`` map to the nearest pixel.
+    """
     if mode == "reflect":
         return (length - 1) - abs((length - 1) - abs(index))
     if mode == "symmetric":  # x ^ (x >> 63) is -1 - x if x is negative, else x

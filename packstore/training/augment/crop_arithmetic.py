@@ -14,9 +14,9 @@ from packstore.training.random_draws import Array
 
 
 def log_uniform(uniform: Array, low: float, high: float) -> Array:
-    """Maps uniform numbers in [0, 1) to log-uniform ones between ``low`` and ``high``; float64.
+    """Maps uniform numbers in [0, 1) to log-uniform numbers between ``low`` and ``high``, float64.
 
-    Uses only additions and multiplications, which are bit-exact across numpy and torch, CPU and GPU; exp is not. The
+    Uses only additions and multiplications: unlike exp, they are bit-exact across numpy and torch, CPU and GPU. The
     relative error is below 1e-14.
     """
     middle, half = math.sqrt(low * high), math.log(high / low) / 2
@@ -38,18 +38,19 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
 
 
 def pick_attempt(values: Array, index: Array) -> Array:
-    """Returns ``values[index[b], b]`` for each image ``b``: the value of the attempt that ``index`` names."""
+    """Returns ``values[index[b], b]`` for each image ``b``. The rows of ``values`` are attempts."""
     if isinstance(values, np.ndarray):
         return values[index, np.arange(len(index))]
     return values.gather(0, index[None])[0]
 
 
 def find_centred_start(length: Any, cut_length: int) -> Any:
-    """Returns the index at which a centred cut of ``cut_length`` pixels begins, as in torchvision. ``length`` is the
-    image's length, an integer or an array. The index is negative if the image is shorter than the cut.
+    """Returns the index at which a centred cut of ``cut_length`` pixels begins, as in torchvision.
 
-    The index is ``round((length - cut_length) / 2)``, halves to even. A shorter image is padded instead: the padding
-    before it is half of the missing pixels, rounded down.
+    - If the cut fits: ``(length - cut_length) / 2``, rounded, halves to even.
+    - If not: minus half of the missing pixels, rounded towards 0. That is the padding before the image.
+
+    ``length``: length of the image, an integer or an array.
     """
     spare = length - cut_length
     half = spare >> 1
@@ -58,24 +59,27 @@ def find_centred_start(length: Any, cut_length: int) -> Any:
 
 
 def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
-    """Returns the first column of a crop of ``cut_width`` at ``left`` before the images with true ``flip``, of
-    ``width`` columns, are mirrored."""
+    """Returns where a crop of ``cut_width`` at ``left`` begins before images are mirrored.
+
+    Images of ``width`` columns with true ``flip`` are mirrored. None mirrors nothing.
+    """
     return left if flip is None else where(flip, width - cut_width - left, left)
 
 
 def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
-    """Returns ``crops`` with a window of ``size``, numbers or arrays, at ``top`` and ``left`` of their present window.
-    Takes account of mirroring."""
+    """Returns ``crops`` with a smaller or larger window: of ``size``, at ``top`` and ``left`` in the present window.
+
+    ``size`` has numbers or arrays. Positions are those in the mirrored images.
+    """
     window = crops.window
     left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
     return crops.replace(window=join_columns([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
 def visible_box(crops: Crops, name: str) -> Array:
-    """Returns the box of source pixels that ``crops`` show, int64 ``(B, 4)``, for an operation ``name`` that resizes.
+    """Returns the box of source pixels that ``crops`` show, int64 ``(B, 4)``. ``name``: operation that will resize it.
 
-    Raises :class:`UsageError` if numpy crops are resized already or exceed the source: two resizes cannot be combined
-    into one.
+    Raises :class:`UsageError` if numpy crops are resized already or exceed the source. Two resizes cannot become one.
     """
     box, window = crops.box, crops.window
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)

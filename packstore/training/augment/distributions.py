@@ -30,7 +30,7 @@ def chance(draws: Draws, p: float, draw: int) -> NDArray[np.bool_]:
 
 
 def normal(draws: Draws, draw: int) -> Floats:
-    """Draws standard normal numbers, float64 ``(B,)``; uses ``draw`` and ``draw + 1``."""
+    """Draws standard normal numbers, float64 ``(B,)``. Uses the draws ``draw`` and ``draw + 1``."""
     return box_muller(*draws.uniform(draw, 2))
 
 
@@ -41,16 +41,16 @@ def box_muller(first: Floats, second: Floats) -> Floats:
 
 
 def permutation(draws: Draws, count: int, draw: int) -> NDArray[np.int64]:
-    """Draws a random order of ``count`` items per record, int64 ``(B, count)``; uses ``count`` draws."""
+    """Draws a random order of ``count`` items per record, int64 ``(B, count)``. Uses ``count`` draws."""
     order: NDArray[np.int64] = np.argsort(draws.bits(draw, count), axis=0, kind="stable").T
     return order
 
 
 def gamma(draws: Draws, shape: float, draw: int) -> Floats:
-    """Draws gamma distributed numbers of scale 1, float64 ``(B,)``; uses :data:`GAMMA_DRAWS` draws from ``draw`` on.
+    """Draws gamma distributed numbers of scale 1, float64 ``(B,)``. Uses :data:`GAMMA_DRAWS` draws from ``draw`` on.
 
-    Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1. A
-    record whose eight attempts are all rejected gets a constant near the mean.
+    Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1. If
+    all eight attempts of a record are rejected, it gets a constant near the mean.
     """
     raised = shape + 1 if shape < 1 else shape
     d = raised - 1 / 3
@@ -71,8 +71,10 @@ def gamma(draws: Draws, shape: float, draw: int) -> Floats:
 
 
 def beta(draws: Draws, alpha: float, draw: int) -> Floats:
-    """Draws numbers with distribution Beta(``alpha``, ``alpha``), float64 ``(B,)``; uses 2 × :data:`GAMMA_DRAWS`
-    draws. A number that would be 0 / 0 becomes 0 or 1 at random."""
+    """Draws numbers with distribution Beta(``alpha``, ``alpha``), float64 ``(B,)``. Uses 2 × :data:`GAMMA_DRAWS` draws.
+
+    If ``alpha`` is so small that a number would be 0 / 0, it becomes 0 or 1 at random.
+    """
     first, second = gamma(draws, alpha, draw), gamma(draws, alpha, draw + GAMMA_DRAWS)
     total = first + second
     # With a very small alpha both may be rounded to 0; then it is one end or the other.
@@ -82,8 +84,9 @@ def beta(draws: Draws, alpha: float, draw: int) -> Floats:
 def dirichlet(draws: Draws, alpha: float, count: int, draw: int) -> Floats:
     """Draws ``count`` weights that sum to 1 from the symmetric Dirichlet(``alpha``), float64 ``(B, count)``.
 
-    Equal weights if all are rounded to 0. Uses ``count`` draws if ``alpha`` is 1, else ``count`` ×
-    :data:`GAMMA_DRAWS`."""
+    The weights are equal if ``alpha`` is so small that all round to 0. Uses ``count`` draws if ``alpha`` is 1, else
+    ``count`` × :data:`GAMMA_DRAWS`.
+    """
     if alpha == 1:
         parts = -np.log1p(-draws.uniform(draw, count)).T
     else:

@@ -21,8 +21,9 @@ class RandomHorizontalFlip(GeometricOperation):
 
     Args:
         p: Probability, 0 … 1.
-        alternating: Draw in epoch 0 only; every odd epoch mirrors exactly the other images. So any two consecutive
-            epochs show each image both ways (Keller Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
+        alternating: Draw in epoch 0 only. Even epochs repeat it; odd epochs mirror exactly the other images. Two
+            consecutive epochs show each image both ways (Keller Jordan, "94% on CIFAR-10 in 3.29 seconds on a single
+            GPU", 2024).
 
     Raises:
         UsageError: ``p`` is not a probability.
@@ -37,7 +38,10 @@ class RandomHorizontalFlip(GeometricOperation):
         check_probability(self, self.p)
 
     def flip_mask(self, draws: Draws) -> Array:
-        """Draws which images to mirror, bool ``(B,)``. If ``alternating``, odd epochs invert the draws of epoch 0."""
+        """Draws which images to mirror, bool ``(B,)``.
+
+        If ``alternating``, even epochs return the draws of epoch 0, and odd epochs the opposite.
+        """
         threshold = round(self.p * 2**32)
         if not self.alternating:
             return draws.bits(0) < threshold
@@ -48,7 +52,7 @@ class RandomHorizontalFlip(GeometricOperation):
         return mirror_images(images, self.flip_mask(draws))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws the flips as a program of one step, for :class:`RandomApply` and other operations that contain
+        """Draws the flips as a program of one step. For :class:`RandomApply` and other operations that contain
         operations."""
         return step(len(draws), Code.MIRROR, where=self.flip_mask(draws))
 
@@ -57,6 +61,6 @@ class RandomHorizontalFlip(GeometricOperation):
         return True
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Returns ``crops`` with the drawn images mirrored; one that was mirrored already is not any more."""
+        """Returns ``crops`` with the drawn images mirrored. Images that were mirrored already are turned back."""
         flags = self.flip_mask(draws)
         return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)

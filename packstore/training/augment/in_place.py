@@ -15,16 +15,16 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True, repr=False)
 class InPlace(Operation):
-    """Declares that a function leaves every pixel in its place, so that masks, boxes and keypoints need not follow.
+    """Declares that a function leaves every pixel in its place. Masks, boxes and keypoints need not follow.
 
     A loader of such columns refuses unknown functions in ``augment=``, in ``transform=`` and in ``PerImage``, unless
-    they are wrapped in this.
+    they are in an ``InPlace``.
 
     Args:
         fn: The function, or an :class:`Operation` of your own.
 
     Raises:
-        UsageError: ``fn`` is not callable; (while iterating) its result has another height or width.
+        UsageError: ``fn`` is not callable. When called: its result has another height or width.
     """
 
     fn: Callable[..., Any]
@@ -47,8 +47,10 @@ class InPlace(Operation):
 
 
 def stable_repr(fn: Any) -> str:
-    """Returns a function's ``repr``, or its module and name if that contains a memory address, which differs between
-    processes."""
+    """Returns a function's ``repr``. If that contains a memory address, returns its module and name instead.
+
+    An address differs between processes.
+    """
     text = repr(fn)
     if " at 0x" in text:  # an address, which another process would not have
         where: Any = fn if hasattr(fn, "__qualname__") else type(fn)

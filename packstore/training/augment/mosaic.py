@@ -172,8 +172,8 @@ class Tiles:
     def _join_rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
         """Concatenates the rows of each mosaic's images.
 
-        ``kept``: masks of the rows to take; None takes all rows. ``points``: whether the rows are keypoints, which are
-        moved.
+        ``kept``: masks of the rows to take; None takes all rows.
+        ``points``: whether the rows are keypoints, which are moved.
         """
         results = []
         for row, tiles in enumerate(self.tiles):

@@ -18,8 +18,8 @@ from packstore.training.random_draws import Draws
 class ProgramOperation(Operation):
     """Operation on the pixels of single images that keeps their size.
 
-    Its random numbers are drawn on the host, by numpy, into a program. The program runs on a batch with torch, on any
-    device, or image by image in the engine.
+    numpy draws its random numbers on the host, into a program. The program runs on a batch with torch, on any device,
+    or image by image in the engine.
     """
 
     @property
@@ -36,8 +36,7 @@ class ProgramOperation(Operation):
             size: Height and width of all their images.
 
         Returns:
-            A program ``(B, n)``: ``n`` steps for each image, which may be steps that do nothing. ``n`` does not depend
-            on what is drawn.
+            A program ``(B, n)``: ``n`` steps for each image. Some may do nothing. ``n`` does not depend on the draws.
         """
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
@@ -46,7 +45,7 @@ class ProgramOperation(Operation):
 
 
 def operation_name(operation: Any) -> str:
-    """Returns the name of an operation's class, with the names of the operations that it contains in brackets, as
+    """Returns the name of an operation's class, with the operations that it contains:
     ``RandomApply([ColorJitter])``."""
     parts = getattr(operation, "transforms", ())
     return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
@@ -59,8 +58,11 @@ def check_probability(operation: Any, p: Any) -> None:
 
 
 def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
-    """Returns a user's pair as floats. Raises :class:`UsageError` unless it is two ascending numbers between ``low``
-    and ``high``."""
+    """Returns a user's pair as floats.
+
+    Raises :class:`UsageError`, which names ``operation`` and the option ``name``, unless it is two ascending numbers
+    from ``low`` to ``high``.
+    """
     values = tuple(pair) if isinstance(pair, list | tuple) else ()
     numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
     if not numbers or not low <= values[0] <= values[1] <= high:
@@ -71,8 +73,10 @@ def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -
 
 
 def can_draw_program(part: Any) -> bool:
-    """Tells if an entry of a user's list can draw a program: a :class:`ProgramOperation` without crops and resizes in
-    it, or a flip."""
+    """Tells if an entry of a user's list can draw a program.
+
+    These are flips, and each :class:`ProgramOperation` without crops and resizes in it.
+    """
     return isinstance(part, Operation) and callable(getattr(part, "draw_program", None)) and not contains_geometry(part)
 
 
@@ -83,8 +87,10 @@ def contains_geometry(part: Any) -> bool:
 
 
 def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
-    """Converts a fill colour, a number or three, to three bytes, rounded; None stays None. Raises :class:`UsageError`
-    for other values."""
+    """Converts a fill colour, a number or three, to three bytes. Rounds them. Returns None for None.
+
+    Raises :class:`UsageError` for other values.
+    """
     values = (fill,) * 3 if isinstance(fill, int | float) else fill
     if values is None:
         return None

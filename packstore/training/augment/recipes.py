@@ -106,7 +106,8 @@ def _make_self_supervised_view(
 ) -> list[Step]:
     """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur, solarisation.
 
-    ``kernel``: side of the blur's kernel. ``blur``, ``solarize``: probabilities. With 0, solarisation is left out.
+    ``kernel``: side of the blur's kernel.
+    ``blur``, ``solarize``: probabilities. With 0, solarisation is left out.
     """
     operations: list[Step] = [
         crop,

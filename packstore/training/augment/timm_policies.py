@@ -412,8 +412,8 @@ def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: An
 def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
     """Writes matrices that shear about the centre, and the flags of the warp.
 
-    ``place``: index of ``factor`` in the matrix; 1 shears rows, 3 columns. ``length``: height of the images for 1,
-    width for 3.
+    ``place``: index of ``factor`` in the matrix; 1 shears rows, 3 columns.
+    ``length``: height of the images for 1, width for 3.
     """
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1

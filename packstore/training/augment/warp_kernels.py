@@ -19,12 +19,15 @@ from packstore.training.random_draws import MASK, mix_bits
 
 
 def warp_affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
-    """Warps images: each pixel of the result shows the source at ``matrix`` times its position.
+    """Warps images. Each pixel of the result shows the source at ``matrix`` times its position.
 
     Args:
-        images: As in the module.
+        images: ``(B, C, H, W)``.
         matrix: float32 ``(B, 6)``: maps pixels of the result to pixels of the image, both relative to the centres.
-        flags: int32 ``(B,)``; all name the same interpolation and fill method.
+        flags: int32 ``(B,)``. All have the same interpolation and fill method.
+
+    Raises:
+        UsageError: A fill colour that is not gray, for images that do not have three channels.
     """
     height, width = images.shape[-2:]
     device = images.device
@@ -38,7 +41,10 @@ def warp_affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.i
 
 
 def warp_perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
-    """Warps images by perspective ``coefficients``, float32 ``(B, 8)``, from the result to the source."""
+    """Warps images by perspective ``coefficients``, float32 ``(B, 8)``, which map the result to the source.
+
+    ``flags`` and errors are those of :func:`warp_affine`.
+    """
     height, width = images.shape[-2:]
     device = images.device
     x = torch.linspace(0.5, width - 0.5, width, device=device)
@@ -54,11 +60,10 @@ def warp_perspective(images: Tensor, coefficients: NDArray[np.float32], flags: N
 
 
 def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
-    """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels, and
-    rounds to the images' dtype.
+    """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``. Fills pixels outside.
 
-    ``flags`` say interpolation, fill method and fill colour; only the colour may differ between images. Raises
-    :class:`UsageError` for a colour, except gray, if images have other than three channels."""
+    Rounds to the images' dtype. ``flags`` and errors are those of :func:`warp_affine`.
+    """
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
@@ -82,19 +87,31 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tens
 
 
 def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int64], clips: bool) -> Tensor:
-    """Adds nearly normal noise to uint8 images, of ``mean`` and deviation ``sigma``, float32 ``(B, 1, 1, 1)`` in units
-    of 1/255.
+    """Adds nearly normal noise to uint8 images. Clips results to 0 … 255 if ``clips``; else they wrap around.
 
-    ``seeds`` ``(B,)`` determine the noise of each image. Results are clipped to 0 … 255 if ``clips``, else they wrap
-    around."""
+    Args:
+        images: uint8 ``(B, C, H, W)``.
+        mean: Mean of the noise, float32 ``(B, 1, 1, 1)``, in units of 1/255.
+        sigma: Standard deviation of the noise, like ``mean``.
+        seeds: int64 ``(B,)``: they determine the noise.
+        clips: Whether to clip.
+    """
     noise = torch.stack([_normal_noise(seed, images.shape[1:], images.device) for seed in seeds.tolist()])
     result = images.to(torch.int16) + (mean + noise * sigma).to(torch.int16)
     return (result.clamp_(0, 255) if clips else result).to(torch.uint8)
 
 
 def erase_boxes(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
-    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, with ``values`` ``(B, 3)`` for red, green and blue.
-    Raises :class:`UsageError` for different values if images have other than three channels."""
+    """Overwrites a box of each image by one colour.
+
+    Args:
+        images: ``(B, C, H, W)``.
+        boxes: int64 ``(B, 4)``: top, left, height, width.
+        values: float32 ``(B, 3)``: red, green and blue.
+
+    Raises:
+        UsageError: A colour that is not gray, for images that do not have three channels.
+    """
     device = images.device
     top, left, height, width = (each[:, None] for each in _copy_to_device(boxes.T, device))
     y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
@@ -106,8 +123,7 @@ def erase_boxes(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.flo
 def _match_channels(values: Tensor, channels: int) -> Tensor:
     """Adapts values of red, green and blue, ``(B, 3)``, to the images' channels: ``(B, channels)``.
 
-    Raises:
-        UsageError: The values differ, and the images are not RGB.
+    Raises :class:`UsageError` if the values differ and the images do not have three channels.
     """
     if channels == 3:
         return values
@@ -117,8 +133,11 @@ def _match_channels(values: Tensor, channels: int) -> Tensor:
 
 
 def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64]) -> Tensor:
-    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, of uint8 images with random pixels of ImageNet's
-    mean and deviation; ``seeds`` determine them."""
+    """Overwrites a box of each uint8 image by random pixels of ImageNet's mean and deviation.
+
+    ``boxes``: int64 ``(B, 4)``: top, left, height, width.
+    ``seeds``: int64 ``(B,)``: they determine the pixels.
+    """
     result = images.clone()
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
         part = result[row, :, top : top + height, left : left + width]
@@ -137,9 +156,9 @@ IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def _normal_noise(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
-    """Computes nearly normal numbers, float32 ``(C, H, W)``: sums of four random bytes, equal on any device.
+    """Computes nearly normal numbers, float32 ``(C, H, W)``, equal on any device: sums of four random bytes.
 
-    They reach 3.45 deviations. Number ``i`` is the ``i``-th in the order ``(H, W, C)``.
+    They are standard normal, but never beyond 3.45. They are counted in the order ``(H, W, C)``.
     """
     channels, height, width = shape
     place = torch.arange(height * width * channels, device=device)
@@ -155,6 +174,8 @@ _DEVIATION = ((256**2 - 1) / 3) ** 0.5
 
 
 def _copy_to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies an array to a device, if possible without making the host wait. On the CPU, the tensor may share the
-    array's memory."""
+    """Copies an array to a device, if possible without making the host wait.
+
+    On the CPU, the tensor may share the array's memory.
+    """
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

@@ -52,7 +52,10 @@ class RandomVerticalFlip(ProgramOperation):
 
 
 class _WarpOperation(ProgramOperation):
-    """Operation that samples an image at transformed positions. Validates ``interpolation`` and ``fill``."""
+    """Operation that samples an image at transformed positions.
+
+    Raises :class:`UsageError` for an unknown ``interpolation`` or an invalid ``fill``.
+    """
 
     interpolation: str
     fill: Any
@@ -70,13 +73,18 @@ class _WarpOperation(ProgramOperation):
         return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _parse_angles(self, name: str, value: Any) -> Range:
-        """Converts an angle to the range around 0, or returns a pair. Raises :class:`UsageError` for other values, and
-        for more than 3600 degrees."""
+        """Returns the range of a user's angles in degrees. A single number n stands for -n … n.
+
+        Raises :class:`UsageError` for angles beyond 3600 degrees, or a range that is not ascending.
+        """
         pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
         return parse_range(self, name, pair, -3600, 3600)
 
     def _relative_centre(self, centre: Any, size: Size) -> Range:
-        """Converts ``centre``, x and y from the upper left corner, to coordinates relative to the image's centre."""
+        """Converts ``centre``, x and y from the upper left corner, to coordinates relative to the image's centre.
+
+        None becomes (0, 0).
+        """
         if centre is None:
             return 0.0, 0.0
         return centre[0] - size[1] * 0.5, centre[1] - size[0] * 0.5
@@ -93,7 +101,7 @@ class RandomRotation(_WarpOperation):
     """Rotates images by a random angle, as torchvision's ``RandomRotation`` without ``expand``.
 
     Args:
-        degrees: Angles are uniform in ``(-degrees, degrees)``, or in a pair's range; counterclockwise.
+        degrees: A number d draws angles from -d to d. A pair is the range of the angles. Counterclockwise.
         interpolation: ``"nearest"`` or ``"bilinear"``.
         center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
         fill: Byte, or three, for pixels outside the image.
@@ -124,10 +132,11 @@ class RandomAffine(_WarpOperation):
     """Rotates, translates, scales and shears images, as torchvision's ``RandomAffine``.
 
     Args:
-        degrees: Angles are uniform in ``(-degrees, degrees)``, or in a pair's range; clockwise. 0 for none.
-        translate: Largest translation, as fractions of width and height; None for none.
+        degrees: A number d draws angles from -d to d. A pair is the range of the angles. Clockwise.
+        translate: Largest translation, as fractions of width and height; None for no translation.
         scale: Range of factors; None for 1.
-        shear: Degrees: ``(-shear, shear)`` across; a pair's range across; or of four numbers also down.
+        shear: Degrees. A number s shears from -s to s across. A pair is the range across; four numbers are the ranges
+            across and down. None for no shear.
         interpolation: ``"nearest"`` or ``"bilinear"``.
         fill: Byte, or three, for pixels outside the image.
         center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
@@ -158,8 +167,8 @@ class RandomAffine(_WarpOperation):
             parse_range(self, "scale", self.scale, 1e-6, 1e6)
 
     def _shear_ranges(self) -> tuple[Range, Range]:
-        """Returns the ranges of degrees by which to shear in x and in y. Raises :class:`UsageError` for invalid
-        ones."""
+        """Returns the ranges of degrees by which to shear in x and in y. Raises :class:`UsageError` if one is
+        invalid."""
         if self.shear is None:
             return (0.0, 0.0), (0.0, 0.0)
         if isinstance(self.shear, list | tuple) and len(self.shear) == 4:
@@ -167,7 +176,7 @@ class RandomAffine(_WarpOperation):
         return self._parse_angles("shear", self.shear), (0.0, 0.0)
 
     def _draw_shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
-        """Draws a translation in whole pixels, uniform up to ``most`` either way."""
+        """Draws a translation in whole pixels, uniform from ``-most`` to ``most``."""
         return np.rint(uniform(draws, -most, most, draw))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
@@ -194,7 +203,7 @@ class RandomPerspective(_WarpOperation):
 
     Args:
         distortion_scale: Largest movement of a corner as a fraction of half a side, 0 … 1.
-        p: Probability.
+        p: Probability of a distortion.
         interpolation: ``"bilinear"`` or ``"nearest"``.
         fill: Byte, or three, for pixels outside the image.
 
@@ -225,7 +234,8 @@ class RandomPerspective(_WarpOperation):
         )
 
     def _move_corners(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
-        """Draws by how many pixels each of an image's four corners moves along a side of ``length``, ``(B, 4)``."""
+        """Draws how many pixels each of an image's four corners moves inwards along a side of ``length``: int64 ``(B,
+        4)``."""
         moved: NDArray[np.int64] = draws.integers(int(self.distortion_scale * (length // 2)) + 1, draw, 4).T
         return moved
 
@@ -234,7 +244,7 @@ def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArr
     """Computes the coefficients that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``: float64 ``(B, 8)``.
 
     Solves the equations of torchvision's ``_get_perspective_coeffs`` by least squares in float64. Returns the identity
-    for images of one pixel a side, whose corners coincide.
+    if corners coincide, because a side has one pixel.
     """
     count = len(ends)
     x, y = (ends[..., n].astype(np.float64) for n in range(2))
