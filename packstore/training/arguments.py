@@ -85,14 +85,16 @@ _OF_OPERATIONS = {
 def unknown_operation_argument(called: type, name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of an operation of :mod:`packstore.augment`.
 
-    The error proposes an argument by the name's meaning elsewhere, or by spelling."""
+    The error proposes the argument that ``name`` is in other libraries, or an argument of similar spelling.
+    """
     return _unknown_argument(called, name, f"augment.{called.__name__}", _OF_OPERATIONS.get(name))
 
 
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of ``PackedLoader`` or ``PackedDataset``.
 
-    The error proposes an argument by the name's meaning in torch, torchvision and other loaders, or by spelling."""
+    The error proposes the argument that ``name`` is in other libraries, or an argument of similar spelling.
+    """
     meant = _MEANT[called.__name__].get(name)
     if meant is None and called.__name__ == "PackedDataset" and name in _MEANT["PackedLoader"]:
         meant = f"PackedLoader loads batches: {_MEANT['PackedLoader'][name]}"
@@ -100,8 +102,10 @@ def unknown_argument(called: type, name: str) -> UnknownArgumentError:
 
 
 def _unknown_argument(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
-    """Returns an error that gives ``meant`` as advice. If ``meant`` is None, the advice is the argument of most similar
-    spelling, or else the help."""
+    """Returns the error for an unknown argument, with ``meant`` as its advice. ``title`` names what was called.
+
+    If ``meant`` is None, advises the argument of most similar spelling, or else ``help()``.
+    """
     if meant is None:
         taken = inspect.signature(vars(called)["__init__"]).parameters
         known = [each for each in taken if each not in ("self", "unknown")]

@@ -48,59 +48,54 @@ Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
 
 class PackedDataset(ItemDataset):
-    """Records of a store, or of one of its splits, as a dataset, with ``classes``, ``class_to_idx``, ``targets``,
-    ``samples``, ``imgs`` and ``loader`` as torchvision's ``ImageFolder``.
+    """Records of a store, or of one of its splits, as a dataset.
+
+    It has ``classes``, ``class_to_idx``, ``targets``, ``samples``, ``imgs`` and ``loader``, as torchvision's
+    ``ImageFolder``.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
     ``image`` and ``label``. A store without ``label`` has the image with its boxes and the boxes' labels, or else the
     image alone. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches. Images of one shape become one tensor, other images a
     list. Numbers become a tensor, and keys a list.
 
-    =============  ==============================================================================================
-    output         an image is
-    =============  ==============================================================================================
-    ``"tensor"``   uint8 ``(C, H, W)`` from image files and uint8 stores, RGB or of the store's ``mode``; int32 of 16
-                   bits; float32 ``(C, H, W)``, normalised, from floating point stores. Always writable memory of its
-                   own.
-    ``"numpy"``    ``(H, W, C)`` in the mode's dtype, or floating point ``(C, H, W)`` in the store's (bfloat16 as
-                   float32)
-    ``"pil"``      ``PIL.Image`` in mode RGB or the store's, for torchvision's transforms (see ``denormalize``)
-    ``"bytes"``    the record as it is stored: an image file's bytes, or raw pixels
-    ``"dict"``     as of ``"tensor"``, and an item is a dict by column name
-    ``"tv_tensors"``  torchvision's ``Image``; masks, boxes and keypoints are its types, too. An item is the image, or
-                   with another column a pair ``(image, value)``, or with more of them ``(image, target)``, ``target``
-                   a dict of these by name: what torchvision's references take. A batch is a list of items.
-    =============  ==============================================================================================
+    An image, by ``output``:
 
-    Other columns, by type; a missing value is None:
+    - ``"tensor"``: a tensor ``(C, H, W)`` in memory of its own. Image files and uint8 stores give uint8, RGB or of the
+      store's ``mode``. 16 bits give int32. Floating point stores give float32, normalised.
+    - ``"numpy"``: an array ``(H, W, C)`` in the mode's dtype. Floating point stores give ``(C, H, W)`` in their dtype,
+      but float32 for bfloat16.
+    - ``"pil"``: a ``PIL.Image`` in mode RGB or the store's, for torchvision's transforms. See ``denormalize``.
+    - ``"bytes"``: the bytes of the record as stored: an image file, or raw pixels.
+    - ``"dict"``: as ``"tensor"``. An item is a dict by column name.
+    - ``"tv_tensors"``: torchvision's ``Image``. Masks, boxes and keypoints have torchvision's types, too. An item is
+      the image, or a pair ``(image, value)``. With more columns it is a pair ``(image, target)``; the target is a dict
+      by name, as torchvision's references take it. A batch is a list of items.
 
-    =============  ==============================================================================================
-    type           value
-    =============  ==============================================================================================
-    ``mask``       integer ``(H, W)``: uint8, or int32 if values have more bits; of a file with a palette the indices.
-                   ``"numpy"`` keeps uint16; ``"pil"`` gives modes ``P``, ``L``, ``1``, ``I;16`` or ``I``; ``"bytes"``
-                   the stored bytes
-    ``label``      ``int``
-    ``labels``     int64 ``(n,)``
-    ``boxes``      float32 ``(n, 4)``: left, top, right, bottom in pixels of the image
-    ``keypoints``  float32 ``(n, k)``, or with several points to a row ``(n, points, k)``; k is 3 with visibility
-    ``text``       ``str``, and so is ``key``; ``json`` the object; ``bytes`` bytes
-    ``array``      ``int`` for whole numbers, else a tensor of the column's dtype and shape, in a ragged column
-                   ``(n, *shape)``; with ``"numpy"`` an array
-    =============  ==============================================================================================
+    A value of another column, by type. A missing value is None:
+
+    - ``mask``: integer ``(H, W)``: uint8, or int32 if values have more bits. A file with a palette gives its indices.
+      ``"numpy"`` keeps uint16. ``"pil"`` gives mode ``P``, ``L``, ``1``, ``I;16`` or ``I``. ``"bytes"`` gives the
+      stored bytes.
+    - ``label``: ``int``.
+    - ``labels``: int64 ``(n,)``.
+    - ``boxes``: float32 ``(n, 4)``: left, top, right, bottom in pixels of the image.
+    - ``keypoints``: float32 ``(n, k)``, or ``(n, points, k)`` with several points in a row. k is 3 with visibility.
+    - ``text`` and ``key``: ``str``. ``json``: the object. ``bytes``: bytes.
+    - ``array``: ``int`` for single whole numbers. Otherwise a tensor of the column's dtype and shape; in a ragged
+      column ``(n, *shape)``. ``"numpy"`` gives an array.
 
     The object pickles as path and options. Each process, forked or spawned, opens the store for itself. At a URL, it
     opens the version that was the newest when the dataset was made.
 
     Args:
         path: A store of any format, or the URL of one.
-        split: The split to use; required if the store has several.
+        split: The split to use. Required if the store has several.
         device: Device of the tensors.
-        columns: Names of the columns of an item, in order; None for the default columns, see above.
+        columns: Names of the columns of an item, in order. None for the default columns, see above.
         output: Form of the images, see above.
-        transform: Called with each main image; images of other columns are not transformed. If masks, boxes or
-            keypoints are loaded, the transform must not move pixels. Then torchvision's transforms that move pixels are
-            refused, and so are other functions unless :class:`packstore.augment.InPlace` wraps them.
+        transform: Called with each image of the column ``image``. It must not move pixels if masks, boxes or keypoints
+            are loaded. Beside these, torchvision's transforms that move pixels are refused, and so are other functions
+            unless :class:`packstore.augment.InPlace` wraps them.
         target_transform: Called with each label.
         transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
             Instead of the other two.
@@ -108,31 +103,31 @@ class PackedDataset(ItemDataset):
         exif_transpose: Rotate and flip images by their EXIF orientation. None for the choice made when the store was
             packed. Stores of pixels refuse another choice: their images were rotated when packed, or never.
         dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
-            then scaled to 0 … 1, as torchvision's ``ToTensor`` does.
-        denormalize: With ``output="pil"``: undo the normalisation of a floating point store; rounding may change a
+            scaled to 0 … 1, as torchvision's ``ToTensor`` does.
+        denormalize: With ``output="pil"``: undo the normalisation of a floating point store. Rounding may change a
             value by 1 of 255. Has no effect on stores of pixels or files.
-        mode: Mode in which image files are read, such as ``"L"`` for gray, ``(1, H, W)``; None for the store's. ``"L"``
+        mode: Mode in which image files are read, such as ``"L"`` for gray, ``(1, H, W)``. None for the store's. ``"L"``
             is the luma of a colour JPEG, as torchvision's ``decode_image(mode="GRAY")`` returns it.
-        depth: Conversion of values of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or
-            ``"window:LO,HI"``. None for the store's conversion. ``"keep"`` has the same effect, but is refused if the
-            store converts to 8 bits and no mode is named.
-        alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha; None for the store's choice.
-        frames: ``"first"`` or the number of a frame, as text, from 0; None for the store's choice.
+        depth: Conversion of values of more than 8 bits for a mode of 8 bits: ``"scale"``, ``"clip"`` or
+            ``"window:LO,HI"``. None for the store's conversion. ``"keep"`` converts nothing; a store that converts to
+            8 bits needs a ``mode`` with it.
+        alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha. None for the store's choice.
+        frames: ``"first"`` or the number of a frame, as text, from 0. None for the store's choice.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded. This
             bounds the memory: a thread or process that decodes takes up to 20 bytes for each pixel.
         checksums: Policy of checksum verification. ``"auto"`` checks image files at each read, arrays of pixels at one
             of sixteen reads, and labels, keys and other columns once, at their first use. A loader also checks all
-            images that it makes resident. Of streamed arrays, it checks one sixteenth in each epoch, so all in sixteen
+            images that it makes resident. It checks one sixteenth of streamed arrays in each epoch, and all in sixteen
             epochs. ``"always"`` checks image, label and key of each record at each access. ``"never"`` checks only the
-            manifest, at opening, so a changed byte in an image passes. Labels without a class are errors in any case.
+            manifest, at opening: a changed byte in an image passes. Labels without a class are errors in any case.
             (``packstore verify`` checks a whole store.)
 
     Raises:
         StoreError: ``path`` is not a store.
         UsageError: An unknown split, column, output, decoder or device; several splits and none named; options that
             contradict each other or the store; transforms that move pixels without their masks, boxes or keypoints.
-        DecodeError: (on access) a record cannot be decoded; names the record and its key.
-        CorruptRecordError: (on access) a record is damaged; names the record and its key.
+        DecodeError: On access: a record cannot be decoded. Names the record and its key.
+        CorruptRecordError: On access: a record is damaged. Names the record and its key.
     """
 
     def __init__(
@@ -227,9 +222,11 @@ class PackedDataset(ItemDataset):
 
     @property
     def reader(self) -> Reader:
-        """Open reader of the store. In a new process (C libraries do not survive a fork) and after :meth:`close`,
-        reopens the store, and empties the dataset's caches. Raises :class:`StoreError` if another store has replaced
-        it."""
+        """Open reader of the store.
+
+        Opens the store again after :meth:`close` and in a new process, because C libraries do not survive a fork.
+        Empties the dataset's caches by that. Raises :class:`StoreError` if another store has replaced the store.
+        """
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
             reader = self._open(self._head)
@@ -243,10 +240,10 @@ class PackedDataset(ItemDataset):
 
     @property
     def classes(self) -> list[str]:
-        """Class names by number: of the column ``label``, or of the boxes in a store without ``label``. Empty without
-        names.
+        """Class names by number, from 0. Empty without names.
 
-        They count from 0. torchvision's detectors reserve 0 for the background: add 1 to the labels for them.
+        They are those of the column ``label``, or of the boxes in a store without ``label``. torchvision's detectors
+        reserve 0 for the background: add 1 to the labels for them.
         """
         classes = self.manifest.classes
         if classes is None and not self.manifest.has_column("label"):
@@ -261,15 +258,21 @@ class PackedDataset(ItemDataset):
 
     @property
     def targets(self) -> list[int]:
-        """Labels of all items, before ``target_transform``. Raises :class:`UsageError` unless each item has one
-        label."""
+        """Labels of all items, before ``target_transform``. Verifies the column's checksums first, unless
+        ``checksums="never"``.
+
+        Raises :class:`UsageError` unless each item has one label. Raises :class:`CorruptRecordError` for a label
+        without a class.
+        """
         self._check_labels()
         labels = self._read_sound_values("label", np.arange(self._start, self._start + self._length))
         return cast("list[int]", labels.tolist())
 
     def _check_labels(self) -> None:
-        """Verifies the checksums of the column ``label``. Raises :class:`UsageError` unless each record has one
-        label."""
+        """Verifies the checksums of the column ``label``.
+
+        Raises :class:`UsageError` unless each item has one label.
+        """
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {join_column_names(self.manifest)}")
         self.reader.verify_column("label")
@@ -293,8 +296,11 @@ class PackedDataset(ItemDataset):
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
-        """``(key, label)`` of all items, read on access. Verifies both columns first, as :attr:`keys`. Raises
-        :class:`UsageError` unless each item has one label."""
+        """Pairs ``(key, label)`` of all items, read on access. Verifies both columns' checksums first, unless
+        ``checksums="never"``.
+
+        Raises :class:`UsageError` unless each item has one label.
+        """
         self._check_labels()
         self.reader.verify_column("key")
         return LazySamples(self.reader, self._start, self._length)
@@ -302,11 +308,11 @@ class PackedDataset(ItemDataset):
     imgs = samples
 
     def loader(self, key: str) -> Image:
-        """Returns the image with this key as an RGB ``PIL.Image``, as :meth:`show` does, like ``ImageFolder``'s
+        """Returns the image with this key as an RGB ``PIL.Image``, as :meth:`show` does. Like ``ImageFolder``'s
         ``loader``.
 
-        The first call reads all keys. Of a repeated key it is the last image. Raises :class:`UsageError` for an unknown
-        key.
+        The first call reads all keys. If several items have the key, returns the last. Raises :class:`UsageError` for
+        an unknown key.
         """
         reader = self.reader  # first: in a new process it clears the caches
         items = self._loaded.get("items of keys")
@@ -319,18 +325,24 @@ class PackedDataset(ItemDataset):
         return self.show(items[key])
 
     def show(self, index: int, window: tuple[float, float] | None = None) -> Image:
-        """Returns item ``index`` as an RGB ``PIL.Image`` for display: without ``transform``, normalisation undone.
-        Raises :class:`IndexError` for an index out of range.
+        """Returns the image of item ``index`` as an RGB ``PIL.Image`` for display.
+
+        Undoes normalisation, and does not call ``transform``.
 
         Args:
-            index: Index of the item.
-            window: For values of other than 8 bits: the values shown as black and white; None for the 1st and 99th
-                percentile of the image.
+            index: Index of the item. A negative index counts from the end.
+            window: Values shown as black and white, unless values have 8 bits. None for the 1st and 99th percentile of
+                the image.
+
+        Raises:
+            IndexError: The index is out of range.
+            DecodeError: The image cannot be decoded.
         """
         return self.pictures.read_for_display(self.reader, self._record_of_item(_parse_index(index)), window)
 
     def close(self) -> None:
-        """Closes the store, and empties the caches; the next access reopens it. Reads in other threads finish."""
+        """Closes the store, and empties the caches. The next access opens the store again. Reads in other threads
+        finish."""
         self._reader = None
         self._loaded = {}
 
@@ -365,13 +377,14 @@ class PackedDataset(ItemDataset):
         return f"{names} ({form}{where})"
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
-        """Opens the store, at a URL in the version ``head``; see :func:`open_checked`."""
+        """Opens the store, see :func:`open_checked`. At a URL, ``head`` chooses the version."""
         return open_checked(self.path, self.checksums, head)
 
     def _record_of_item(self, index: int) -> int:
-        """Converts the index of an item to a record number; a negative index counts from the end.
+        """Converts the index of an item to a record number. A negative index counts from the end.
 
-        Raises :class:`IndexError` for an index out of range."""
+        Raises :class:`IndexError` for an index out of range.
+        """
         if index < 0:
             index += self._length
         if not 0 <= index < self._length:
@@ -379,8 +392,11 @@ class PackedDataset(ItemDataset):
         return self._start + index
 
     def _records_of_items(self, indices: Iterable[Any]) -> NDArray[np.int64]:
-        """Converts indices of items to record numbers. Raises :class:`IndexError` for an index out of range, and
-        :class:`TypeError` for anything but indices."""
+        """Converts indices of items to record numbers. Negative indices count from the end.
+
+        Raises :class:`IndexError` for an index out of range, and :class:`TypeError` for anything but indices, such as a
+        mask.
+        """
         array = isinstance(indices, (np.ndarray, torch.Tensor)) and indices.ndim == 1 and indices.dtype != torch.bool
         items: list[Any] = indices.tolist() if array else list(indices)  # type: ignore[attr-defined]
         if not set(map(type, items)) <= {int}:
@@ -392,10 +408,12 @@ class PackedDataset(ItemDataset):
 
 
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
-    """Opens a store, and checks that all of its files exist. With ``head``, reopens that version of a store at a URL
-    without the check.
+    """Opens a store, and checks that all of its files exist.
 
-    Raises :class:`StoreError`, with advice, if a file is missing or the store does not open."""
+    With ``head``, opens that version of a store at a URL again, without this check.
+
+    Raises :class:`StoreError`, with advice, if a file is missing or the store does not open.
+    """
     if head is not None and isinstance(path, UrlPath):
         return with_checksums(reopen_remote(path, head), checksums)
     reader = open_store(path, checksums)
@@ -408,14 +426,16 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
 
 def remote_head(reader: Reader) -> RemoteHead | None:
-    """Returns the version of a store at a URL that other processes should open, whatever is appended later; None for a
-    local store, and for one without versions."""
+    """Returns the version of a store at a URL, which other processes should open even if the store grows.
+
+    None for a local store, and for a store without versions.
+    """
     remote = reader.unchecked_reader
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 
 
 def _parse_index(index: Any) -> int:
-    """Converts an index to ``int``. Raises :class:`TypeError` for a bool, and for anything that is no whole number."""
+    """Converts an index to ``int``. Raises :class:`TypeError` for a bool, and for anything but a whole number."""
     if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
         raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
     return as_index(index)

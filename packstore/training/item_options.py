@@ -23,8 +23,10 @@ def join_column_names(manifest: Manifest) -> str:
 
 
 def choose_split(manifest: Manifest, split: str | None) -> str | None:
-    """Returns the name of the split to use, or None without splits. Raises :class:`UsageError` for an unknown split, or
-    if there are several and none is named."""
+    """Returns the name of the split to use; None in a store without splits.
+
+    Raises :class:`UsageError` for an unknown split, or if there are several and none is named.
+    """
     names = [s.name for s in manifest.splits]
     if split is None:
         if len(names) > 1:
@@ -36,16 +38,20 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
 
 
 def detection_columns(manifest: Manifest) -> list[Column]:
-    """Returns the first column of boxes and the column with their labels, if there is one. Empty without boxes."""
+    """Returns the first column of boxes, and the column of their labels if there is one. Empty without boxes."""
     boxes = [column for column in manifest.columns if column.type == "boxes"][:1]
     names = {column.name for column in boxes}
     return boxes + [c for c in manifest.columns if c.type == "labels" and c.parallel in names][:1]
 
 
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of an item's columns: the user's ``columns``, or by default the image with label or boxes.
+    """Returns the names of an item's columns: the user's ``columns``.
 
-    Raises :class:`UsageError` for unknown names, and unless ``columns`` is a sequence of at least one name."""
+    None chooses the image with its label. Without a column ``label``, it chooses the image with its boxes and their
+    labels, if there are any.
+
+    Raises :class:`UsageError` for an unknown name, and unless ``columns`` is a sequence of at least one name.
+    """
     if columns is None:
         if manifest.has_column("label"):
             return ("image", "label")
@@ -59,10 +65,11 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
-    """Decides if images are rotated by EXIF when they are decoded. With None for ``wanted``, decides as the store was
-    packed.
+    """Tells if images are rotated by EXIF when they are decoded: as ``wanted``, or with None as the store was packed.
 
-    Raises :class:`UsageError` if ``wanted`` needs EXIF that the store's images lack, or is not True, False or None."""
+    Raises :class:`UsageError` if ``wanted`` is another choice than a store without EXIF was packed with. Also raises it
+    for anything but True, False and None.
+    """
     if wanted not in (None, True, False):
         raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")
     if wanted is None or not keeps_exif(manifest):
@@ -82,9 +89,12 @@ def choose_reading(
 ) -> Reading:
     """Returns the conversion of image files to pixels: the store's, with the user's mode, depth, alpha and frame.
 
-    Raises :class:`UsageError` for unknown values and for any option on a store of pixels. Also raises it if the mode
-    has 8 bits, the images have more, and no ``depth`` says how to convert them. ``depth="keep"`` needs a mode if the
-    store converts to 8 bits."""
+    Raises:
+        UsageError: An unknown value, or any option for a store of pixels. The mode has 8 bits, the images have more,
+            and
+            ``depth`` does not say how to convert them. ``depth="keep"`` without a mode, for a store that converts to 8
+            bits.
+    """
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
@@ -115,8 +125,12 @@ def choose_reading(
 def check_output(
     manifest: Manifest, columns: Sequence[str], output: str, dtype: torch.dtype | None, denormalize: bool
 ) -> None:
-    """Raises :class:`UsageError` for an unknown ``output``, or if ``output``, ``dtype`` and ``denormalize`` do not fit
-    each other, the columns or the store."""
+    """Raises :class:`UsageError` for an unknown ``output``, and for options that do not fit.
+
+    - ``"tv_tensors"`` needs the column ``image``.
+    - ``denormalize`` needs ``"pil"``. ``"pil"`` needs ``denormalize`` for a floating point store.
+    - ``dtype`` needs tensors, and is a floating point type or uint8. A floating point store refuses uint8.
+    """
     if output not in OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
     if output == "tv_tensors" and "image" not in columns:

@@ -21,8 +21,10 @@ from packstore.training.values import ValueReader, as_tensor
 
 
 class ItemDataset(torch.utils.data.Dataset[Any]):
-    """Reads items and batches of a dataset by record number. Base of :class:`packstore.PackedDataset`, which opens the
-    store, and sets and describes the attributes."""
+    """Reads items and batches of a dataset by record number.
+
+    Base of :class:`packstore.PackedDataset`, which opens the store, and sets and describes the attributes.
+    """
 
     manifest: Manifest
     columns: tuple[str, ...]
@@ -44,8 +46,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Open reader of the store."""
 
     def _prepare_readers(self) -> None:
-        """Creates a reader for each column, once all attributes are set. Raises :class:`UsageError` if
-        ``"tv_tensors"`` lacks torchvision, or its type for a column."""
+        """Creates a reader for each column. Call it when all attributes are set.
+
+        Raises :class:`UsageError` for ``"tv_tensors"`` if torchvision is missing or has no type for a column.
+        """
         self._numbers_of_classes = {
             column.name: len(column.classes)
             for column in self.manifest.columns
@@ -58,13 +62,15 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         self._fields = {column.name: self._column_reader(column) for column in chosen_columns}
 
     def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
-        """Reads the items of ``records`` as a list; decodes image files together."""
+        """Reads the items of ``records`` as a list. Decodes image files together."""
         images = self._read_images(records)
         return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
 
     def _make_item(self, record: int, image: Any = None) -> Any:
-        """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``. ``image`` is its
-        image if that is read already."""
+        """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``.
+
+        ``image``: the item's image if it is read already.
+        """
         if self._wrapper is not None:
             item: Any = self._wrap_item(self._wrapper, record, image)
         elif self.output == "dict":
@@ -79,8 +85,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
     def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
         """Reads the item of a record in torchvision's types, and calls ``transform`` on the image.
 
-        Returns the image alone; with one other column, the pair of image and value; with several, the pair of image
-        and a dict by column name."""
+        - No other column: returns the image.
+        - One other column: returns the pair of image and value.
+        - Several: returns the pair of image and a dict by column name.
+        """
         image = self.pictures.read("tensor", self.reader, record) if image is None else image
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
@@ -96,11 +104,14 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return image, next(iter(target.values())) if len(target) == 1 else target
 
     def _read_value(self, name: str, record: int, image: Any) -> Any:
-        """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it. ``image`` is the main
-        image if that is read already.
+        """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it.
 
-        With ``checksums="always"``, verifies all fields of the record for columns other than image and key. Raises
-        :class:`CorruptRecordError` for a label without a class."""
+        ``image``: the main image if it is read already.
+
+        ``checksums="always"`` verifies all fields of the record first, unless the column is the image or the key.
+
+        Raises :class:`CorruptRecordError` for a label without a class.
+        """
         if name == "image":
             image = self.pictures.read(self._form, self.reader, record) if image is None else image
             return image if self.transform is None else self._call_transform(image)
@@ -116,8 +127,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _call_transform(self, image: Any) -> Any:
-        """Calls the user's ``transform`` with an image. Adds a hint to its :class:`TypeError` or
-        :class:`AttributeError`, unless the image is a PIL image."""
+        """Calls the user's ``transform`` with an image.
+
+        Adds a hint to its :class:`TypeError` or :class:`AttributeError`, unless the image is a PIL image.
+        """
         assert self.transform is not None
         try:
             return self.transform(image)
@@ -130,8 +143,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _read_batch(self, records: NDArray[np.int64]) -> Any:
-        """Reads a batch column by column: a value, tuple or dict. With ``transforms`` or torchvision's types a list of
-        items."""
+        """Reads a batch column by column, as a value, tuple or dict.
+
+        Returns a list of items instead if there are ``transforms`` or torchvision's types.
+        """
         if self._wrapper is not None or self.transforms is not None:
             return self._read_items(records)
         if self.output == "dict":
@@ -140,11 +155,11 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return values[0] if len(values) == 1 else tuple(values)
 
     def _read_column(self, name: str, records: NDArray[np.int64]) -> Any:
-        """Reads and verifies one column of a batch: all values at once if the store has them as one array, else one by
-        one.
+        """Reads and verifies one column of a batch, and calls the user's transforms.
 
-        Returns a tensor or array if all values have one shape, else a list. A ragged column without pictures always
-        gives a list. Calls the user's transforms."""
+        Returns a tensor or array if all values have one shape, else a list. Ragged columns always give a list, except
+        images and masks.
+        """
         if name == "image":
             batch = self._try_gather_images(records) if self.transform is None else None
             if batch is not None:
@@ -166,7 +181,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return as_tensor(column, gathered).to(self.device)
 
     def _read_sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads values of a column of one shape, and verifies them. Raises the error of the first damaged record."""
+        """Reads and verifies values of a column of one shape. Raises the error of the first damaged record."""
         reader = self.reader
         faults = reader.find_faults(records, (name,))
         if faults:
@@ -174,8 +189,12 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return reader.values(name, records)
 
     def _stack_values(self, values: list[Any]) -> Any:
-        """Stacks values to a batch: whole numbers to an int64 tensor, tensors or arrays of one shape to one of them.
-        Returns any other list unchanged, also an empty one and one with a missing value."""
+        """Stacks values to a batch.
+
+        - Whole numbers: an int64 tensor.
+        - Tensors or arrays of one shape: one tensor or array.
+        - Others, and lists that are empty or lack a value: the list itself.
+        """
         if not values or any(value is None for value in values):
             return values
         first = values[0]
@@ -190,8 +209,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return np.stack(values) if isinstance(first, np.ndarray) and same else values
 
     def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Copies the stored arrays of ``records`` to a batch of images, and verifies the copies. Returns None if images
-        must be read one by one. Raises the error of a damaged image."""
+        """Copies the stored arrays of ``records`` to a batch of images, and verifies the copies.
+
+        Returns None if images must be read one by one. Raises the error of a damaged image.
+        """
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         reader = self.reader
@@ -203,7 +224,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return self.pictures.convert_pixels(torch.from_numpy(widen_for_torch(images, self.manifest.image)))
 
     def _read_images(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """Reads the image of each of ``records`` as items contain it; None for each if items have no image."""
+        """Reads the images of ``records`` in the form of ``output``, without the user's transforms.
+
+        Yields None for each record if items have no image.
+        """
         if "image" not in self.columns:
             return [None] * len(records)
         gathered = self._try_gather_images(records)
@@ -220,7 +244,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
 
     def decoder_of(self, column: Column) -> Decoder:
-        """Returns the decoder of a column of images: the dataset's for ``image``, else a new one for the column's own
+        """Returns the decoder of a column of images: the dataset's own for ``image``. Others get a new one for their
         mode."""
         if column.name == "image":
             return self.decoder
@@ -232,7 +256,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return ImageListReader(self._image_reader(column))
 
     def _column_reader(self, column: Column) -> ImageReader | ImageListReader | ValueReader:
-        """Creates the reader that reads a column's values as items contain them."""
+        """Creates the reader of a column's values, by its type."""
         if column.name == "image":
             return self.pictures
         if column.form == "files":
@@ -245,6 +269,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
 
 
 def map_images(reader: Reader) -> NDArray[Any] | None:
-    """Returns all images of a store as one memory-mapped array ``(N, …)``. Returns None if they must be read one by
-    one: they differ in shape, are verified one by one, or are not contiguous."""
+    """Returns all images of a store as one memory-mapped array ``(N, …)``.
+
+    Returns None if the images differ in shape, must be verified one by one, or are not contiguous.
+    """
     return reader.fixed_column("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None

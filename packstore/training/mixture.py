@@ -23,8 +23,8 @@ class FetchedShards(NamedTuple):
     """Shards of one store of a mixture, which are fetched whole.
 
     Attributes:
-        first_part: Number of the first shard among the shards of all stores; the others follow.
-        starts: First record of each shard, from 0; a shard may be empty.
+        first_part: Number of the first shard among the shards of all stores. The others follow.
+        starts: First record of each shard, from 0. A shard may be empty.
     """
 
     first_part: int
@@ -35,11 +35,13 @@ class FetchedShards(NamedTuple):
 class Mixture:
     """Epoch that draws a fixed number of records from each of several stores.
 
-    The positions are divided into windows. Each window contains every store's share, rounded, so any part of an epoch
-    has the wanted shares to within two records at each end. Within a window, stores come in random order. All records
-    of a store are drawn, in random order, before any is repeated; an epoch continues where the previous one stopped.
+    The positions of an epoch are divided into windows. Each window contains every store's share, rounded. Any part of
+    an epoch has the wanted shares to within two records at each end. Within a window, stores come in random order.
 
-    A store whose shards must be fetched is read shard by shard: its shards come in random order, and records are
+    All records of a store are drawn, in random order, before any is repeated. An epoch continues where the previous
+    epoch stopped.
+
+    A store whose shards must be fetched is read shard by shard. Its shards come in random order. Its records are
     shuffled within windows of several shards.
 
     Attributes:
@@ -59,16 +61,20 @@ class Mixture:
 
     @cached_property
     def _window_records(self) -> int:
-        """Number of records of a window: at least 1,024, and so many that no store's rounded share is negative."""
+        """Number of records of a window: at least 1,024, and enough for one record of the store with the smallest
+        share."""
         return max(_WINDOW, -(-self.count // min(self.draws)))
 
     def ids_at(
         self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool, shards: int = SHARDS_A_WINDOW
     ) -> NDArray[np.int64]:
-        """Computes the records at ``positions`` of an epoch, as ids of
-        :func:`packstore.training.random_draws.with_occurrences`; the records are in [0, sum of :attr:`sizes`).
+        """Computes the records at ``positions`` of an epoch, as ids.
+
+        The ids are those of :func:`packstore.training.random_draws.with_occurrences`. Records are counted over all
+        stores.
 
         Without ``shuffle``, each store's records come in stored order, and stores take turns alike in each epoch.
+
         ``shards``: number of shards of a fetched store that are mixed at a time.
         """
         window, total = self._window_records, self.count
@@ -106,9 +112,10 @@ class Mixture:
         self, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int = SHARDS_A_WINDOW
     ) -> ShardReads | None:
         """Lists the shards of :attr:`fetched` stores that an epoch reads, with the first and last batch that may need
-        each. Returns None without such stores.
+        each.
 
-        The list is the same for all ranks, since ranks do not divide a store's records by shards.
+        Returns None without such stores. The list is the same for all ranks, because ranks do not divide a store by
+        shards.
         """
         found = [
             self._list_store_reads(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched
@@ -122,7 +129,11 @@ class Mixture:
     def _list_store_reads(
         self, store: int, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int
     ) -> tuple[NDArray[np.int64], ...]:
-        """Lists the shards of one store that an epoch reads. Returns their numbers, first batches and last batches."""
+        """Lists the shards of one store that an epoch reads.
+
+        Returns their numbers, and the first and the last batch that may need each. A shard is listed once for each pass
+        over the store.
+        """
         size, draws, (first_part, starts) = self.sizes[store], self.draws[store], self.fetched[store]
         parts, first, last = [], [], []
         for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
@@ -146,15 +157,17 @@ class Mixture:
         )
 
     def _count_draws_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counts the records before each window, which begins at one of ``positions``, that belong to the first 0, 1,
-        2, … stores: ``(n, stores + 1)``."""
+        """Counts the records of an epoch before each of ``positions``, where windows begin, by store.
+
+        Returns ``(n, stores + 1)``. Column s is the number of records of the first s stores, rounded.
+        """
         total = self.count
         exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
         rounded: NDArray[np.int64] = (exact + total // 2) // total
         return rounded
 
     def _lane_of_store(self, store: int, seed: int, shards: int) -> Lanes:
-        """Returns the order of a store's records by its shards, as a single lane; cached."""
+        """Returns the order of a store's records by its shards, as a single lane. Cached."""
         if (store, seed, shards) not in self._lane_cache:
             own = (seed << 8) + store + 1  # stores of equal shards come in different orders
             lanes = Lanes(self.fetched[store].starts, self.sizes[store], 1, shards, own)
@@ -168,8 +181,9 @@ class Mixture:
 
 
 def apportion(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Divides ``count`` records among stores in the ratio of ``weights``. Rounds by the largest remainders; if these
-    are equal, the first store gets the record.
+    """Divides ``count`` records among stores in the ratio of ``weights``.
+
+    Rounds by the largest remainders. If these are equal, the first store gets the record.
 
     Raises :class:`UsageError` if a store would get none.
     """
