@@ -32,9 +32,9 @@ class ShardReads(NamedTuple):
     """Shards that a rank reads in an epoch, in the order of the first batch that needs each.
 
     Attributes:
-        shards: ``int64 (n,)``, their numbers; a shard that two lanes share may occur twice.
-        first: ``int64 (n,)``, first batch that may need each shard.
-        last: ``int64 (n,)``, last batch that may need it.
+        shards: int64 ``(n,)``: their numbers. A shard that two lanes share may occur twice.
+        first: int64 ``(n,)``: first batch that may need each shard.
+        last: int64 ``(n,)``: last batch that may need each shard.
     """
 
     shards: NDArray[np.int64]
@@ -47,10 +47,10 @@ class _Deck:
     """Sequence of an epoch's records, shard after shard in random order, divided into windows.
 
     Attributes:
-        shards: Indices of the shards in order.
+        shards: Indices of the shards in order, without empty shards.
         starts: Position in the deck at which each shard begins.
-        stops: Position at which it ends.
-        edges: Positions at which windows begin, and the end of the last one.
+        stops: Position at which each shard ends.
+        edges: Positions at which windows begin, and the end of the last window.
     """
 
     epoch: int
@@ -64,14 +64,13 @@ class Lanes:
     """Order of an epoch's records in lanes, for all ranks.
 
     The shards, in random order, are cut into lanes of equal length. Each batch takes equally many records from every
-    lane.
+    lane. The number of lanes divides the global batch, and has many divisors itself, to suit many numbers of ranks.
 
     Attributes:
         starts: First record of each non-empty shard.
-        lanes: Number of lanes: the divisor of the global batch with the most divisors of its own (the largest of
-            several), so that it suits many numbers of ranks. At most ``window``, at most one for each shard, and at
-            most a quarter of the shards or 12, whichever is more.
-        depth: Shards per window of a lane: ``window`` over all lanes, at least one.
+        lanes: Number of lanes. At most ``window``, at most one for each shard, and at most a quarter of the shards (or
+            12 if that is more).
+        depth: Shards per window of a lane: ``window`` divided by the lanes, at least one.
     """
 
     def __init__(self, starts: NDArray[np.int64], count: int, global_batch_size: int, window: int, seed: int) -> None:
@@ -116,8 +115,9 @@ class Lanes:
     def list_shard_reads(self, epoch: int, rank: int, world_size: int) -> ShardReads:
         """Lists the shards that a rank reads in an epoch, and the batches that need them.
 
-        If fewer records than ranks remain after the last full batch, they are added to it. That batch may then also
-        need shards that only the list of a neighbouring rank has."""
+        If fewer records than ranks remain after the last full batch, they are added to it. Shards for these records may
+        be missing here, and be in the list of another rank.
+        """
         deck = self._compute_deck(epoch)
         batch = self._batch // world_size
         lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)
@@ -135,9 +135,8 @@ class Lanes:
         return ShardReads(numbers[order], first[order], last[order])
 
     def _map_to_deck(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Maps positions in the epoch's sequence of batches to positions in the deck (all shards, one after another).
-
-        Does not shuffle: records are shuffled within windows after this."""
+        """Maps positions in the epoch's sequence of batches to positions in the deck. Does not shuffle within
+        windows."""
         number, offset = np.divmod(positions, self._batch)
         lane, inside = np.divmod(offset, self._share)
         full = self._count // self._batch
@@ -149,9 +148,9 @@ class Lanes:
         return places
 
     def _compute_deck(self, epoch: int) -> _Deck:
-        """Shuffles the shards of an epoch into a deck, and divides the deck into windows. Caches the deck of the latest
-        epoch, since 20,000 shards take a millisecond."""
-        deck = self._latest
+        """Shuffles the shards of an epoch into a deck, and divides the deck into windows. Caches the latest epoch's
+        deck."""
+        deck = self._latest  # for 20,000 shards it takes a millisecond
         if deck is None or deck.epoch != epoch:
             shards = permute(np.arange(len(self._sizes)), len(self._sizes), self._seed, epoch, DECK)
             stops = np.cumsum(self._sizes[shards])
@@ -167,9 +166,9 @@ def list_sequential_shard_reads(starts: NDArray[np.int64], count: int, batch_siz
     """Lists the shards that are read if ``count`` records come in their stored order, and the batches that need them.
 
     Args:
-        starts: The first record of each shard, ascending from 0; a shard may be empty.
+        starts: The first record of each shard, ascending from 0. A shard may be empty.
         count: Number of records.
-        batch_size: Records a batch.
+        batch_size: Records per batch.
     """
     stops = np.append(starts[1:], count)
     numbers = np.flatnonzero(stops > starts)
@@ -177,8 +176,10 @@ def list_sequential_shard_reads(starts: NDArray[np.int64], count: int, batch_siz
 
 
 def max_bytes_needed(reads: ShardReads, sizes: NDArray[np.int64]) -> int:
-    """Computes the largest number of bytes of shards that batches need at the same time; a shard in two lanes counts
-    once."""
+    """Computes the largest number of bytes of shards that batches need at the same time.
+
+    A shard that two lanes need at the same time counts once.
+    """
     order = np.lexsort((reads.first, reads.shards))
     shards, first, last = (column[order].astype(np.int64) for column in reads)
     beyond = int(last.max(initial=0)) + 2
@@ -193,17 +194,18 @@ def max_bytes_needed(reads: ShardReads, sizes: NDArray[np.int64]) -> int:
 
 
 def cache_room(budget: int) -> int:
-    """Returns the bytes of the cache that one rank's shards may take: three quarters, divided by the ranks on this
-    machine (``LOCAL_WORLD_SIZE``, which torchrun sets)."""
+    """Returns how many bytes of the cache one rank's shards may take: three quarters, divided by the ranks on this
+    machine.
+
+    ``LOCAL_WORLD_SIZE``, which torchrun sets, is the number of ranks; 1 without it.
+    """
     return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def find_fitting_window(reads_of: Callable[[int], ShardReads], sizes: NDArray[np.int64], room: int) -> int:
     """Halves the window of :data:`SHARDS_A_WINDOW` shards until the shards that batches need fit into ``room``.
 
-    Returns 1 if no window fits.
-
-    For a single rank: several ranks would need equal caches to agree on the order.
+    Returns 1 if no window fits. For a single rank: several ranks would need equal caches to agree on the order.
 
     Args:
         reads_of: Returns the shards that an epoch with a given window reads.
@@ -219,7 +221,8 @@ def find_fitting_window(reads_of: Callable[[int], ShardReads], sizes: NDArray[np
 def group_by_shard(
     records: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorts entries by the shard of their record, for :class:`Lanes` over a part of a store.
+    """Sorts entries by the shard of their record, for :class:`Lanes` over a part of a store. Keeps their order in a
+    shard.
 
     Args:
         records: The record of each entry, ``(n,)``.
@@ -234,6 +237,7 @@ def group_by_shard(
 
 
 def _most_divisible(number: int, most: int) -> int:
-    """Returns the divisor of ``number``, at most ``most``, with the most divisors; the largest of several."""
+    """Returns the divisor of ``number``, at most ``most``, that has the most divisors. Prefers the largest of
+    several."""
     divisors = (d for d in range(1, most + 1) if number % d == 0)
     return max(divisors, key=lambda d: (sum(d % n == 0 for n in range(1, d + 1)), d))

@@ -25,14 +25,12 @@ _CHUNK = 65536  # elements, to stay in a core's L2 cache: 10 million in 0.07 s; 
 def permute(positions: Array, length: int, seed: int, epoch: int, stream: int = ORDER) -> Array:
     """Computes the values at ``positions`` of a random permutation of [0, ``length``).
 
-    Each position is computed by itself, by a Feistel network over (high, low) digits. The low digit is binary, the high
-    one has any radix. So at most one in ``sqrt(length)`` values falls outside the range, and is encrypted again (cycle
-    walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). For a ``length`` of at most 1,024, the
-    permutation is the order of random bits instead.
+    Each position is computed by itself, by a Feistel network. For a ``length`` of at most 1,024, the permutation is the
+    order of random bits instead.
 
     Args:
         positions: int64 numpy array or torch tensor, each in [0, ``length``), not checked. On a CUDA device the host
-            waits for the result, so permute a whole epoch there rather than a batch.
+            waits for the result: permute a whole epoch there rather than a batch.
         length: 1 … 2**31.
         seed: Any integer.
         epoch: Number of the epoch.
@@ -69,8 +67,6 @@ def permute_within(
 ) -> NDArray[np.int64]:
     """Computes the values at ``places`` of many permutations, one for each window.
 
-    All windows are computed together; one by one, each would cost 60 µs.
-
     Args:
         places: ``(n,)``, each in [0, size of its window), not checked.
         windows: ``(n,)``, number of the window of each place, in [0, 2**31).
@@ -82,7 +78,7 @@ def permute_within(
     Returns:
         ``(n,)``, each in [0, size of its window).
     """
-    result = np.empty_like(places)
+    result = np.empty_like(places)  # of all windows together: one by one, each would cost 60 µs
     small = sizes <= _SORTED
     for chosen, permuted in ((small, _permute_within_by_sorting), (~small, _permute_within_by_network)):
         if chosen.any():
@@ -98,7 +94,7 @@ def _permute_within_by_sorting(
     epoch: int,
     stream: int,
 ) -> NDArray[np.int64]:
-    """Does :func:`permute_within` for windows of up to 1,024, by sorting a random number for each place."""
+    """Computes :func:`permute_within` for windows of up to 1,024, by sorting a random number for each place."""
     numbers, first, which = np.unique(windows, return_index=True, return_inverse=True)
     stops = np.cumsum(sizes[first])
     starts = stops - sizes[first]
@@ -118,7 +114,7 @@ def _permute_within_by_network(
     epoch: int,
     stream: int,
 ) -> NDArray[np.int64]:
-    """Does :func:`permute_within` for large windows, by a Feistel network for each."""
+    """Computes :func:`permute_within` for large windows, by a Feistel network for each."""
     shift = np.frexp((sizes - 1).astype(np.float64))[1] // 2  # half of the bits
     radix = -(-sizes >> shift)
     keys = Draws(seed, epoch, windows, stream).bits(0, _ROUNDS)
@@ -128,7 +124,7 @@ def _permute_within_by_network(
 
 
 def _permute_by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: int) -> Array:
-    """Does :func:`permute` for short sequences, by sorting a random number for each record."""
+    """Computes :func:`permute` for short sequences, by sorting a random number for each record."""
     if isinstance(positions, np.ndarray):
         records: Array = np.arange(length, dtype=np.int64)
     else:
@@ -139,7 +135,11 @@ def _permute_by_sorting(positions: Array, length: int, seed: int, epoch: int, st
 
 @dataclass(frozen=True)
 class _FeistelNetwork:
-    """Feistel network, a keyed permutation of [0, ``length``): one for all values, or one per value, with arrays.
+    """Keyed permutation of [0, ``length``), over a high and a low digit. The attributes may be arrays: a network per
+    value.
+
+    The low digit is binary, and the high digit has any radix. At most one in ``sqrt(length)`` values falls outside the
+    range.
 
     Attributes:
         length: Number of values.
@@ -163,7 +163,9 @@ class _FeistelNetwork:
     def permute_values(self, values: Array) -> Array:
         """Permutes ``values`` in [0, ``length``), int64 to int64 or uint32 to uint32.
 
-        Encrypts values that fall outside again until they are inside."""
+        A result outside the range is encrypted again until it is inside (cycle walking: Black and Rogaway, "Ciphers
+        with arbitrary finite domains", 2002).
+        """
         values = self._encrypt(values)
         outside = values >= self.length
         while outside.any():
@@ -172,13 +174,13 @@ class _FeistelNetwork:
         return values
 
     def _select_keys(self, chosen: Array) -> _FeistelNetwork:
-        """Returns the network for the ``chosen`` values; this network if all values share it."""
+        """Returns the network for the ``chosen`` values. That is this network if all values share it."""
         if isinstance(self.length, int):
             return self
         return _FeistelNetwork(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])
 
     def _encrypt(self, values: Array) -> Array:
-        """Permutes numbers below a power of two times the radix, by rounds of a Feistel network."""
+        """Permutes numbers below ``radix << shift`` by rounds of a Feistel network."""
         high, low = values >> self.shift, values & ((1 << self.shift) - 1)
         for i in range(0, _ROUNDS, 2):
             low ^= _hash_digit(high, self.keys[i]) & ((1 << self.shift) - 1)

@@ -31,8 +31,10 @@ class BatchBoxes(NamedTuple):
 
 
 class _ImageByImage(GeometricOperation):
-    """Crop or padding that gives images different sizes, so that a loader runs it image by image. Called with a batch,
-    raises :class:`UsageError`."""
+    """Crop or padding that gives images different sizes. A loader runs it image by image.
+
+    Called with a batch, raises :class:`UsageError`.
+    """
 
     gives_sizes: ClassVar[bool] = True
 
@@ -57,7 +59,7 @@ class RandomZoomOut(_ImageByImage):
     Args:
         fill: Colour, a byte or three of them.
         side_range: Smallest and largest ratio of new to old sides.
-        p: Probability.
+        p: Probability of a larger image.
 
     Raises:
         UsageError: A range that is not ascending within 1 … 100, an invalid probability or colour.
@@ -75,7 +77,8 @@ class RandomZoomOut(_ImageByImage):
             object.__setattr__(self, "fill", tuple(self.fill))
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws windows that contain the whole image, ``side_range`` times as large with probability ``p``."""
+        """Draws windows around the whole image. With probability ``p`` they are larger, by a ratio from
+        ``side_range``."""
         height, width = crops.window[:, 2], crops.window[:, 3]
         low, high = self.side_range
         ratio = draws.uniform(1) * (high - low) + low
@@ -92,10 +95,11 @@ class RandomZoomOut(_ImageByImage):
 class RandomIoUCrop(_ImageByImage):
     """Crops a part that overlaps enough with a box, as torchvision's ``RandomIoUCrop``.
 
-    Draws a minimum IoU from ``sampler_options``, then up to ``trials`` parts of the image. Takes the first part that
-    contains the centre of a box and overlaps that box by at least the minimum IoU. If no part does, draws another
-    minimum, up to 100 times. A minimum of 1 or more keeps the whole image. Images without boxes stay whole, too. Boxes
-    whose centres are outside the crop are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
+    Draws a minimum IoU from ``sampler_options``, and ``trials`` parts of the image. Takes the first part that contains
+    the centre of a box and overlaps that box by at least the minimum IoU. If no part does, draws another minimum and
+    other parts, up to 100 times. A minimum of 1 or more keeps the whole image. Images without boxes stay whole, too.
+
+    Boxes whose centres are outside the crop are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 
     Needs a column of boxes in ``columns=``.
 
@@ -126,7 +130,7 @@ class RandomIoUCrop(_ImageByImage):
             raise UsageError("RandomIoUCrop takes at least one of sampler_options, and trials of at least 1")
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Raises :class:`UsageError`: without boxes this crop cannot be drawn; see :meth:`plan_around`."""
+        """Raises :class:`UsageError`, because this crop cannot be drawn without boxes. See :meth:`plan_around`."""
         raise UsageError("RandomIoUCrop chooses by boxes: load a column of them, columns=(..., 'boxes')")
 
     def plan_around(self, sizes: NDArray[np.int64], boxes: BatchBoxes, draws: Draws) -> Crops:
@@ -142,8 +146,10 @@ class RandomIoUCrop(_ImageByImage):
         return crops
 
     def _draw_window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
-        """Draws top, left, height and width of one image's crop. Returns the whole image for an option of 1 or more, or
-        if 100 options give no crop."""
+        """Draws top, left, height and width of one image's crop.
+
+        Returns the whole image for an option of 1 or more, and if 100 options give no crop.
+        """
         height, width = size.tolist()
         for attempt in range(_ROUNDS):
             draw = attempt * (1 + 4 * self.trials)
@@ -193,7 +199,7 @@ class RandomSizeCrop(_ImageByImage):
             )
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws height and width, then the position, of each crop."""
+        """Draws the width, the height, and the position of each crop."""
         lengths, places = [], []
         for draw, column in ((1, 2), (0, 3)):  # widths are drawn first
             length = crops.window[:, column]
@@ -210,16 +216,20 @@ needed with a probability of 2e-7."""
 
 
 def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Tells which centres of ``boxes`` ``(N, 4)`` are inside the rectangles ``part`` ``(…, 4)``; both are left, top,
-    right, bottom."""
+    """Tells which centres of ``boxes`` ``(N, 4)`` are inside the rectangles ``part`` ``(…, 4)``. Borders are outside.
+
+    Both are left, top, right, bottom.
+    """
     x, y = 0.5 * (boxes[:, 0] + boxes[:, 2]), 0.5 * (boxes[:, 1] + boxes[:, 3])
     inside: NDArray[np.bool_] = (part[..., 0] < x) & (x < part[..., 2]) & (part[..., 1] < y) & (y < part[..., 3])
     return inside
 
 
 def _box_iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes intersection over union of ``boxes`` and ``part``, float32, as torchvision's ``box_iou``; -1 for two
-    empty boxes."""
+    """Computes intersection over union of ``boxes`` and ``part``, float32, as torchvision's ``box_iou``.
+
+    -1 if both boxes are empty.
+    """
     shared = (np.minimum(boxes[:, 2:], part[..., 2:]) - np.maximum(boxes[:, :2], part[..., :2])).clip(0).prod(-1)
     areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (boxes, part)]
     with np.errstate(divide="ignore", invalid="ignore"):

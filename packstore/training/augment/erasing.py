@@ -28,20 +28,20 @@ _DRAWS = 2 * _ATTEMPTS + 9
 class RandomErasing(ProgramOperation):
     """Overwrites boxes of random area and aspect ratio with probability ``p``, as torchvision's ``RandomErasing``.
 
-    Ten boxes are tried, and the first that is lower and narrower than the image is taken; else none.
+    Tries ten boxes, and takes the first that is lower and narrower than the image. If none is, erases nothing.
 
     Args:
         p: Probability.
         scale: Smallest and largest area of a box, as fractions of the image's.
-        ratio: Smallest and largest aspect ratio of a box, height / width; its logarithm is uniform.
-        value: A number, or one for each channel, in the images' own units; ``"random"`` for random pixels, or
-            ``"color"`` for one random colour a box. Random values are normally distributed with the mean and deviation
-            of ImageNet's pixels, cut off at 0 and 255, as torchvision's and timm's are after normalisation.
-        count: Number of boxes, or ``(least, most)``; each then has its share of the area, as timm does.
+        ratio: Smallest and largest aspect ratio of a box, height / width. Its logarithm is drawn uniformly.
+        value: A number, or one for each channel, in the images' own units. ``"random"`` fills with random pixels,
+            ``"color"`` with one random colour a box. Random values are normally distributed with the mean and deviation
+            of ImageNet's pixels, and clipped to 0 … 255. After normalisation they are like torchvision's and timm's.
+        count: Number of boxes, or ``(least, most)``. Several boxes share the area, as in timm.
 
     Raises:
-        UsageError: Numbers out of range, or an unknown value. When called: random values, except for uint8 RGB images,
-            or different values for images of other than three channels.
+        UsageError: Numbers out of range, or an unknown value. When called: random values for images other than uint8
+            RGB, or different values for images that do not have three channels.
     """
 
     p: float = 0.5
@@ -69,18 +69,19 @@ class RandomErasing(ProgramOperation):
 
     @property
     def _channel_values(self) -> tuple[Any, ...]:
-        """The value of each channel; a single number counts for all three."""
+        """The value of each channel. A single number counts for all three."""
         return tuple(self.value) if isinstance(self.value, list | tuple) else (self.value,) * 3
 
     @property
     def _count_range(self) -> tuple[int, int]:
-        """Least and greatest number of boxes; (0, 0), which is refused, for a list of another length than two."""
+        """Least and greatest number of boxes. For a list of another length than two, it is (0, 0), which is invalid."""
         if isinstance(self.count, list | tuple):
             return tuple(self.count) if len(self.count) == 2 else (0, 0)  # type: ignore[return-value]
         return self.count, self.count
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws which images are erased, and a step per box; steps beyond an image's number of boxes do nothing."""
+        """Draws which images are erased, and a step for each box. Steps beyond an image's number of boxes do
+        nothing."""
         least, most = self._count_range
         happens = chance(draws, self.p, 0)
         count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)
@@ -88,17 +89,17 @@ class RandomErasing(ProgramOperation):
         return join_programs(boxes, len(draws))
 
     def _draw_boxes(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
-        """Draws one box for each image of ``where``; the steps of the other images do nothing."""
+        """Draws one box for each image with true ``where``. The steps of the other images do nothing."""
         program, rows = new_program(len(draws), 1), np.flatnonzero(where)
         if len(rows):
             program[rows] = self._draw_box_of_each(draws[rows], size, count[rows], draw)
         return program
 
     def _try_boxes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
-        """Draws ``attempts`` boxes an image, from attempt number ``first`` on, and chooses the first box that is
-        smaller than the image.
+        """Draws boxes for each image: attempts ``first`` to ``first + attempts - 1``. Chooses the first that is smaller
+        than the image.
 
-        Returns heights, widths, and bool: if a box was small enough. Without one, height and width are meaningless.
+        Returns heights, widths, and bool: whether a box was small enough. If not, height and width are meaningless.
         """
         height, width = size
         low, high = self.scale
@@ -111,8 +112,10 @@ class RandomErasing(ProgramOperation):
         return *(pick_attempt(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
 
     def _draw_box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
-        """Draws one box for each image, and its values. The step does nothing if no attempt gives a box that is smaller
-        than the image."""
+        """Draws one box for each image, and its values.
+
+        The step does nothing if no attempt gives a box that is smaller than the image.
+        """
         height, width = size
         tall, wide, found = self._try_boxes(draws, size, count, draw, 0, 1)
         left = np.flatnonzero(~found)
@@ -146,7 +149,7 @@ class Cutout(ProgramOperation):
 
     Args:
         size: Side of the square in pixels.
-        fill: Value of its pixels, in the images' own units: 0 is black for pixels, and the mean for normalised images.
+        fill: Value of its pixels, in the images' own units. 0 is black, or for normalised images the mean.
 
     Raises:
         UsageError: A size that is not positive.
@@ -175,7 +178,7 @@ class Cutout(ProgramOperation):
         return step(len(draws), Code.ERASE, *first, *sides, *(self.fill,) * 3)
 
     def _draw_start(self, draws: Draws, length: int, draw: int) -> Array:
-        """Draws the first row or column of each square along a side of ``length``; it may be negative."""
+        """Draws the first row or column of each square along a side of ``length``. It may be negative."""
         return draws.integers(length, draw) - self.size // 2
 
     def _draw_covered(self, draws: Draws, length: int, draw: int) -> Tensor:

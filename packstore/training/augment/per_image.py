@@ -47,25 +47,27 @@ _OURS = {
 class PerImage(Operation):
     """Calls a function image by image, so that a random function draws for each image.
 
-    Its draws depend only on seed, epoch, record and index in the list, so results do not depend on threads, ranks, mode
-    or resuming. On the CPU the decoding threads make the calls, if all earlier operations run while decoding, for
+    Its draws depend only on seed, epoch, record, and index in the list. Results do not depend on threads, ranks, mode
+    or resuming.
 
-    - torchvision's transforms that draw from torch alone: during the call torch uses a generator of the thread;
-    - any ``fn`` with ``threads=True``: likewise;
-    - any ``fn`` with ``generator=True``, which receives the generator.
+    On the CPU the decoding threads make the calls, if all earlier operations run while decoding. They do so for
+    functions that should be stateless:
 
-    Such functions should be stateless. For other functions, the process's generators of torch, numpy and Python are
-    seeded before each call and restored after the last. So these calls run one after another in the thread that asks
-    for batches. Meanwhile torch starts no threads: one image is too little work to divide.
+    - torchvision's transforms that draw from torch alone. During a call torch uses a generator of the thread.
+    - Any ``fn`` with ``threads=True``. The same generator is used.
+    - Any ``fn`` with ``generator=True``. It receives the generator.
+
+    Other functions run one after another in the thread that asks for batches. The process's generators of torch, numpy
+    and Python are seeded before each call, and restored after the last. Meanwhile torch starts no threads.
 
     Args:
-        fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
+        fn: Called with a tensor ``(C, H, W)``. Returns one, of the same shape for all images of a batch.
         generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
-        threads: Promises that ``fn`` draws no numbers, or from torch alone (not from :mod:`random` or numpy), and that
-            it is thread-safe. This cannot be checked.
+        threads: Promise that ``fn`` is thread-safe, and draws no numbers or from torch alone (not from :mod:`random` or
+            numpy). This cannot be checked.
 
     Raises:
-        UsageError: ``fn`` is not callable, or takes no ``generator``; (while iterating) it returns anything but tensors
+        UsageError: ``fn`` is not callable, or takes no ``generator``. When called: ``fn`` returns anything but tensors
             of one shape.
     """
 
@@ -93,19 +95,21 @@ class PerImage(Operation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         seeds = draws.bits(0).tolist()
-        with single_threaded():
+        with single_threaded():  # one image is too little work to divide
             results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)
         return self.stack_results(results) if results else images
 
     @cached_property
     def runs_in_threads(self) -> bool:
-        """True if decoding threads may call the function: its random numbers come from a generator that this class
-        seeds for each image."""
+        """True if decoding threads may call the function, because its random numbers come from a generator of this
+        class."""
         return self.generator or self.threads or all(map(_draws_from_torch, iterate_parts(self.fn)))
 
     def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with a copy of each image, and with a torch generator of the image's seed: as argument, or
-        in place of torch's own. Thread-safe."""
+        """Calls the function with a copy of each image. Thread-safe.
+
+        A torch generator with the image's seed is passed as ``generator``, or replaces torch's own during the call.
+        """
         results = []
         for image, seed in zip(images, seeds, strict=True):
             generator = torch.Generator(image.device).manual_seed(seed)
@@ -117,8 +121,10 @@ class PerImage(Operation):
         return results
 
     def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
-        """Seeds the process's generators of torch, numpy and Python for each image, calls the function with a copy of
-        it, and restores the generators afterwards."""
+        """Calls the function with a copy of each image.
+
+        Seeds the process's generators of torch, numpy and Python before each call, and restores them in the end.
+        """
         cuda = [images.device] if images.device.type == "cuda" else []
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
@@ -153,9 +159,12 @@ _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Tells if a function is known to draw random numbers from torch alone. True for torchvision's transforms, except
-    ``Lambda`` and those that draw from Python's generator. True for :class:`InPlace`: the caller tests the function in
-    it separately."""
+    """Tells if a function is known to draw random numbers from torch alone.
+
+    - torchvision's transforms: True, except ``Lambda`` and those that draw from Python's generator.
+    - :class:`InPlace`: True. The caller tests the function in it separately.
+    - Others: False.
+    """
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
         return True
@@ -165,7 +174,7 @@ def _draws_from_torch(part: Any) -> bool:
 
 
 def _takes_generator(fn: Callable[..., Any]) -> bool:
-    """Tells if a function can be called with ``generator=``; True if its signature is unknown."""
+    """Tells if a function can be called with ``generator=``. True if its signature is unknown."""
     while isinstance(fn, InPlace):
         fn = fn.fn
     try:
@@ -176,8 +185,13 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
 
 
 def refuse_drawing_functions(**functions: Any) -> None:
-    """Raises :class:`UsageError` for a random transform of torchvision, which would draw once per batch, and for an
-    :class:`Operation`, which would get no draws. ``functions`` are the user's, by the name of the option."""
+    """Raises :class:`UsageError` for functions that are called once per batch, and draw random numbers.
+
+    - Random transforms of torchvision would draw the same for all images.
+    - An :class:`Operation` would get no draws.
+
+    ``functions``: the user's functions, or lists of functions, by the name of their option.
+    """
     for name, function in functions.items():
         for part in as_operations([] if function is None else function, "put it into augment=: "):
             inner = list(iterate_parts(part))[-1]
@@ -188,17 +202,18 @@ def refuse_drawing_functions(**functions: Any) -> None:
 
 
 def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
-    """Flattens a user's ``augment=`` to a tuple: expands ``Compose`` and ``nn.Sequential``, replaces names by
-    operations.
+    """Flattens a user's ``augment=`` to a tuple. Expands ``Compose`` and ``nn.Sequential``.
+
+    Replaces texts by operations: a single text is the name of a recipe, or with a dash also a policy of timm. A text in
+    a list is a policy of timm.
 
     Args:
-        augment: One operation, a list of them, or the name of a recipe. Texts in a list are policies of timm, and so is
-            a single text with a dash that names no recipe.
+        augment: One operation, a list of operations, or a text.
         use: Beginning of the advice in messages.
 
     Raises:
-        UsageError: A transform of torchvision draws random numbers; a name is unknown, or of a recipe with views; or
-            ``augment`` is not a list of operations.
+        UsageError: A transform of torchvision draws random numbers, a name is unknown, a recipe has several views, or
+            ``augment`` is not a list.
     """
     if isinstance(augment, str):
         augment = recipe(augment) if "-" not in augment or augment in RECIPES else [augment]
@@ -225,8 +240,8 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
 
 
 def _is_sequence(operation: Any) -> bool:
-    """Tells if an operation is a plain sequence of others: torch's ``Sequential``, or ``Compose`` of ours or
-    torchvision's."""
+    """Tells if an operation is torch's ``Sequential``, or ``Compose`` of packstore or torchvision. Subclasses are
+    not."""
     kind = type(operation)
     return kind in (torch.nn.Sequential, Compose) or (is_of_torchvision(kind) and kind.__name__ == "Compose")
 
@@ -255,9 +270,12 @@ def list_inner_operations(operation: Any) -> Sequence[Any]:
 
 
 def _refuse_random(operation: Any, use: str) -> None:
-    """Raises :class:`UsageError` for random transforms of torchvision, which would treat a batch alike, and for its
-    noise, which no seed determines. Recognises them by name, without importing torchvision. ``use`` begins the
-    advice."""
+    """Raises :class:`UsageError` for torchvision's random transforms, which would treat a whole batch alike.
+
+    Also refuses torchvision's noise, which no seed determines. Recognises all by name, without importing torchvision.
+
+    ``use``: beginning of the advice.
+    """
     for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)
