@@ -7,9 +7,8 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits with its status. If Ctrl-C interrupts the imports, exits with 130, without a
-    traceback.
-    """
+    """Runs the command line and exits with its status. If Ctrl-C interrupts the imports, exits with 130 and no
+    traceback."""
     try:
         from packstore.cli import main as run
     except KeyboardInterrupt:

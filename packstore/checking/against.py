@@ -39,10 +39,10 @@ def read_source_split(manifest: Manifest) -> str | None:
 
 
 def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
-    """Makes the encoder that turns a source's images into a store's records, by the options in the manifest. Images of
-    a store that was encoded with the same options are not resized again.
+    """Makes the encoder that turns a source's images into a store's records, with the options in the manifest.
 
-    Raises :class:`UsageError` if the source's images cannot become such records.
+    If the source is a store that was encoded with the same options, the encoder does not resize again. Raises
+    :class:`UsageError` if the source's images cannot become such records.
     """
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
@@ -69,12 +69,12 @@ class Difference(Problem):
 class Comparison:
     """Compares the records of an open store with the entries of a source.
 
-    Entries find their records by the hash of the key, so that one missing record is one problem, and does not shift all
-    later ones. Samples that packing skipped are left out. Memory is 17 bytes a record. Creating it surveys the source,
-    and raises :class:`UsageError` if its images cannot become such records.
+    Finds an entry's record by the hash of its key. A missing record is therefore a single difference, and the records
+    after it still match. Leaves out samples that packing skipped. Memory is 17 bytes a record.
     """
 
     def __init__(self, reader: Reader, source: Source, decoder: str) -> None:
+        """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store."""
         manifest = reader.manifest
         self.reader = reader
         self.source = source
@@ -90,15 +90,21 @@ class Comparison:
         self._counts_agree = False
 
     def compare_summaries(self) -> Iterator[Difference]:
-        """Yields differences found without reading records: lists of files, counts of files and rows, columns and
-        classes."""
+        """Yields differences that show without reading records: in lists of files, counts of files and rows, columns,
+        classes.
+
+        Raises :class:`SourceError` if the source's files cannot be counted.
+        """
         yield from self._compare_ledgers()
         yield from self._compare_counts()
         yield from self._compare_columns()
 
     def batch_records(self) -> Iterator[Batch]:
-        """Yields all records in batches, with the source's entry of each, in the source's order; at the end the records
-        without an entry. Notes which records had one, for :meth:`compare_coverage`."""
+        """Yields batches of the source's entries with their records, in the source's order.
+
+        A batch also has the entries without a record. The last batches have the records without an entry. Notes which
+        records had an entry, for :meth:`compare_coverage`.
+        """
         hashes, order = self._sort_keys()
         previous = -1
         for entries in self._batch_entries():
@@ -114,8 +120,10 @@ class Comparison:
             yield Batch(missing[start : start + BATCH_RECORDS])
 
     def compare_batch(self, batch: Batch, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[Difference]:
-        """Yields the differences of a batch's records from their entries: missing records, labels, splits, values,
-        images. Skips records that are not in ``images``. Reads and encodes the source's samples. Thread-safe.
+        """Compares a batch's records with their entries; yields the differences in labels, splits, values and images.
+
+        An entry without a record is a difference, too. Skips records that are not in ``images``. Reads the source's
+        samples and encodes their images. Thread-safe.
 
         Args:
             batch: One of :meth:`batch_records`.
@@ -130,16 +138,21 @@ class Comparison:
                     yield Difference(what, record, entry.key)
 
     def compare_coverage(self) -> Iterator[Difference]:
-        """Yields the records that the source lacks, and one difference if the order differs. Call it after all of
-        :meth:`batch_records`."""
+        """Yields the records that the source lacks, and one difference if the order differs.
+
+        Call it after :meth:`batch_records` has ended.
+        """
         for record in np.flatnonzero(~self._seen).tolist():
             yield Difference("the store has this record, the source does not", record, self.reader.key(record))
         if not self._in_order:
             yield Difference("the records are in another order than in the source")
 
     def _compare_ledgers(self) -> Iterator[Difference]:
-        """Yields a difference if the source's files to pack or read are not those counted in the manifest. Compares
-        nothing if either has no list of files, or the kind of source differs."""
+        """Yields a difference if the source's files to pack or read are not those of the manifest.
+
+        Compares counts, and also names if the source has the same name as at packing. Compares nothing if a list of
+        files is missing, or if the kind of source differs.
+        """
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
             return
@@ -155,9 +168,12 @@ class Comparison:
             )
 
     def _compare_counts(self) -> Iterator[Difference]:
-        """Yields the differences of packstore's list of the source's files from a count by other programs. Compares
-        nothing at a URL, for a single file, and if not all suffixes are known. Notes if the counts agree, for
-        :attr:`ledger_summary`."""
+        """Counts the source's files with other programs; yields the differences from packstore's own list, by suffix.
+
+        For Parquet files also compares the number of rows, if all splits were packed and no file was left out. Compares
+        nothing at a URL, for a single file, or if the list has so many suffixes that it is cut off. Notes if the counts
+        agree, for :attr:`ledger_summary`. Raises :class:`SourceError` if the files cannot be counted.
+        """
         path, ledger = self.source.path, self.survey.ledger
         if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
@@ -178,9 +194,11 @@ class Comparison:
 
     @property
     def ledger_summary(self) -> str | None:
-        """Phrase with the numbers of files in the source and of those left out, and, after :meth:`compare_summaries`,
-        that an independent count agrees if it does. Says if other files are left out than at packing. None for a source
-        without files, such as a store."""
+        """Phrase with the numbers of files in the source and of those left out; None for a source without files.
+
+        Says if other files are left out than at packing. After :meth:`compare_summaries`, also says if an independent
+        count agrees.
+        """
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None
@@ -192,9 +210,10 @@ class Comparison:
         return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
 
     def has_same_shards(self) -> bool:
-        """Returns whether the source is a store with the same shards, by their SHA-256 in both manifests, and splits.
-        False if the store was packed from one split. Opens no shard: the check of the structure proves this store's
-        digests.
+        """Returns whether the source is a store with the same splits and the same shards.
+
+        Compares the shards' SHA-256 in the two manifests and opens no shard. False if the store was packed from one
+        split.
         """
         other, own = self.survey.store, self.reader.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
@@ -203,7 +222,10 @@ class Comparison:
         return np.array_equal(*digests) and own.splits == other.splits
 
     def _compare_columns(self) -> Iterator[Difference]:
-        """Yields missing columns, columns with other classes than in the source, and labels that the source lacks."""
+        """Yields missing columns, and columns with other classes than in the source.
+
+        Also yields a difference if the store has labels and the source has no columns at all.
+        """
         manifest = self.reader.manifest
         for column in self.survey.columns:
             if not manifest.has_column(column.name):
@@ -223,7 +245,7 @@ class Comparison:
         return hashes[order], order
 
     def _batch_entries(self) -> Iterator[list[Entry]]:
-        """Yields the source's entries in batches, without those that were skipped when packing."""
+        """Yields the source's entries in batches, without those that packing skipped. Fetches files at a URL ahead."""
         skipped = {s.key for s in self.reader.manifest.skipped}
         entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
         while batch := list(islice(entries, BATCH_RECORDS)):
@@ -232,8 +254,7 @@ class Comparison:
     def _find_records(
         self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
     ) -> list[tuple[int | None, Entry]]:
-        """Returns the entries of a batch, each with the number of the record with its key, or None. Compares hashes of
-        keys."""
+        """Pairs each entry of a batch with the record that has its key, or None. Compares hashes of keys."""
         located: list[tuple[int | None, Entry]] = []
         for entry in batch:
             wanted = np.uint64(xxhash.xxh3_64_intdigest(entry.key.encode("utf-8", "surrogateescape")))
@@ -267,7 +288,8 @@ class Comparison:
             yield difference
 
     def _compare_values(self, record: int, values: Mapping[str, Any], value_of: ValueGetter) -> Iterator[str]:
-        """Yields a description of each column whose stored value differs from ``values``."""
+        """Yields a description of each column whose stored value differs from ``values``. Ignores columns that the
+        store lacks."""
         for name, value in values.items():
             column = self.reader.manifest.column(name) if name in self.labels else None
             if column is None:

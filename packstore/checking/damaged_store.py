@@ -61,7 +61,8 @@ class DamagedStore:
         manifest: Its manifest, as far as known.
         files: Its files, in order.
         notes: Faults of the store as a whole.
-        shard_size: Bytes of images of its largest shard, or None if it was one file.
+        shard_size: Bytes of images of its largest shard with several records, at least 1. None if the store was one
+            file.
     """
 
     manifest: Manifest
@@ -71,8 +72,11 @@ class DamagedStore:
 
     @property
     def whole_store_counts(self) -> dict[str, int]:
-        """Counts of records by option name, such as ``exif_oriented``: the options that the whole store's manifest has
-        and the shards' manifests lack. Empty for a single file, or if no shard's manifest is known."""
+        """Counts of records by option name, such as ``exif_oriented``, from the manifest of the whole store.
+
+        These are the options that the manifest of the first readable shard lacks. Empty for a single file, or if no
+        shard's manifest is known.
+        """
         shard = next((m for m in map(_find_recovered_manifest, self.files) if m is not None), None)
         if shard is None or self.shard_size is None:
             return {}
@@ -86,8 +90,10 @@ class DamagedStore:
 
 
 def inspect_damaged_store(path: Path) -> DamagedStore:
-    """Recovers as much as possible of the store at ``path``: manifest, files and their records; only reads it. Raises
-    :class:`StoreError` if no manifest can be recovered or inferred."""
+    """Recovers as much as possible of the store at ``path``: manifest, files and their records. Writes nothing.
+
+    Raises :class:`StoreError` if no manifest can be recovered or inferred.
+    """
     shown = printable(str(path))
     if path.is_dir() and directory_format(path) is None:
         return _inspect_sharded(path)
@@ -116,7 +122,10 @@ def _strip_advice(error: StoreError) -> str:
 
 
 def _read_sound_store(path: Path) -> ScavengedData:
-    """Returns the content of a store file that opens normally. Raises :class:`StoreError` if it does not."""
+    """Returns the content of a store file that opens normally. Scavenges the file anyway if the format asks for that.
+
+    Raises :class:`StoreError` if the file does not open.
+    """
     reader = open_reader(path)
     if FORMATS[reader.manifest.format].scavenges_sound_stores:
         return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact"))
@@ -124,11 +133,13 @@ def _read_sound_store(path: Path) -> ScavengedData:
 
 
 def _inspect_sharded(path: Path) -> DamagedStore:
-    """Recovers a sharded store from its manifest and table, or if these are lost from the shards' own manifests: then
-    the shards are ordered by number and split. Notes lost shards, and those that do not belong to the store.
+    """Recovers a sharded store from its manifest and its table of shards.
 
-    Raises :class:`StoreError` if no manifest can be read, or if the store's is lost and there are no shards or shards
-    of several formats.
+    If these are lost, uses the shards' own manifests. The order of the shards is then guessed from their numbers and
+    splits. Notes lost shards, and shards that do not belong to the store.
+
+    Raises :class:`StoreError` if the store's manifest is lost and there are no shards, shards of several formats, or no
+    shard with a readable manifest.
     """
     notes: list[str] = []
     whole, proven = _recover_manifest(path, notes), False
@@ -170,8 +181,11 @@ def _inspect_sharded(path: Path) -> DamagedStore:
 
 
 def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
-    """Returns the names of the shards in the table's order; if the table is unproven, the names in the directory by
-    number, or the usual names if their number does not fit."""
+    """Returns the names of the shards: those in the table if it is proven.
+
+    Else takes the names in the directory, in the order of their numbers. If their count is not the table's, returns the
+    usual names instead.
+    """
     if proven:
         return table.names()
     mine = sorted((name for name in there if name.endswith(table.suffix)), key=parse_shard_number)
@@ -179,8 +193,11 @@ def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Forma
 
 
 def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -> list[DamagedFile]:
-    """Reorders files so that the records of each split are consecutive, and numbers their records anew. A file of an
-    unknown split stays behind the file before it. Splits that ``whole`` does not name follow in order of appearance."""
+    """Reorders files to make the records of each split consecutive, and updates the files' first records.
+
+    A file of an unknown split stays behind the file before it. Splits that ``whole`` does not name follow in order of
+    appearance.
+    """
     order = [split.name for split in whole.manifest.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
@@ -198,8 +215,10 @@ def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -
 
 
 def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
-    """Recovers the manifest of a sharded store, or returns None if it cannot be read or names no table of shards.
-    Appends faults to ``notes``."""
+    """Recovers the manifest of a sharded store. Returns None if it cannot be read or names no table of shards.
+
+    Appends faults to ``notes``.
+    """
     try:
         with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
             text = file.read(MAX_JSON_BYTES)
@@ -216,8 +235,11 @@ def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
 
 
 def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:
-    """Returns the table of shards with its rows, and whether the digest proves them; without rows if they
-    cannot be read or the sum of their records is wrong. Appends a fault to ``notes``."""
+    """Returns the table of shards, and whether its digest proves it.
+
+    The table has no rows if they cannot be read, or if their records do not add up to ``records``. Appends a fault to
+    ``notes``.
+    """
     try:
         return read_table(path, table), True
     except StoreError as error:
@@ -233,9 +255,11 @@ def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]
 
 
 def _inspect_shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> DamagedFile:
-    """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered. Appends faults to
-    ``notes``. ``expected`` is the digest that the shard's manifest has to have, None if unknown: a shard with another
-    proven digest counts as lost."""
+    """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered.
+
+    ``expected`` is the digest of the shard's manifest, None if unknown. A shard whose manifest is proven, but has
+    another digest, counts as lost. Appends faults to ``notes``.
+    """
     if not path.exists():
         return DamagedFile(name, start, None, None, "its shard is missing")
     try:
@@ -266,8 +290,11 @@ def _find_recovered_manifest(file: DamagedFile) -> Manifest | None:
 
 
 def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
-    """Builds a manifest of the whole store from those of its shards: without digests, with the splits of all shards and
-    the longest lists of classes. Columns, encoding and options are those of the first manifest."""
+    """Builds a manifest of the whole store from the manifests of its shards, without digests.
+
+    It has the splits of all shards and the longest lists of classes. Columns, encoding and options are those of the
+    first manifest.
+    """
     first = manifests[0]
     total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
@@ -294,14 +321,20 @@ def _longest_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | 
 
 
 def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
-    """Returns a manifest's columns without digests, with the size of a fixed column of ``records`` records."""
+    """Returns a manifest's columns without digests, each with the size of ``records`` records. Ragged columns get the
+    size 0."""
     return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
 
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
-    """Builds a manifest for a store of image files whose manifest is lost: guesses the columns from the data. Returns
-    None if the format is unknown, keys or checksums are lost, there is a column ``shape`` (the images are raw pixels),
-    or the first image that was found is no image file."""
+    """Builds a manifest for a store of image files whose manifest is lost. Guesses the columns from the data.
+
+    Returns None in these cases:
+    - The format is unknown.
+    - Keys or checksums are lost.
+    - There is a column ``shape``: the images are raw pixels.
+    - The first recovered image is no image file.
+    """
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None

@@ -35,8 +35,8 @@ class DamagedRecord(NamedTuple):
     Attributes:
         record: Its number.
         key: Its present key; None if that cannot be read.
-        rows: Row checksums of which its replacement must have one; empty if its other fields are undamaged, or the
-            store has no row checksums.
+        rows: Row checksums; the replacement must have one of them. Empty if only the image is damaged, or if the store
+            has no row checksums.
     """
 
     record: int
@@ -45,13 +45,14 @@ class DamagedRecord(NamedTuple):
 
 
 class Donor:
-    """Makes replacements of damaged records from the samples of a source. Call :meth:`locate_samples` first. Raises
-    :class:`UsageError` if the store's records cannot be made from the source, and :class:`CannotReplaceError` for a
-    record without a sample and for a sample that cannot be read. Memory grows only with the number of damaged
-    records."""
+    """Makes replacements of damaged records from the samples of a source.
+
+    Call :meth:`locate_samples` first; the other methods use the samples that it located. Memory grows with the number
+    of damaged records, not with the source.
+    """
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
-        """Raises :class:`UsageError` if the store's records cannot be made from this source."""
+        """Surveys the source. Raises :class:`UsageError` if the store's encoder does not accept the source's images."""
         self._source = source
         self._manifest = manifest
         self._split = read_source_split(manifest)
@@ -61,9 +62,12 @@ class Donor:
         self._entries: dict[int, Entry] = {}
 
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
-        """Finds and keeps the samples of damaged records: by key, or by row checksum if the key is damaged or its
-        sample has another one. Reads all samples in the second case, until each record has one. A record without a
-        sample raises no error here."""
+        """Finds and keeps a sample for each damaged record. A record without a sample raises no error here.
+
+        Looks for the record's key first. A sample with this key must also have one of the row checksums, if any are
+        known. For records that are still without a sample, computes the row checksums of all samples; stops at the last
+        match.
+        """
         by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}
         for each in wanted:
@@ -84,13 +88,14 @@ class Donor:
                     break
 
     def make_image(self, record: int) -> bytes | bytearray | memoryview:
-        """Reads and encodes the image for a record. Raises :class:`CannotReplaceError` if no sample was located, or it
-        cannot be read."""
+        """Reads and encodes the image for a record. Raises :class:`CannotReplaceError` if no sample was located, or if
+        its image cannot be read or encoded."""
         return self._encode_image(self._find_entry(record)).record
 
     def make_link(self, record: int, folder: Path | None) -> Link:
-        """Makes the link to a record's image in the source, relative to ``folder`` unless that is None. Raises
-        :class:`CannotReplaceError` if the image is missing or is no plain range of bytes of a file.
+        """Makes the link to a record's image in the source, relative to ``folder`` if that is not None.
+
+        Raises :class:`CannotReplaceError` if the image is missing, or is no plain range of a file's bytes.
         """
         linker, states = Linker(self._source, folder), dict[str, FileState]()
         try:
@@ -103,13 +108,14 @@ class Donor:
             raise CannotReplaceError(f"the source's image cannot be linked: {error}") from error
 
     def make_fields(self, record: int) -> Mapping[str, Any]:
-        """Returns the values of all columns but the image for a record; None for values that the source does not have.
-        Raises :class:`CannotReplaceError` as :meth:`make_image`.
+        """Returns a record's values of all columns but the image; None for values that the source does not have.
+
+        Raises :class:`CannotReplaceError` if no sample was located, or if the sample cannot be read.
         """
         return self._make_fields_from(self._find_entry(record))
 
     def _list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
-        """Yields the source's entries of the store's split; reports progress every 4,096."""
+        """Yields the source's entries of the store's split. Reports progress every 4,096 entries."""
         for done, entry in enumerate(self._source.entries(self._split)):
             if done % _REPORT_EVERY == 0:
                 progress(Progress("locate", done, self._survey.records, 0))
@@ -123,15 +129,20 @@ class Donor:
         return entry
 
     def _encode_image(self, entry: Entry) -> EncodedImage:
-        """Encodes a sample's image like the store's. Raises :class:`CannotReplaceError`."""
+        """Reads and encodes a sample's image with the store's options. Raises :class:`CannotReplaceError` if either
+        fails."""
         try:
             return self._encoder(entry.key, self._source.image(entry))
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's image cannot be used: {error}") from error
 
     def _make_fields_from(self, entry: Entry) -> dict[str, Any]:
-        """Returns all columns of a row made from a sample; None for values that the source does not have. Copies other
-        columns of a source that is a store. Raises :class:`CannotReplaceError` for a sample that cannot be read."""
+        """Makes a record's values of all columns but the image from a sample; None for values that the source does not
+        have.
+
+        Encodes the image for the column ``shape``. If the source is a store, takes columns that its samples lack
+        directly from that store. Raises :class:`CannotReplaceError` if the sample cannot be read.
+        """
         labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
         sampled = self._sample_values(entry)
         fields: dict[str, Any] = {}
@@ -156,8 +167,8 @@ class Donor:
         return fields
 
     def _sample_values(self, entry: Entry) -> Mapping[str, Any]:
-        """Returns the values of a sample in stored form; none if the source yields images alone. Raises
-        :class:`CannotReplaceError` if it cannot be read."""
+        """Returns the values of a sample in stored form; empty if the source yields only images. Raises
+        :class:`CannotReplaceError` if the sample cannot be read."""
         if not self._survey.sampled:
             return {}
         try:
@@ -167,8 +178,8 @@ class Donor:
             raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 
     def _compute_row_checksum(self, entry: Entry) -> int | None:
-        """Computes the row checksum of the record that this sample would make; None if the sample cannot be read or
-        lacks a field."""
+        """Computes the row checksum of the record that a sample would make. Returns None if the sample cannot be read
+        or lacks a field."""
         try:
             fields = self._make_fields_from(entry)
         except CannotReplaceError:

@@ -13,15 +13,20 @@ Options = TypeVar("Options")
 
 
 def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Options:
-    """Makes a dataclass of options from a function's ``locals()``. Each field gets the argument of its name, or keeps
-    its default; other arguments are ignored."""
+    """Makes a dataclass of options from a function's ``locals()``.
+
+    Each field gets the argument of its name, or keeps its default. Ignores other arguments.
+    """
     names = [field.name for field in fields(options)]  # type: ignore[arg-type]
     return options(**{name: arguments[name] for name in names if name in arguments})
 
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:
-    """Converts ``value`` to an ``int``. Raises :class:`UsageError` unless it is a whole number (not a bool) of at least
-    ``least``; a ``least`` of None allows any."""
+    """Converts ``value`` to an ``int``. Raises :class:`UsageError` if it is no whole number, a bool, or below
+    ``least``.
+
+    A ``least`` of None allows any number.
+    """
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
@@ -33,8 +38,7 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
 
 
 def check_bools(**values: Any) -> None:
-    """Raises :class:`UsageError` unless all values are True or False, or equal to them (0, 1): ``overwrite="no"``
-    would overwrite."""
+    """Raises :class:`UsageError` unless each value equals True or False; 1 and 0 do."""
     for name, value in values.items():
         if value not in (True, False):
             raise UsageError(f"{name} should be True or False, got {value!r}")

@@ -1,7 +1,8 @@
 """The wire format of Protocol Buffers, and ``tf.train.Example`` in it
 (``tensorflow/core/example/{example,feature}.proto``).
 
-A :class:`Message` reads only the parts that are asked for: so the image, most of a record's bytes, need not be read.
+A :class:`Message` reads only the parts that are asked for. Most of a record's bytes are its image, which is often not
+needed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _KINDS: dict[int, Literal["bytes", "floats", "ints"]] = {1: "bytes", 2: "floats"
 
 
 class Message:
-    """Message in a file or in memory, whose bytes are read on demand, at least 2 KiB at once; keeps the first and the
-    last piece. Positions count from its first byte.
+    """Message in a file or in memory. Reads bytes on demand, at least 2 KiB at once.
+
+    Keeps the first bytes and the piece that was read last. Positions count from the first byte.
 
     Attributes:
         size: Size of the message in bytes.
@@ -45,8 +47,10 @@ class Message:
         return cls(len(data), lambda size, at: data[at : at + size], data)
 
     def get(self, start: int, stop: int) -> bytes:
-        """Returns the bytes from ``start`` to ``stop - 1``; reads them, and at least 2 KiB, unless they are in memory.
-        Raises :class:`ValueError` if the message ends earlier."""
+        """Returns the bytes from ``start`` to ``stop - 1``. Reads at least 2 KiB if they are not in memory.
+
+        Raises :class:`ValueError` if the message ends earlier.
+        """
         if 0 <= start <= stop <= len(self._start) and stop <= self.size:
             return self._start[start:stop]
         if not 0 <= start <= stop <= self.size:
@@ -63,8 +67,10 @@ class Message:
         return self._data[low : low + stop - start]
 
     def read_varint(self, at: int, stop: int) -> tuple[int, int]:
-        """Reads a varint of up to 64 bits; returns its value and the position of its end. Raises :class:`ValueError` if
-        it does not end within 10 bytes or before ``stop``."""
+        """Reads a varint of up to 64 bits; returns its value and the position after it.
+
+        Raises :class:`ValueError` if it does not end within 10 bytes or before ``stop``.
+        """
         low = at - self._from
         if at < stop and 0 <= low < len(self._data) and self._data[low] < 128:
             return self._data[low], at + 1
@@ -77,9 +83,10 @@ class Message:
         raise ValueError("it has a number without an end")
 
     def fields(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yields number, wire type, start and end of the value of each field between ``start`` and ``stop``.
+        """Yields number, wire type, start and end of each field's value between ``start`` and ``stop``.
 
-        Raises :class:`ValueError` if the bytes are not a message."""
+        Raises :class:`ValueError` if the bytes are not a message.
+        """
         while start < stop:
             tag, start = self.read_varint(start, stop)
             wire = tag & 7
@@ -99,9 +106,9 @@ class Message:
     def parse_short_feature(self, at: int, stop: int) -> tuple[str, Feature, int] | None:
         """Parses the feature at ``at`` if it has the usual form; returns its name, its values and its end.
 
-        The usual form: below 128 bytes, the name first, all values in one field. Returns None for any other form, for
-        bytes that are not a feature, and if the bytes are not in memory; reads nothing. Raises :class:`ValueError` for
-        a name that is not UTF-8."""
+        The usual form: below 128 bytes, the name first, all values in one field. Returns None for any other form, and
+        if the bytes are not in memory. Reads nothing. Raises :class:`ValueError` if the name is not UTF-8.
+        """
         data, low = self._data, at - self._from
         if low < 0 or len(data) < low + 2:
             return None
@@ -137,7 +144,7 @@ class Feature:
     spans: list[tuple[int, int, int]] = field(default_factory=list)
 
     def count(self, message: Message) -> int:
-        """Counts the values; reads packed integers, whose sizes differ."""
+        """Counts the values. Reads the bytes of packed integers, since their sizes differ."""
         if self.kind == "bytes":
             return len(self.spans)
         total = 0
@@ -177,8 +184,10 @@ class Feature:
 
 
 def read_example(message: Message) -> dict[str, Feature]:
-    """Locates the features of a ``tf.train.Example`` by name; the last one of a name wins. Raises :class:`ValueError`
-    for any other message, and for more than 4,096 features."""
+    """Locates the features of a ``tf.train.Example`` by name. Of several features with the same name, keeps the last.
+
+    Raises :class:`ValueError` for any other message, and for more than 4,096 features.
+    """
     found: dict[str, Feature] = {}
     for number, wire, start, stop in message.fields(0, message.size):
         if number == 2 and wire == _BYTES:
@@ -193,7 +202,10 @@ def read_example(message: Message) -> dict[str, Feature]:
 
 
 def _iterate_features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:
-    """Yields name and location of each feature in a ``tf.train.Features`` message."""
+    """Yields name and location of each feature in a ``tf.train.Features`` message. Skips other fields.
+
+    Raises :class:`ValueError` if the bytes are damaged.
+    """
     while at < stop:
         short = message.parse_short_feature(at, stop)
         if short is not None:
@@ -206,7 +218,10 @@ def _iterate_features(message: Message, at: int, stop: int) -> Iterator[tuple[st
 
 
 def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:
-    """Parses a map entry: name and location of a feature. Raises :class:`ValueError` for a name over 1,024 bytes."""
+    """Parses a map entry; returns name and location of a feature. Both are empty if the entry lacks them.
+
+    Raises :class:`ValueError` for a name over 1,024 bytes, and for damaged bytes.
+    """
     name, feature = "", Feature()
     for number, wire, low, high in message.fields(start, stop):
         if number == 1 and wire == _BYTES:
@@ -219,8 +234,9 @@ def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]
 
 
 def _parse_feature(message: Message, start: int, stop: int) -> Feature:
-    """Locates the values of a ``tf.train.Feature``. Of several kinds of values the last wins. Raises
-    :class:`ValueError` for a wrong wire type, and for floats that are cut off.
+    """Locates the values of a ``tf.train.Feature``. Of several kinds of values, keeps the last.
+
+    Raises :class:`ValueError` for a wrong wire type, and for floats that are cut off.
     """
     feature = Feature()
     for number, wire, low, high in message.fields(start, stop):
@@ -241,8 +257,10 @@ def _parse_feature(message: Message, start: int, stop: int) -> Feature:
 
 
 def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] | NDArray[np.int64]]) -> bytes:
-    """Encodes a ``tf.train.Example`` of lists of bytes, and arrays of float32 and int64. Sorts the features, so that
-    equal features give equal bytes."""
+    """Encodes a ``tf.train.Example`` of lists of bytes, and arrays of float32 and int64.
+
+    Sorts the features by name: equal features give equal bytes.
+    """
     entries = []
     for name in sorted(features):
         values = features[name]
@@ -258,7 +276,7 @@ def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] |
 
 
 def encode_varint(number: int) -> bytes:
-    """Encodes a 64-bit number as a varint; negative numbers as two's complement."""
+    """Encodes a 64-bit number as a varint; a negative number as its two's complement."""
     number &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()
     while number > 127:

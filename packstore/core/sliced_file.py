@@ -17,7 +17,7 @@ class Sliceable(Protocol):
 
 
 class SlicedFile(io.RawIOBase):
-    """A file object that reads slices, with its own position; as a file, refuses to seek before the beginning."""
+    """A read-only file object over sliceable bytes, with its own position."""
 
     def __init__(self, content: Sliceable) -> None:
         self._content = content
@@ -30,7 +30,7 @@ class SlicedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves the position. Raises :class:`OSError` before the beginning."""
+        """Moves the position, also beyond the end. Raises :class:`OSError` for a position before the beginning."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._content)}[whence]
         if base + offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as for a file

@@ -22,7 +22,8 @@ from packstore.stores.link_files import Location
 
 class AddedSource(Source):
     """Source of an append: maps a source's class numbers and splits to the store's, prefixes keys, leaves out samples.
-    It holds the samples to add alone, so that its methods ignore ``split``.
+
+    Its methods ignore ``split``: the samples to add were chosen before.
 
     Attributes:
         left_out: Keys of samples that are left out, prefix included.
@@ -75,7 +76,8 @@ class AddedSource(Source):
 
     @property
     def store(self) -> Reader | None:
-        """Reader of the wrapped store, if the source is a store that is added as a whole with its own keys, or None."""
+        """Reader of the wrapped store if the source is a store and all of its records are added under their own keys;
+        else None."""
         if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
             return None
         return self._source.reader
@@ -85,8 +87,7 @@ class AddedSource(Source):
         self.left_out = keys
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out; ignores
-        ``split``."""
+        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out."""
         longer = len(self._prefix.encode("utf-8")) * self._survey.records
         survey = replace(self._survey, columns=self._columns, key_bytes=self._survey.key_bytes + longer)
         if not self.left_out:
@@ -103,8 +104,7 @@ class AddedSource(Source):
         )  # fmt: skip
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the entries with the store's class numbers, splits and key prefix, without the samples to leave out;
-        ignores ``split``."""
+        """Yields the entries to add, with the store's class numbers and splits and the key prefix."""
         same = all(numbers is None for numbers in self._numbers)
         for entry in self._source.entries(self._taken):
             key = self._prefix + entry.key
@@ -121,7 +121,8 @@ class AddedSource(Source):
         return self._source.further_file_name(entry, column, number)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the entry's image in the wrapped source's files; None if it is no range of bytes of a file."""
+        """Locates the entry's image in the wrapped source's files. Returns None if it is not one range of a file's
+        bytes."""
         return self._source.locate(self._restore_key(entry))
 
     def read(self, entry: Entry) -> ImageData | Sample:
@@ -140,7 +141,7 @@ class AddedSource(Source):
         return found._replace(values=values)
 
     def stamp(self) -> str:
-        """Returns the wrapped source's stamp with the store's digest and the key prefix."""
+        """Returns the wrapped source's stamp, extended by the store's digest and the key prefix."""
         return f"{self._source.stamp()} {self._stamp} {self._prefix}"
 
     def close(self) -> None:
@@ -148,12 +149,12 @@ class AddedSource(Source):
         self._source.close()
 
     def _restore_key(self, entry: Entry) -> Entry:
-        """Returns the entry without the key prefix, as the wrapped source knows it."""
+        """Returns the entry with the key that it has in the wrapped source, without the prefix."""
         return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
 
 
 def _renumber_value(value: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps the class numbers in a value (stored bytes, a number or an array) to new ones; returns names unchanged."""
+    """Maps the class numbers in a value to new ones: in stored bytes, a number or an array. Returns texts unchanged."""
     if isinstance(value, bytes | memoryview):
         return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
     given = np.asarray(value)

@@ -13,7 +13,10 @@ from packstore.stores.base import Reader
 
 
 class StoreKeys:
-    """Index of a store's keys. Valid as long as the store does not change."""
+    """Finds the record of a key; ``in`` tells if there is one. Creating it reads all keys.
+
+    Valid as long as the store does not change.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -44,7 +47,7 @@ def hash_keys(readers: Iterable[Reader]) -> NDArray[np.uint64]:
 
 
 def find_repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
-    """Yields keys that occur more than once in the stores: each once per record after its first."""
+    """Yields the keys that occur more than once in the stores. A key that occurs ``n`` times comes ``n - 1`` times."""
     hashes = hash_keys(readers)
     ordered = np.sort(hashes)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -85,7 +88,7 @@ def find_duplicates(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDA
 
 
 def take_first_and_count(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:
-    """Returns a list of the first ``count`` keys, and the number of all. Consumes the iterable."""
+    """Returns a list of the first ``count`` keys, and the number of all keys. Consumes the iterable."""
     iterator = iter(keys)
     first = list(islice(iterator, count))
     return first, len(first) + sum(1 for _ in iterator)

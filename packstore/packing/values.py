@@ -16,8 +16,9 @@ from packstore.sources.values import nbytes_of
 
 
 class ValueConverter:
-    """Converts a sample's values to stored form: bytes, numbers and their companion columns. Raises
-    :class:`SampleError` for values that do not fit their columns. Thread-safe.
+    """Converts a sample's values to stored form: bytes, numbers and their companion columns. Thread-safe.
+
+    Calling it raises :class:`SampleError` for values that do not fit their columns.
 
     Attributes:
         masks: The columns of masks, volumes and clips.
@@ -38,16 +39,17 @@ class ValueConverter:
         self.masks = [column for column, _ in self._columns if column.traits.lies_on_image]
 
     def count_further_bytes(self, sample: Sample) -> int:
-        """Sums the bytes of a sample's images beside the main one."""
+        """Sums the bytes of a sample's images, except the main one. Masks do not count."""
         values = (sample.values[name] for name in self._images)
         lists = (value if isinstance(value, list) else [value] for value in values if value is not None)
         return sum(nbytes_of(each) for value in lists for each in value)
 
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
-        """Returns the stored values of all columns, of their companion columns (validity, shape) and of ``key``. Values
-        that have the stored form already are returned unchanged.
+        """Returns the stored values of all columns, of their companion columns (validity, shape) and of ``key``.
 
-        Raises :class:`SampleError` if a value does not fit its column, or a row count its boxes.
+        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases. Raises
+        :class:`SampleError` if a value does not fit its column, or if a column has another number of rows than its
+        boxes.
         """
         if sample.at_rest:
             if self._check_files is not None:
@@ -78,13 +80,14 @@ class ValueConverter:
 
     def check_masks(self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int) -> None:
         """Raises :class:`SampleError` if a mask, volume or clip cannot be read, or differs in size from its image.
-        Samples in stored form are not checked.
+
+        Skips samples in stored form, and missing values.
 
         Args:
             key: Key of the sample, for messages.
             sample: The sample.
             sizes: Allowed (height, width) pairs; empty if the image's size is not known.
-            max_pixels: Size limit of a mask.
+            max_pixels: Size limit of a mask file.
         """
         for column in () if sample.at_rest else self.masks:
             value = sample.values[column.name]
@@ -100,7 +103,7 @@ class ValueConverter:
                 raise SampleError(key, f"{column.name}: {what}")
 
     def _check_row_count(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
-        """Raises :class:`SampleError` if a column that goes with boxes has another number of rows than these."""
+        """Raises :class:`SampleError` if a column that describes boxes does not have one row for each box."""
         boxes = next(each for each, _ in self._columns if each.name == column.parallel)
         rows = len(stored[column.name]) // column.record_nbytes
         expected = len(stored[boxes.name]) // boxes.record_nbytes
@@ -111,8 +114,9 @@ class ValueConverter:
 
 
 def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
-    """Returns height and width of a mask: an array, or the bytes of a file. Raises :class:`DecodeError` for a damaged
-    file.
+    """Returns height and width of a mask: an array, or the bytes of a file.
+
+    Raises :class:`DecodeError` for a damaged file, and for one with more than ``max_pixels``.
     """
     if column.layout is not None:
         shape = np.shape(value)
@@ -122,13 +126,15 @@ def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, i
 
 
 def count_stored_bytes(values: Mapping[str, Any]) -> int:
-    """Sums the bytes of a sample's stored values. A plain number or a text counts as 8."""
+    """Sums the bytes of a sample's stored values. Counts 8 for a plain number or a text."""
     return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 8) for value in values.values())
 
 
 def stack_values(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Collects the values of several records into one list (ragged) or array (fixed) per column. Leaves out columns
-    that the first record lacks."""
+    """Collects the values of several records by column: a list for a ragged column, an array for a fixed one.
+
+    Leaves out columns that the first record lacks. Empty without records.
+    """
     stacked: dict[str, Any] = {}
     for column in columns:
         if values and column.name in values[0]:

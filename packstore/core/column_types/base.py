@@ -54,7 +54,7 @@ _NEVER_MISSING = ("image", "key", "checksum", "row_checksum", "seek_index", "sha
 
 
 def check(condition: bool, what: str, value: object) -> None:
-    """Raises :class:`ManifestError` unless ``condition``."""
+    """Raises :class:`ManifestError`, with ``what`` and ``value`` in its message, unless ``condition`` is true."""
     if not condition:
         raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
 
@@ -69,21 +69,21 @@ class Column:
         kind: ``fixed`` (the same shape in every record) or ``ragged`` (any number of rows: ``(n, *shape)``).
         dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Files and text are ``uint8``.
         shape: Shape of one record's value; in a ragged column the shape of one row. ``()`` for scalars, files and text.
-        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point, ``HW`` for masks as arrays,
-            ``CHW`` or ``DCHW`` for volumes and clips, else None. The shapes of a ragged column with a layout are in
-            another column, :attr:`shape_name`.
+        layout: Order of an array's axes: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point, ``HW``
+            for masks, ``CHW`` or ``DCHW`` for volumes and clips. Else None. A ragged column with a layout has its
+            shapes in another column, :attr:`shape_name`.
         classes: Class names if the column holds class numbers, else None.
         nbytes: Bytes of all values, without any container's overhead.
         digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`. None for the image column,
-            which the column ``checksum`` covers record by record, and in the manifest of a sharded store, whose shards
-            have digests of their own.
+            since the column ``checksum`` covers each image. None in the manifest of a sharded store, since each shard
+            has its own.
         type: A name of :data:`packstore.core.registry.COLUMN_TYPES`.
-        nullable: A record may have no value: then :attr:`valid_name` is False for it, and the value is zeros, or empty
-            in a ragged column.
+        nullable: Whether a record may lack a value. Then :attr:`valid_name` is False for the record, and the stored
+            value is zeros, or empty in a ragged column.
         coordinates: ``xyxy`` for boxes, ``xy`` or ``xyv`` (with visibility) for keypoints, else None.
         parallel: For ``labels`` or ``keypoints`` that describe boxes row by row: name of the column of boxes.
-        mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels into which files
-            are decoded; None for RGB of 8 bits.
+        mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels that files decode
+            to. None for RGB of 8 bits.
     """
 
     name: str
@@ -137,13 +137,16 @@ class Column:
 
     @property
     def form(self) -> Form:
-        """Form of a stored value: an image file (``file``), several (``files``), UTF-8 (``text``), other bytes
-        (``bytes``), or numbers (``numbers``), as images and masks are that are arrays."""
+        """Form of a stored value: ``file`` (an image file), ``files`` (several), ``text`` (UTF-8), ``bytes`` or
+        ``numbers``.
+
+        Images and masks stored as arrays are ``numbers``.
+        """
         return "numbers" if self.layout is not None else self.traits.form
 
     @property
     def pixels(self) -> Mode:
-        """The mode of images: that named by :attr:`mode`, or RGB of 8 bits."""
+        """Mode of the images, by the name in :attr:`mode`; RGB of 8 bits if that is None."""
         return RGB if self.mode is None else parse_mode(self.mode)
 
     @property
@@ -153,22 +156,24 @@ class Column:
 
     @property
     def valid_name(self) -> str:
-        """Name of the companion column that tells which records have a value; it exists if :attr:`nullable`."""
+        """Name of the companion column that tells which records have a value. A nullable column has such a companion."""
         return f"{self.name}_valid"
 
     @property
     def shape_name(self) -> str:
-        """Name of the companion column with the shapes of the values; it exists if ragged with a layout."""
+        """Name of the companion column with the shapes of the values. A ragged column with a layout has such a
+        companion."""
         return "shape" if self.name == "image" else f"{self.name}_shape"
 
     @property
     def holds_images(self) -> bool:
-        """True for columns of images, or of lists of images, beside the main image."""
+        """True if the column's type is ``image`` or ``images``; False for masks."""
         return self.type in ("image", "images")
 
     @property
     def companions(self) -> tuple[Column, ...]:
-        """The companion columns that a store needs for this column: :attr:`shape_name`, :attr:`valid_name`, or none."""
+        """The companion columns that a store needs for this column: none, or those of :attr:`shape_name` and
+        :attr:`valid_name`."""
         found = []
         if self.kind == "ragged" and self.layout is not None:
             found.append(Column(self.shape_name, "fixed", "int32", (len(self.layout),)))
@@ -177,14 +182,16 @@ class Column:
         return tuple(found)
 
     def size_of(self, records: int) -> int:
-        """Returns the bytes of the values of ``records`` records; of a ragged column :attr:`nbytes`, whatever
-        ``records``."""
+        """Returns the bytes of the values of ``records`` records. For a ragged column returns :attr:`nbytes` and
+        ignores ``records``."""
         return self.record_nbytes * records if self.kind == "fixed" else self.nbytes
 
     @property
     def one_by_one(self) -> bool:
-        """True if an LMDB keeps each value under its own key, because values may be large or the column is large.
-        Single numbers are always kept together."""
+        """True if an LMDB keeps each value under its own key: for types of large values, and for columns over 1 GiB.
+
+        False for columns of single numbers.
+        """
         if self.kind == "fixed":
             return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
         return self.traits.large or self.nbytes > _WHOLE_BYTES
@@ -200,43 +207,48 @@ class Column:
 
 @lru_cache(16)
 def _check_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the classes; caches 16 tuples, so that all shards of a store share one. Raises :class:`ManifestError` if
-    a name is no string or occurs twice."""
+    """Returns the class names if each is a string and occurs once; else raises :class:`ManifestError`.
+
+    Caches 16 tuples: shards of a store share one.
+    """
     check(all(type(c) is str for c in classes), "class names", classes)
     check(len(set(classes)) == len(classes), "class names: some are the same", classes)
     return classes
 
 
 class Field:
-    """The declaration of a field. Subclasses are dataclasses whose attribute ``optional`` says whether a sample may
-    have no value."""
+    """Base class of declarations of columns, such as :class:`~packstore.core.fields.Text`. Subclasses are dataclasses.
+
+    Their attribute ``optional`` says whether a sample may have no value.
+    """
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
     optional: bool
 
     def column(self, name: str) -> Column:
-        """Creates the field's column: ragged bytes, with the type whose name is the class name of the declaration."""
+        """Creates the field's column: ragged bytes. The column's type is the declaration's class name in lower case."""
         return Column(name, "ragged", "uint8", type=type(self).__name__.lower(), nullable=self.optional)
 
 
 class ColumnType(ABC):
-    """A column type. Its object is in a file of this folder, and has a line in the registry.
+    """A column type. Each has a file of this folder and a line in the registry.
 
     Attributes:
         name: The type's name in manifests.
-        form: Form of the stored values, except of images and masks that are arrays; see :attr:`Column.form`.
+        form: Form of the stored values; arrays of images and masks are ``numbers`` anyway, see :attr:`Column.form`.
         large: An LMDB keeps each value under a key of its own, because values may be large.
         is_object: Values are given as Python objects, not as tensors.
-        none_is_value: None is a value as others are, not a missing one.
+        none_is_value: None is a value like any other, not a missing value.
         is_picture: Values are images or masks: files or arrays.
-        has_images: Values are images, or lists of them.
-        moves: Values have places in the main image, so they change when its pixels move.
+        has_images: Values are images, or lists of images.
+        moves: Values have coordinates or pixels of the main image. They change if an operation moves its pixels.
         lies_on_image: Arrays have the main image's height and width as their last axes.
         has_classes: Values are class numbers.
         goes_with_boxes: Rows may describe boxes of another column.
         coordinates: Conventions of coordinates that a column may have.
-        field: The declaration for which the type's name stands; None for types that need more than a name.
+        field: The declaration that a user can name instead of writing it out; None for types that need more than a
+            name.
     """
 
     name: ClassVar[str]
@@ -254,26 +266,27 @@ class ColumnType(ABC):
     field: ClassVar[type[Field] | None] = None
 
     def fits(self, column: Column) -> bool:
-        """Tells if the column's kind, dtype, shape, layout and mode are allowed for this type. By default allows only
-        ragged bytes."""
+        """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default only ragged bytes fit."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "uint8", (), None)
 
     @abstractmethod
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
-        """Converts a value, which is not missing, as :func:`packstore.core.columns.to_stored` does."""
+        """Converts a value like :func:`packstore.core.columns.to_stored`; the value is not missing."""
 
     @abstractmethod
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
-        """Converts a stored value, as :func:`packstore.core.columns.from_stored` does."""
+        """Converts a stored value like :func:`packstore.core.columns.from_stored`."""
 
     def files(self, column: Column, raw: Buffer) -> Sequence[Buffer]:
-        """Returns the image files in a stored value: one, or several for a list. Returns none if the type holds no
-        files. Raises :class:`StoreError` if a list is damaged."""
+        """Returns the image files in a stored value: one, several for a list, none if the type holds no files.
+
+        Raises :class:`StoreError` if a list is damaged.
+        """
         return [raw] if column.form == "file" else []
 
 
 def unfit_error(column: Column, expected: str, value: Any) -> ValueError:
-    """Returns the error for a value that does not fit its column: what was expected, and the value."""
+    """Returns the error for a value that does not fit its column. It says what was expected, and what the value is."""
     shape = getattr(value, "shape", None)
     found = type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {tuple(shape)}".strip()
     if shape is None and isinstance(value, (list, tuple)):
