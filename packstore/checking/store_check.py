@@ -1,8 +1,8 @@
 """Checks an open store: its structure, the digests of its columns, the two checksums of every record.
 
-The manifest's digest proves the manifest: a store with a damaged one does not open. The manifest proves each column by
-a digest, and two columns prove each record: ``checksum`` its image, ``row_checksum`` its other fields (see
-:mod:`packstore.core.checksums`). If one of these two columns is damaged, it is computed again from the records: if the
+A digest in the manifest proves the manifest itself: a store with a damaged manifest does not open. The manifest proves
+each column by a digest. Two columns prove each record: ``checksum`` its image, ``row_checksum`` its other fields (see
+:mod:`packstore.core.checksums`). If one of these two columns is damaged, it is computed again from the records. If the
 result has the column's digest, the records are undamaged.
 """
 
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageChecks:
-    """Further checks of the images that :class:`StoreCheck` reads, so that all take one read.
+    """Further checks of the images that :class:`StoreCheck` reads. The store is read only once for all checks.
 
     Attributes:
         check: Called in worker threads with a batch and its undamaged images, by record; yields the problems.
@@ -94,8 +94,8 @@ class _ColumnResults(NamedTuple):
     Attributes:
         start: Number of the file's first record in the store.
         checksums: The stored checksums of images; None if they cannot be read.
-        unsound: Columns that do not match their digest, each with its actual one.
-        explained: Damaged columns that need no problem of their own: reported problems name their damaged records.
+        unsound: Columns that do not match their digest, each with its actual digest.
+        explained: Damaged columns whose damaged records are reported. They need no problem of their own.
     """
 
     start: int
@@ -114,7 +114,7 @@ class StoreCheck:
         images: Records whose image is damaged or cannot be read.
         rows: Records whose other fields are damaged.
         damaged: Columns that do not match their digest, or cannot be read, in some file.
-        unproven: Damaged columns whose damaged records are unknown, since no checksum tells.
+        unproven: Damaged columns of which no checksum tells the damaged records.
         key_digests: Digests of the keys that were read, by the first record of each file; 16 bytes a record.
     """
 
@@ -151,8 +151,11 @@ class StoreCheck:
         self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
     def find_problems(self) -> Iterator[Problem]:
-        """Checks the store and fills the attributes; yields the problems, at most one a record. A quick check at a URL
-        opens no shard. Raises :class:`UnreachableError` if a shard cannot be fetched."""
+        """Checks the store and fills the attributes; yields the problems, at most one a record.
+
+        A quick check reads no image, and at a URL opens no shard. Raises :class:`UnreachableError` if a shard cannot be
+        fetched.
+        """
         records = len(self._reader)
         rows = self._reader.manifest.has_column(ROW_CHECKSUM.name)
         self.checks += ["structure and manifest", "digests of the columns"]
@@ -203,9 +206,11 @@ class StoreCheck:
         return problem
 
     def _check_columns(self, file: StoreFile) -> Generator[Problem, None, _ColumnResults]:
-        """Checks columns, rows (all fields but the image) and the records digest of one file. Yields problems, returns
-        facts for the check of its images; fills :attr:`key_digests`, :attr:`damaged` and :attr:`unproven`.
-        A quick check leaves out large columns."""
+        """Checks columns, rows (all fields but the image) and the records digest of one file.
+
+        Yields the problems. Returns the results that the check of the images needs. Fills :attr:`key_digests`,
+        :attr:`damaged` and :attr:`unproven`. A quick check leaves out large columns.
+        """
         columns: dict[str, ColumnData] = {}
         unsound: dict[str, str] = {}
         described = [c for c in file.reader.manifest.columns[1:] if not (self._quick and c.one_by_one)]
@@ -239,7 +244,8 @@ class StoreCheck:
         return _ColumnResults(file.start, checksums, unsound, explained)
 
     def _check_records_digest(self, file: StoreFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
-        """Yields a problem if undamaged columns do not have the records digest in their manifest."""
+        """Yields a problem if the columns of a file do not have the records digest in its manifest. All columns must be
+        undamaged."""
         manifest, count = file.reader.manifest, len(file.reader)
         checksums, rows = columns["checksum"], columns.get(ROW_CHECKSUM.name)
         if rows is None:
@@ -253,9 +259,12 @@ class StoreCheck:
             yield Problem(what, shard=file.name)
 
     def _check_rows(self, file: StoreFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
-        """Yields a problem for each record whose fields do not match their row checksum, or whose row checksum itself
-        is damaged; fills :attr:`rows`. Returns the damaged columns that these problems
-        account for. Does nothing without row checksums, or if a column cannot be read."""
+        """Compares each record's fields with its row checksum; yields a problem for each mismatch.
+
+        Tells if the fields or the row checksum are damaged. Adds records with damaged fields to :attr:`rows`. Returns
+        the damaged columns that the problems explain. Checks nothing without row checksums, or if a column cannot be
+        read.
+        """
         manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
         if ROW_CHECKSUM.name not in columns or not columns.keys() >= set(fields):
@@ -294,10 +303,11 @@ class StoreCheck:
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_ColumnResults]
     ) -> Generator[Problem, None, list[dict[int, Mismatch]]]:
-        """Reads each image once; yields the problems that the further checks find. Returns for each of ``files`` the
-        records that do not match their checksum, numbered from its first.
+        """Reads each image once, in threads; yields the problems that the further checks find.
 
-        ``reader`` is the store, or the only one of ``files``.
+        Returns for each of ``files`` the records that do not match their checksum, numbered from its first record.
+        ``reader`` reads the whole store, or only the file if ``files`` has one. Skips images without a readable
+        checksum if there are no further checks.
         """
         checks, total = self._image_checks, len(self._reader)
         starts = [columns.start for columns in files]
@@ -338,8 +348,12 @@ class StoreCheck:
         return bad_of
 
     def _report_images(self, file: StoreFile, columns: _ColumnResults, bad: dict[int, Mismatch]) -> Iterator[Problem]:
-        """Yields a problem for each of the file's records ``bad``, and for each damaged column without a damaged
-        record; adds them to :attr:`images` and :attr:`unproven`."""
+        """Yields a problem for each of the file's mismatched records ``bad``; adds records with a damaged image to
+        :attr:`images`.
+
+        Then yields a problem for each damaged column of which no problem names a record; adds the column to
+        :attr:`unproven`.
+        """
         unsound = "checksum" in columns.unsound
         explained = columns.explained | ({"checksum"} if bad else set())
         checksums_damaged = (
@@ -362,15 +376,17 @@ class StoreCheck:
             yield Problem(what, shard=file.name)
 
     def _report_record(self, file: StoreFile, i: int, what: str) -> Iterator[Problem]:
-        """Yields a problem of a record, unless it was reported already."""
+        """Yields a problem of a record, or nothing if the record was reported already."""
         record = file.start + i
         if record not in self._named:
             yield self._mark_reported(Problem(what, record, try_key(file.reader, i), file.name))
 
 
 def open_files(reader: Reader) -> Iterator[StoreFile | None]:
-    """Yields the files of a store, in order; None for a shard that does not open. Raises :class:`UnreachableError` for
-    a shard that cannot be fetched."""
+    """Yields the files of a store, in order; None for a shard that does not open.
+
+    Raises :class:`UnreachableError` if a shard cannot be fetched: it may be undamaged.
+    """
     if not isinstance(reader, ShardedReader):
         yield StoreFile(0, None, reader)
         return
@@ -394,7 +410,8 @@ def try_key(reader: Reader, record: int) -> str | None:
 
 
 def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range]:
-    """Yields ranges of records: equal counts, at most ``most``, sized by the mean bytes of a record."""
+    """Yields ranges of records with about 8 MiB each, and at most ``most`` records. All but the last have the same
+    length."""
     total = len(reader)
     step = max(1, min(most, _BATCH_BYTES // reader.manifest.mean_nbytes))
     return (range(start, min(start + step, total)) for start in range(0, total, step))

@@ -19,15 +19,14 @@ OFFSET = np.dtype("<i8")
 
 
 class MappedValues(Sequence[memoryview]):
-    """Sequence of byte ranges of a memory map. An item is a memoryview, made on access, that keeps the map open."""
+    """Sequence of byte ranges of a memory map. Each item is a memoryview, made on access, and keeps the map open."""
 
     def __init__(self, data: memoryview, address: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """
-        Args:
-            data: The map.
-            address: Address of its first byte.
-            starts: Offset of each part in ``data``, ``(N,)``.
-            sizes: Size of each part in bytes, ``(N,)``.
+        """Args:
+        data: The map.
+        address: Address of its first byte.
+        starts: Offset of each range in ``data``, ``(N,)``.
+        sizes: Size of each range in bytes, ``(N,)``.
         """
         self._data = data
         self._address = address
@@ -36,7 +35,7 @@ class MappedValues(Sequence[memoryview]):
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Memory address and size in bytes of each part: int64 ``(N, 2)``."""
+        """Memory address and size in bytes of each range: int64 ``(N, 2)``."""
         return np.stack([self._address + self._starts, self._sizes], 1)
 
     def __len__(self) -> int:
@@ -54,8 +53,9 @@ class MappedValues(Sequence[memoryview]):
 
 
 class Ragged(Sequence[memoryview]):
-    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``. A value whose offsets are out of range
-    raises :class:`StoreError` on access.
+    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+
+    Access to a value raises :class:`StoreError` if its offsets are out of range.
     """
 
     def __init__(self, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
@@ -81,10 +81,10 @@ class Ragged(Sequence[memoryview]):
         return len(self._offsets) - 1
 
     def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns address and size in bytes of values in memory, int64 ``(N, 2)``; valid while :attr:`data` exists.
+        """Returns memory address and size in bytes of values, int64 ``(N, 2)``. They are valid while :attr:`data`
+        exists.
 
-        Raises:
-            StoreError: An offset is out of range.
+        Raises :class:`StoreError` if an offset is out of range.
         """
         start, stop = self._offsets[numbers], self._offsets[numbers + 1]
         if ((start < 0) | (start > stop) | (stop > len(self._data))).any():
@@ -101,10 +101,10 @@ class Ragged(Sequence[memoryview]):
 
 
 class LazyRagged(Ragged):
-    """A ragged column that reads each value on access, by its number from 0; negative numbers raise
-    :class:`IndexError`.
+    """A ragged column that reads each value on access.
 
-    A loop over the values holds one at a time; :attr:`data` loads all of them.
+    A loop over the values holds one at a time; :attr:`data` loads all of them. A negative index raises
+    :class:`IndexError`.
     """
 
     def __init__(self, count: int, read: Callable[[int], Buffer]) -> None:
@@ -114,7 +114,7 @@ class LazyRagged(Ragged):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Computes the offsets, as in :class:`Ragged`. Reads all values at each access, for their sizes."""
+        """Computes the offsets of :class:`Ragged`. Each access reads all values, to learn their sizes."""
         sizes = np.fromiter((memoryview(value).nbytes for value in self), OFFSET, self._count)
         return np.concatenate([np.zeros(1, OFFSET), np.cumsum(sizes, dtype=OFFSET)])
 
@@ -138,7 +138,7 @@ class LazyRagged(Ragged):
 
 
 class LazyArray(Sequence[NDArray[Any]]):
-    """A fixed column that reads each value on access, by its number from 0; negative numbers raise :class:`IndexError`.
+    """A fixed column that reads each value on access. A negative index raises :class:`IndexError`.
 
     A loop over the values holds one at a time. Indexing by a slice or an array of numbers reads all these values into a
     new array.
@@ -170,14 +170,17 @@ class LazyArray(Sequence[NDArray[Any]]):
         return parse_fixed_value(self._column, self._read(int(index)))
 
     def _read_values(self, numbers: Sequence[int]) -> NDArray[Any]:
-        """Reads values into a new array ``(n, *column.shape)``."""
+        """Reads the values of some records into a new array ``(n, *column.shape)``."""
         # Values are read before memory is allocated: a hostile manifest may claim any shape.
         found = [self[number] for number in numbers]
         return np.stack(found) if found else np.empty((0, *self._column.shape), self.dtype)
 
 
 def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
-    """Converts stored bytes to a read-only value of a fixed column. Raises :class:`StoreError` for a wrong length."""
+    """Converts stored bytes to a read-only value of a fixed column. Copies them only if they are not aligned.
+
+    Raises :class:`StoreError` for a wrong length.
+    """
     view = memoryview(raw).toreadonly()
     if view.nbytes != column.record_nbytes:
         raise StoreError(f"a value of column {column.name!r} has {view.nbytes} bytes, not {column.record_nbytes}")
@@ -215,7 +218,8 @@ def to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
             missing value of a nullable column.
 
     Returns:
-        The bytes of a ragged value, or an array of the column's dtype and shape; no bytes or zeros if it is missing.
+        The bytes of a ragged value, or an array of the column's dtype and shape. A missing value becomes no bytes, or
+            zeros.
 
     Raises:
         ValueError: The value does not fit the column; the message has what was found and what was expected.
@@ -228,7 +232,8 @@ def to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
 
 
 def shape_to_stored(column: Column, value: Any) -> NDArray[np.int32]:
-    """Returns the value of the column :attr:`Column.shape_name` for a value of ``column``; zeros if it is missing."""
+    """Returns a value's shape in the form of the companion column :attr:`Column.shape_name`; zeros if ``value`` is
+    None."""
     shape = (0,) * len(column.layout or "") if value is None else np.shape(value)
     return np.array(shape, np.int32)
 
@@ -242,8 +247,8 @@ def from_stored(column: Column, raw: Any, shape: tuple[int, ...] | None = None) 
         shape: Its shape, needed if the column is ragged with a layout.
 
     Returns:
-        ``str`` for text, the object for json, ``int`` for a label, ``bytes`` for bytes and image files, else an array,
-        which is read-only if it shares memory with ``raw``; bfloat16 as uint16 bit patterns.
+        ``str`` for text, the object for json, ``int`` for a label, ``bytes`` for bytes and image files, else an array.
+            An array that shares memory with ``raw`` is read-only. bfloat16 comes as uint16 bit patterns.
 
     Raises:
         StoreError: The bytes are damaged: not JSON, or not a whole number of rows.

@@ -115,15 +115,15 @@ class CacheError(StoreError):
 
 
 class DamagedObjectError(CacheError):
-    """Each download of an object had other bytes than its digest demands."""
+    """An object could not be cached: each download had other bytes than its digest demands."""
 
 
 class DiskFullError(CacheError, UnreachableError):
-    """The disk of the cache has no room for an object beside those in use."""
+    """The disk of the cache has no room for an object, even without the cached objects that are not in use."""
 
 
 class CacheFullError(CacheError, UnreachableError):
-    """The budget of the cache has no room for an object beside those in use.
+    """The budget of the cache has no room for an object, even without the cached objects that are not in use.
 
     Attributes:
         nbytes: Size of the object.
@@ -155,7 +155,7 @@ ROW_CHECKSUM_NOUN = "row checksum (label, key, other fields)"
 
 
 class CorruptRecordError(StoreError):
-    """A record with an image or another value that does not match its checksum, or with a label outside the classes.
+    """A record whose image or another value does not match its checksum, or whose label is outside the classes.
 
     Attributes:
         record: Number of the record in its store.
@@ -181,7 +181,7 @@ class CorruptRecordError(StoreError):
 
 
 def printable(text: str) -> str:
-    """Escapes control characters, newlines and undecodable bytes, so that ``text`` is safe for a terminal.
+    """Escapes control characters, newlines and undecodable bytes. Terminals show the result safely.
 
     File names come from strangers; a newline or an escape sequence in a name must not forge a line of a report.
     """
@@ -191,6 +191,8 @@ def printable(text: str) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Returns the text of an error in one printable line of at most 300 characters, or its type's name if it has no
-    text."""
+    """Returns the text of an error as one printable line, made from its first 300 characters.
+
+    Returns the name of its type if it has no text.
+    """
     return printable(" ".join(str(error).split())[:300]) or type(error).__name__

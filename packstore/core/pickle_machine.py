@@ -1,11 +1,11 @@
-"""An interpreter for untrusted pickles: it runs no code of theirs, and its time and memory are bounded.
+"""An interpreter for untrusted pickles. It runs no code of theirs, and bounds time and memory.
 
 ``pickle.Unpickler`` runs any program of opcodes. A program of nine bytes makes it allocate gigabytes (its memo is an
-array); nested tuples as a dictionary key overflow the C stack, or are hashed for ever. A check beforehand would have to
-simulate the stack to know the keys, so it would be an interpreter too. This interpreter knows the opcodes that
+array); nested tuples as a dictionary key overflow the C stack, or take for ever to hash. A check beforehand would have
+to simulate the stack to know the keys; it would be an interpreter, too. This interpreter knows the opcodes that
 ``pickle`` writes for dictionaries, lists, numbers, names, arrays and tensors with protocols 2 to 5 (CPython's
-``Lib/pickletools.py``), and it never hashes, compares or prints the objects that a program has built. So time and
-memory are proportional to the length of the program, which is bounded, and nothing recurses.
+``Lib/pickletools.py``). It never hashes, compares or prints the objects that a program has built. Time and memory are
+therefore proportional to the length of the program, which is bounded, and nothing recurses.
 
 It imports nothing. A program can only call the objects that the caller's ``find`` returns.
 """
@@ -22,7 +22,7 @@ _STOP = 0x2E
 
 
 class PickleError(Exception):
-    """A pickle that is broken."""
+    """A broken pickle."""
 
 
 class UnsupportedPickleError(PickleError):
@@ -30,7 +30,7 @@ class UnsupportedPickleError(PickleError):
 
 
 class StandIn:
-    """Base of harmless objects that ``find`` returns in place of those that the program names."""
+    """Base of harmless objects. ``find`` returns them in place of the objects that the program names."""
 
     __slots__ = ()
 
@@ -54,12 +54,12 @@ def interpret_pickle(
     Args:
         program: The pickle. Byte strings of Python 2 become bytes; keys of dictionaries must be short bytes or texts.
         find: Returns the object for a module and a name; the program may call that object.
-        max_operations: Most operations of a program. An operation of one byte can take 72 bytes of memory.
+        max_operations: Most operations of a program. Memory is up to 72 bytes an operation.
         persistent: Returns the object for a persistent id. None refuses such ids.
 
     Raises:
-        PickleError: The program is broken or truncated; :class:`UnsupportedPickleError` if it needs more than is
-            allowed.
+        PickleError: The program is broken or truncated.
+        UnsupportedPickleError: The program has other opcodes or calls than allowed, or more operations.
     """
     machine = _Machine(program, find, persistent)
     try:
@@ -116,11 +116,12 @@ class _Machine:
         return self.program[start : self.at]
 
     def read_number(self, size: int) -> int:
-        """Reads an unsigned number of ``size`` bytes."""
+        """Reads an unsigned little-endian number of ``size`` bytes. Raises :class:`IndexError` at the end of the
+        program."""
         return int.from_bytes(self.read_bytes(size), "little")
 
     def read_line(self) -> str:
-        """Reads text up to the next newline. Raises :class:`IndexError` if there is none."""
+        """Reads UTF-8 up to the next newline. Raises :class:`IndexError` if there is none."""
         end = self.program.find(b"\n", self.at)
         if end < 0:
             self.at = len(self.program)
@@ -128,15 +129,20 @@ class _Machine:
         return self.read_bytes(end + 1 - self.at)[:-1].decode("utf-8")
 
     def pop_to_mark(self) -> list[Any]:
-        """Pops everything above the last mark off the stack and returns it."""
+        """Pops the last mark and everything above it; returns these values. Raises :class:`IndexError` if no mark is
+        open."""
         mark = self.marks.pop()
         values = self.stack[mark:]
         del self.stack[mark:]
         return values
 
     def call_function(self) -> None:
-        """Pops arguments and a function that ``find`` has returned; calls it and pushes the result. Raises
-        :class:`UnsupportedPickleError` for anything else, and for wrong or more than 16 arguments.
+        """Pops arguments and a function, calls the function and pushes its result.
+
+        Raises :class:`UnsupportedPickleError` in these cases:
+        - The object is not callable.
+        - The arguments are not a tuple, or are more than 16.
+        - The function does not take them.
         """
         arguments, call = self.stack.pop(), self.stack.pop()
         if not callable(call) or type(arguments) is not tuple or len(arguments) > _MAX_ARGUMENTS:
@@ -147,23 +153,29 @@ class _Machine:
             raise UnsupportedPickleError("a pickle that calls a function with wrong arguments") from None
 
     def set_state(self) -> None:
-        """Pops a state and gives it to the :class:`StandIn` below. Raises :class:`UnsupportedPickleError` for other
-        objects."""
+        """Pops a state and gives it to the :class:`StandIn` below it.
+
+        Raises :class:`UnsupportedPickleError` for other objects.
+        """
         state, made = self.stack.pop(), self.stack[-1]
         if not isinstance(made, StandIn):
             raise UnsupportedPickleError(f"a pickle that changes an object of type {type(made).__name__}")
         made.set_state(state)
 
     def resolve_persistent_id(self) -> None:
-        """Replaces the persistent id on the stack by its object. Raises :class:`UnsupportedPickleError` if none are
-        allowed."""
+        """Replaces the persistent id on the stack by its object.
+
+        Raises :class:`UnsupportedPickleError` if the caller allows no such ids.
+        """
         if self.persistent is None:
             raise UnsupportedPickleError("a pickle that refers to something outside it")
         self.stack.append(self.persistent(self.stack.pop()))
 
     def push_found(self, module: Any, name: Any) -> None:
-        """Pushes the object that ``find`` returns for a module and a name. Raises :class:`UnsupportedPickleError` if
-        one is no text."""
+        """Pushes the object that ``find`` returns for a module and a name.
+
+        Raises :class:`UnsupportedPickleError` if module or name is not a text.
+        """
         if type(module) is not str or type(name) is not str:
             raise UnsupportedPickleError("a pickle that looks up a name that is not text")
         self.stack.append(self.find(module, name))
@@ -179,16 +191,19 @@ class _Machine:
         self.push_found(module, name)
 
     def extend_list(self, values: list[Any]) -> None:
-        """Appends values to the list on the stack. Raises :class:`UnsupportedPickleError` for another object."""
+        """Appends values to the list at the top of the stack. Raises :class:`UnsupportedPickleError` for another
+        object."""
         target = self.stack[-1]
         if type(target) is not list:
             raise UnsupportedPickleError(f"a pickle that appends to an object of type {type(target).__name__}")
         target += values
 
     def set_items(self, items: list[Any]) -> None:
-        """Sets keys and values, which follow in turn, in the dict or :class:`StandIn` on the stack. Raises
-        :class:`UnsupportedPickleError` for other objects, and for keys that are no short text or bytes;
-        :class:`IndexError` for a key without a value."""
+        """Sets items of the dict or :class:`StandIn` at the top of the stack. ``items`` has keys and values in turn.
+
+        Raises :class:`IndexError` for a key without a value. Raises :class:`UnsupportedPickleError` for other objects.
+        In a dict, a key must be text or bytes, and short.
+        """
         target = self.stack[-1]
         if len(items) % 2:
             raise IndexError
@@ -225,12 +240,12 @@ def _push_unsigned(size: int) -> _Operation:
 
 
 def _push_bytes(size: int) -> _Operation:
-    """Returns an operation that reads a length of ``size`` bytes and as many bytes, and pushes these."""
+    """Returns an operation that reads a length of ``size`` bytes, and pushes as many bytes of the program."""
     return lambda m: m.stack.append(m.read_bytes(m.read_number(size)))
 
 
 def _push_text(size: int) -> _Operation:
-    """Returns an operation that reads a length of ``size`` bytes and UTF-8 of that length, and pushes the text."""
+    """Returns an operation that reads a length of ``size`` bytes, and pushes the UTF-8 text of that length."""
     return lambda m: m.stack.append(m.read_bytes(m.read_number(size)).decode("utf-8", "surrogatepass"))
 
 
@@ -245,7 +260,8 @@ def _store_in_memo(size: int) -> _Operation:
 
 
 def _push_from_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes and pushes the value noted under it."""
+    """Returns an operation that reads an index of ``size`` bytes and pushes the value noted under it. The operation
+    raises :class:`KeyError` for an unknown index."""
     return lambda m: m.stack.append(m.memo[m.read_number(size)])
 
 

@@ -189,9 +189,11 @@ def _plan_dataset(
     fields: Mapping[str, Field | str] | None,
     progress: ProgressCallback,
 ) -> Plan:
-    """Plans the conversion of a dataset, or of a dict of datasets by split. Raises :class:`UsageError` for options that
-    only apply to paths, such as a cluster, and for a dict that is empty or has a key that is no name. ``fields`` None
-    infers the fields."""
+    """Plans the conversion of a dataset, or of a dict of datasets by split. ``fields`` None infers the fields.
+
+    Raises :class:`UsageError` for options that only paths have, and for a cluster. Raises it also for an empty dict,
+    and for a split whose name is empty or no text.
+    """
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     if options.ignore or options.source_columns or any(value is not None for value in for_paths):
         raise UsageError(
@@ -218,11 +220,15 @@ def _plan_dataset(
 
 
 def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
-    """Runs a plan of :func:`packstore.packing.plan.make_plan`: packs, verifies, publishes and reports. A destination
-    at a URL is packed by a cluster, or by one local worker.
+    """Runs a plan of :func:`packstore.packing.plan.make_plan`: packs, verifies, publishes and reports.
 
-    Resumes an interrupted run; returns at once if that run had published. If it fails, the records so far are kept for
-    the next run, and a note on the error says where. ``started``: ``time.monotonic`` at the start; None for now.
+    At a URL, a cluster or one local worker packs the store. Resumes an interrupted run; returns at once if that run had
+    published. If this run fails, the packed records are kept for the next run, and a note on the error says where.
+
+    Args:
+        plan: The plan.
+        progress: Called after each batch.
+        started: ``time.monotonic`` at the start; None for now.
 
     Raises:
         SourceError: The source changed meanwhile, or all its samples were skipped.
@@ -313,11 +319,11 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
 
 
 def _replay_then_pack(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:
-    """Yields the records of an interrupted run as batches, then packs the remaining entries and yields those."""
+    """Yields the records of an interrupted run as batches; then packs the remaining entries and yields their batches."""
     yield from resumed
     yield from pack_batches(plan, encoder, resumed.rest, workers)
 
 
 def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:
-    """Returns the samples that were skipped when the source, a store, was packed itself; empty for other sources."""
+    """Returns the samples that were skipped when the source was packed, if it is a store; else nothing."""
     return plan.survey.store.skipped if plan.survey.store else ()

@@ -57,7 +57,10 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
 
 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
-    """Raises :class:`UsageError` for options that would change the mode of floating point values."""
+    """Raises :class:`UsageError` for options that would change the mode of floating point values.
+
+    ``is_raw``: whether the values are the source's own, not normalised; the message then suggests ``--depth``.
+    """
     given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
     named = [name for name, value in given.items() if value not in (None, KEEP, base.mode, *OF_SOURCES)]
     if named:
@@ -73,8 +76,14 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
 
 
 def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, kind: str) -> None:
-    """Raises :class:`UsageError` for an option that has no effect on arrays: ``frames``, ``depth`` if they have 8 bits,
-    ``alpha`` if they have none. Allows ``keep``, and ``frames`` that apply when the source is opened."""
+    """Raises :class:`UsageError` for options that have no effect on the source's arrays.
+
+    - ``frames``, but not a value that applies when the source is opened.
+    - ``depth``, if the arrays have 8 bits already.
+    - ``alpha``, if they have no alpha.
+
+    ``keep`` is always allowed.
+    """
     given = {
         "frames": options.frames is not None and options.frames not in OF_SOURCES,
         "depth": options.depth not in (None, KEEP) and base.pixels.dtype == "uint8",
@@ -88,8 +97,10 @@ def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, ki
 
 
 def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
-    """Raises :class:`UsageError` if arrays would have to change their dtype for ``mode``, unless ``depth`` says how to
-    make 8 bits of them."""
+    """Raises :class:`UsageError` if arrays would have to change their dtype for ``mode``.
+
+    A change to 8 bits is allowed if ``depth`` says how to make it.
+    """
     found, wanted = reading.pixels, parse_mode(mode)
     reduces = found.dtype != wanted.dtype and ENCODINGS[survey.encoding].layout is not None
     if reduces and (reading.depth is None or wanted.dtype != "uint8"):
@@ -100,8 +111,10 @@ def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
 
 
 def _resolve_array_reading(reading: Reading, options: ConvertOptions) -> Reading:
-    """Returns how to read arrays: in their own mode, but in 8 bits if ``depth`` is set, and without alpha if ``alpha``
-    is."""
+    """Returns how to read arrays: in their own mode, with two changes.
+
+    Values become 8 bits if ``depth`` is set. Alpha goes if ``alpha`` is set.
+    """
     mode = reading.pixels
     if reading.depth is not None and mode.dtype != "uint8":
         mode = mode_of(mode.channels, "uint8")
@@ -126,7 +139,7 @@ def resolve_kept_mode(found: Mode, options: ConvertOptions | Answers) -> Mode:
 def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode:
     """Reads the first image and returns its mode.
 
-    Raises :class:`SourceError` if there is none or it cannot be read, :class:`UsageError` for an iterable.
+    Raises :class:`SourceError` if there is none or it cannot be read. Raises :class:`UsageError` for an iterable.
     """
     if not survey.counted:
         raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
@@ -140,8 +153,10 @@ def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions) ->
 
 
 def read_file_mode(data: Buffer, where: str, max_pixels: int) -> Mode:
-    """Reads the mode of an image file. Raises :class:`SourceError`, which begins with ``where``, for a damaged or
-    unknown file."""
+    """Reads the mode of an image file.
+
+    Raises :class:`SourceError` for a damaged or unknown file; the message begins with ``where``.
+    """
     try:
         described = native.describe_image(memoryview(data), check_header(data))
         if described is None:

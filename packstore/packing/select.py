@@ -45,8 +45,11 @@ _MAX_SEED = 1 << 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectOptions:
-    """Validated keyword arguments of :func:`packstore.select`, which describes them. Raises :class:`UsageError` for
-    invalid ones, and for those that do not go together, such as ``whole_shards`` with a sample."""
+    """Validated keyword arguments of :func:`packstore.select`, which describes them.
+
+    Raises :class:`UsageError` for invalid values, and for arguments that exclude each other, such as ``whole_shards``
+    and ``sample``.
+    """
 
     where: str | None = None
     sample: int | None = None
@@ -91,7 +94,7 @@ class SelectOptions:
 
     @property
     def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes, or None."""
+        """:attr:`shard_size` in bytes; None if it is not set."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 
@@ -159,8 +162,9 @@ def select(
 def plan_select(
     path: Path, destination: Path, options: SelectOptions, stack: ExitStack, progress: ProgressCallback
 ) -> Composition:
-    """Plans a selection: checks paths and options, and chooses the records. Opens the store, which ``stack`` closes;
-    writes nothing. Raises as :func:`select`.
+    """Plans a selection: checks paths and options, and chooses the records.
+
+    Opens the store, which ``stack`` closes; writes nothing. Raises the errors of :func:`select`.
     """
     refuse_empty(path, destination)
     refuse_nested_paths(destination, path)
@@ -212,8 +216,11 @@ def _count_moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str,
 def _select_columns(
     manifest: Manifest, options: SelectOptions
 ) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
-    """Returns the new store's columns, the maps of class numbers by column, and the class numbers whose records are
-    left out. Raises :class:`UsageError` if ``drop_columns`` or ``relabel`` does not fit the store."""
+    """Returns the new store's columns, new class numbers by column, and the old class numbers whose records are left
+    out.
+
+    Raises :class:`UsageError` if ``drop_columns`` or ``relabel`` does not fit the store.
+    """
     dropped = set(options.drop_columns)
     needed = {*_NEEDED, *(companion.name for column in manifest.columns for companion in column.companions)}
     for name in options.drop_columns:
@@ -243,8 +250,10 @@ def _select_columns(
 
 
 def _read_relabel(path: Path) -> dict[str, str]:
-    """Reads new class names from a CSV file with the columns ``old,new``. Raises :class:`UsageError` if the file is
-    unreadable or has another form."""
+    """Reads new class names from a CSV file with the columns ``old,new``.
+
+    Raises :class:`UsageError` if the file cannot be read, has another form, or names a class twice.
+    """
     shown = printable(str(path))
     names: dict[str, str] = {}
     try:
@@ -294,11 +303,14 @@ def _split_names(manifest: Manifest) -> list[str]:
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> dict[str, NDArray[np.int64]]:
-    """Applies the condition ``where`` (None: all), dropped classes ``gone``, audit report and random draws. Returns the
-    ascending record numbers of each new split, without empty splits.
+    """Applies the condition, the audit report and the random draws; returns the ascending record numbers of each new
+    split.
 
-    Raises :class:`StoreError` if a sample or split cannot be drawn, and :class:`UsageError` for a report of another
-    store or if the store has no classes to draw by.
+    ``where`` None means all records. Records whose class is in ``gone`` are left out. Empty splits are left out.
+
+    Raises:
+        StoreError: A sample or split cannot be drawn.
+        UsageError: The audit report is of another store, or the store has no classes to draw by.
     """
     manifest = reader.manifest
     chosen: NDArray[np.int64] = np.arange(len(reader))
@@ -336,8 +348,11 @@ def _choose_records(
 
 
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
-    """Draws records at random: first at most ``per_class`` of each class, then ``sample`` of the records drawn by that.
-    Raises :class:`StoreError` if these are fewer than ``sample``."""
+    """Draws records at random: at most ``per_class`` of each class, then ``sample`` of these.
+
+    With ``stratify``, the sample has the same share of each class. Raises :class:`StoreError` if there are fewer
+    records than ``sample``.
+    """
     if options.per_class is not None:
         groups = read_class_numbers(reader, chosen, True)
         draws = hash_keys_with_seed(reader, chosen, options.seed, "per class")
@@ -362,8 +377,11 @@ def _make_pieces(
     parts: ShardList | None,
     labels: Mapping[str, NDArray[np.int64]],
 ) -> list[Piece]:
-    """Returns the pieces of the new store: links to shards of ``parts`` whose records are all chosen, copies of the
-    other records. Only copies if ``parts`` is None."""
+    """Returns the pieces of the new store: links to shards whose records are all chosen, and copies of the other
+    records.
+
+    ``parts``: the store's shards; None to copy all records.
+    """
     pieces: list[Piece] = []
     starts = reader.manifest.shards.starts if reader.manifest.shards is not None else np.array([0, len(reader)])
     for split, records in chosen.items():
@@ -391,8 +409,11 @@ def _make_pieces(
 
 
 def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
-    """Chooses whole shards by the condition ``where`` on their split (None: all), and draws them at random for new
-    splits by the digests of their records. Opens no shard. Raises :class:`UsageError` if shards cannot be taken whole.
+    """Chooses whole shards by the condition on their split, and returns links to them. ``where`` None takes all.
+
+    For new splits, draws the shards at random by the digests of their records. Opens no shard. Raises
+    :class:`UsageError` if whole shards cannot be linked: the store has none or another format, or a shard has several
+    splits.
     """
     manifest = reader.manifest
     shown = printable(str(reader.path))

@@ -18,8 +18,10 @@ from packstore.sources.base import Entry
 
 
 def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
-    """Returns the plan with its normalisation computed from all training images (from all images without a training
-    split) if it asks for ``auto``; else returns it unchanged and reads nothing."""
+    """Returns the plan with the mean and standard deviation of its images, if it asks for ``auto`` normalisation.
+
+    Else returns the plan unchanged and reads nothing.
+    """
     if not plan.auto_normalize:
         return plan
     normalization = _compute_statistics(plan, workers, progress).normalization()
@@ -27,9 +29,11 @@ def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Pla
 
 
 def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
-    """Computes mean and standard deviation over the training split (the first whose name begins with ``train``), or
-    over all records if there is none. Reads every image, resized and cropped as it will be stored. Leaves out bad
-    samples under ``on_error="skip"``, else raises :class:`SampleError`."""
+    """Computes mean and standard deviation over the training split: the first whose name begins with ``train``.
+
+    Takes all records if there is no such split. Reads every image, resized and cropped as it will be stored. Under
+    ``on_error="skip"`` leaves out bad samples, else raises :class:`SampleError`.
+    """
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)
     total = plan.survey.splits[split] if split else plan.survey.records

@@ -67,7 +67,13 @@ class RecordColumns(Protocol):
 
 
 class _Token(NamedTuple):
-    """Token of a condition: group name of :data:`_TOKEN`, text, and index of its first character."""
+    """Token of a condition.
+
+    Attributes:
+        kind: Name of its group in :data:`_TOKEN`.
+        text: Its text, with quotes.
+        place: Index of its first character.
+    """
 
     kind: str
     text: str
@@ -76,7 +82,7 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Parsed condition on the records of a store.
+    """Parsed condition. Called with records, it returns which of them meet it.
 
     Attributes:
         text: The condition as written.
@@ -93,8 +99,10 @@ class Where:
 
 
 def parse_where(text: str, manifest: Manifest) -> Where:
-    """Parses a condition on the records of a store. Raises :class:`UsageError` with the character at which ``text`` is
-    wrong, and for more than 100,000 characters.
+    """Parses a condition on the records of a store.
+
+    Raises :class:`UsageError` for a wrong condition, with the first wrong character, and for more than 100,000
+    characters.
     """
     if len(text) > _MAX_TEXT:
         raise UsageError(f"the condition has {len(text):,} characters; at most {_MAX_TEXT:,} are allowed")
@@ -104,7 +112,7 @@ def parse_where(text: str, manifest: Manifest) -> Where:
 
 
 class _Parser:
-    """Recursive-descent parser of conditions; each method consumes tokens and returns a test."""
+    """Recursive-descent parser of conditions. Each method consumes tokens and returns a test of records."""
 
     def __init__(self, text: str, manifest: Manifest) -> None:
         self.text = text
@@ -115,7 +123,7 @@ class _Parser:
         self.at = 0
 
     def parse(self) -> Callable[[RecordColumns], Mask]:
-        """Parses the whole text into a test. Raises :class:`UsageError` for anything after the condition."""
+        """Parses the whole text into a test. Raises :class:`UsageError` if something follows the condition."""
         condition = self.parse_or()
         if self.current.kind != "end":
             raise self.make_error("'and', 'or' or the end is expected")
@@ -136,8 +144,10 @@ class _Parser:
         return lambda rows: np.asarray(np.logical_and.reduce([part(rows) for part in parts]), np.bool_)
 
     def parse_not(self) -> Callable[[RecordColumns], Mask]:
-        """Parses a negation, a condition in parentheses, or a comparison. Raises :class:`UsageError` beyond 100 levels
-        of nesting."""
+        """Parses a negation, a condition in parentheses, or a comparison.
+
+        Raises :class:`UsageError` beyond 100 levels of nesting.
+        """
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.make_error(f"more than {_MAX_DEPTH} levels of parentheses")
@@ -154,8 +164,10 @@ class _Parser:
             self.depth -= 1
 
     def parse_comparison(self) -> Callable[[RecordColumns], Mask]:
-        """Parses a column, an operator and its values. The test is false for missing values. Raises :class:`UsageError`
-        if one of the three is wrong, and for ``<`` and the like on classes."""
+        """Parses a column, an operator and its values. The test is false for missing values.
+
+        Raises :class:`UsageError` for anything else, and for ``<``, ``<=``, ``>`` and ``>=`` with classes.
+        """
         token = self.current
         if token.kind != "word" or token.text in _KEYWORDS:
             raise self.make_error("the name of a column is expected")
@@ -192,8 +204,12 @@ class _Parser:
         return compare_rows
 
     def resolve_column(self, token: _Token) -> tuple[Callable[[RecordColumns], NDArray[Any]], Column | None]:
-        """Returns a getter of the column's values, and the column; None for ``key`` and ``split``. Notes the column as
-        read; consumes no token. Raises :class:`UsageError` unless it is a known column of single values."""
+        """Returns a getter of the column's values, and the column; None instead of the column for ``key`` and
+        ``split``.
+
+        Adds the name to :attr:`columns` and consumes no token. Raises :class:`UsageError` if there is no such column,
+        or if it has several values a record.
+        """
         name = token.text
         known = [c.name for c in self.manifest.columns if c.kind == "fixed" and c.shape == () and c.layout is None]
         if name not in ("key", "split") and name not in known:
@@ -206,9 +222,14 @@ class _Parser:
         return lambda rows: rows.values(name), self.manifest.column(name)
 
     def parse_value(self, name: str, column: Column | None) -> Any:
-        """Consumes a token as the value to compare with: a number or class number for a column, text for ``key`` and
-        ``split``. Raises :class:`UsageError` for an unknown class or split, and for anything but a number if the column
-        holds numbers."""
+        """Consumes a token and returns the value to compare with.
+
+        - ``key`` and ``split``: the text.
+        - A column with classes: the class number, by name or as written.
+        - Another column: a number; of booleans also True or False.
+
+        Raises :class:`UsageError` for another token, and for an unknown split or class.
+        """
         token = self.current
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
             raise self.make_error("a value is expected")
@@ -234,8 +255,10 @@ class _Parser:
     def parse_like(
         self, get: Callable[[RecordColumns], NDArray[Any]], column: Column | None
     ) -> Callable[[RecordColumns], Mask]:
-        """Parses the pattern of ``like``, with ``*`` and ``?``; returns the test. Raises :class:`UsageError` for a
-        column of numbers."""
+        """Parses the pattern of ``like``, with ``*`` and ``?``; returns the test of keys, splits or names of classes.
+
+        Raises :class:`UsageError` for a column without class names.
+        """
         token = self.current
         if column is not None and column.classes is None:
             raise self.make_error(f"column {column.name!r} holds numbers; like is for key, split and classes")
@@ -256,25 +279,27 @@ class _Parser:
         return self.tokens[self.at]
 
     def accept_token(self, text: str) -> bool:
-        """Consumes the current token if it is ``text``; returns whether it was. A quoted string never is."""
+        """Consumes the current token if it is the word or sign ``text``. Returns whether it was."""
         found = self.current.kind in ("word", "sign") and self.current.text == text
         self.at += found
         return found
 
     def expect_token(self, text: str) -> None:
-        """Consumes the token ``text``. Raises :class:`UsageError` for any other."""
+        """Consumes the token ``text``. Raises :class:`UsageError` for any other token."""
         if not self.accept_token(text):
             raise self.make_error(f"{text!r} is expected")
 
     def make_error(self, what: str, token: _Token | None = None) -> UsageError:
-        """Returns the error for a token, the current one by default."""
+        """Returns the error for a wrong token, by default the current one. ``what`` says what was expected."""
         token = self.current if token is None else token
         where = "at the end" if token.kind == "end" else f"at character {token.place + 1}, {printable(token.text)!r}"
         return UsageError(f"the condition {printable(self.text)!r:.300} is wrong {where}: {what}")
 
     def _tokenize(self) -> list[_Token]:
-        """Splits the text into tokens, an end token last. Raises :class:`UsageError` for ``=``, ``!`` and an open
-        quote."""
+        """Splits the text into tokens, an end token last.
+
+        Raises :class:`UsageError` for ``=``, for ``!`` alone, and for a quote that does not end.
+        """
         tokens: list[_Token] = []
         at = 0
         while not tokens or tokens[-1].kind != "end":
@@ -293,7 +318,7 @@ class _Parser:
 def _test_membership(
     get: Callable[[RecordColumns], NDArray[Any]], values: list[Any]
 ) -> Callable[[RecordColumns], Mask]:
-    """Returns a test that is true for records whose value is one of ``values``."""
+    """Returns a test that is true for records whose value is among ``values``."""
     chosen = set(values)
 
     def test(rows: RecordColumns) -> Mask:
@@ -306,12 +331,13 @@ def _test_membership(
 
 
 def _unquote(text: str) -> str:
-    """Removes the quotes around a string token, and its backslashes."""
+    """Removes the quotes around a string token, and the backslashes of its escapes."""
     return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
 
 
 def _make_unknown_message(what: str, name: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown class or split, with similar names, else the first known ones."""
+    """Returns the message for an unknown class or split. It suggests up to three similar names, else lists the first
+    ten."""
     near = difflib.get_close_matches(name, known, 3)
     said = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
     some = ", ".join(map(printable, known[:10])) + (", …" if len(known) > 10 else "")

@@ -27,7 +27,7 @@ class Finding:
     Attributes:
         kind: One of :data:`packstore.core.findings.KINDS`.
         what: The finding, on one line.
-        records: Numbers of the records concerned, at most 1,000; none for a class.
+        records: Numbers of its first 1,000 records; empty for a finding about a class.
         keys: Their keys; None for a key that cannot be read.
     """
 
@@ -43,7 +43,7 @@ class AuditReport:
 
     Attributes:
         path: The store.
-        dataset_digest: Its dataset digest, so that the findings are never applied to another store.
+        dataset_digest: Its dataset digest. ``select --drop`` refuses a store with another one.
         records: Number of its records.
         pixels: Whether images were decoded.
         checks: Checks that were made, in words.
@@ -86,8 +86,11 @@ class AuditReport:
 
 
 class FindingCollector:
-    """Collects findings and makes the report. Keeps the first 10,000 findings of each kind, each with its first 1,000
-    records, and the numbers of all records to drop."""
+    """Collects findings and makes the report.
+
+    Of each kind it keeps 10,000 findings with their first 1,000 records. It counts all findings, and keeps the numbers
+    of all records to drop.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
@@ -95,8 +98,11 @@ class FindingCollector:
         self._drop: dict[str, array[int]] = {}
 
     def add(self, kind: str, what: str, records: Iterable[int] = (), drop: Iterable[int] | None = None) -> None:
-        """Adds a finding with its text and its first 1,000 records. Only counts it if there are 10,000 of its kind
-        already. Notes ``drop``, the records to remove for it, in any case; None means all of ``records``."""
+        """Adds a finding with its text and its first 1,000 records. After 10,000 of a kind, only counts.
+
+        ``drop`` has the records that ``select --drop`` removes for this finding, and is always kept. None means all of
+        ``records``.
+        """
         numbers = [*records]
         self._counts[kind] = self._counts.get(kind, 0) + 1
         kept = self._kept.setdefault(kind, [])
