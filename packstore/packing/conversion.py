@@ -319,7 +319,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
 
 
 def _replay_then_pack(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:
-    """Yields the records of an interrupted run as batches; then packs the remaining entries and yields their batches."""
+    """Yields the records of an interrupted run as batches, then packs the remaining entries and yields their
+    batches."""
     yield from resumed
     yield from pack_batches(plan, encoder, resumed.rest, workers)
 

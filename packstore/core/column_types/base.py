@@ -156,7 +156,7 @@ class Column:
 
     @property
     def valid_name(self) -> str:
-        """Name of the companion column that tells which records have a value. A nullable column has such a companion."""
+        """Name of the companion column that tells which records have a value. Exists if the column is nullable."""
         return f"{self.name}_valid"
 
     @property
@@ -266,7 +266,7 @@ class ColumnType(ABC):
     field: ClassVar[type[Field] | None] = None
 
     def fits(self, column: Column) -> bool:
-        """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default only ragged bytes fit."""
+        """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default: only ragged bytes."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "uint8", (), None)
 
     @abstractmethod
