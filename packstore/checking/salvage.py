@@ -1,8 +1,8 @@
 """``salvage``: saves every undamaged record of a store whose index or manifest is broken, and lists the missing ones.
 
-A record is undamaged if its image matches its checksum in the store, and its other fields match their row checksum (in
-a store without row checksums: if their columns match the digests in a proven manifest). Records that nothing proves are
-left out unless they are asked for.
+A record is undamaged if its image matches its checksum in the store, and its other fields match their row checksum. In
+a store without row checksums, the columns must match the digests in a proven manifest. Records that nothing proves are
+left out unless the caller asks for them.
 """
 
 from __future__ import annotations
@@ -131,8 +131,10 @@ def salvage(
 
 @dataclass(slots=True)
 class _PendingRecords:
-    """Records of one split on their way into the new store: an image, and in each list of ``values`` a value, of
-    each."""
+    """Records of one split on their way into the new store.
+
+    ``images`` has the image of each. ``values`` has a list for each column, with the value of each record.
+    """
 
     split: str = ""
     images: list[Buffer] = field(default_factory=list)
@@ -145,8 +147,11 @@ class _LostError(Exception):
 
 
 class _Salvage:
-    """One salvage: collects undamaged records, if allowed also unproven ones, and writes the new store. Lists the first
-    10,000 unproven and the first 10,000 missing records."""
+    """One salvage: collects undamaged records and writes the new store. With ``unproven`` also collects unproven
+    records.
+
+    Lists the first 10,000 unproven and the first 10,000 missing records.
+    """
 
     def __init__(
         self, damaged: Path, store: DamagedStore, builder: StoreBuilder, unproven: bool, progress: ProgressCallback
@@ -168,8 +173,9 @@ class _Salvage:
         self.missing_count = 0
 
     def save_records(self, destination: Path) -> SalvageReport:
-        """Adds all records that can be saved to the new store, and publishes it; publishes nothing if there are none.
-        Returns the report.
+        """Adds all records that can be saved to the new store, and publishes it; returns the report.
+
+        Publishes nothing if there are none.
         """
         total = sum(file.records or 0 for file in self.store.files)
         for file in self.store.files:
@@ -207,8 +213,10 @@ class _Salvage:
         return replace(report, destination=destination, manifest=manifest)
 
     def _salvage_file(self, file: DamagedFile) -> Iterator[tuple[int, Problem | None]]:
-        """Adds the records of a file that can be saved to the batch; yields the number of each record, with a problem
-        if it is lost. Unproven records are lost unless they are allowed; then they are counted and listed.
+        """Adds the records of a file to the batch. Yields the number of each record, and a problem if it is lost, else
+        None.
+
+        Counts and lists unproven records if they are allowed; else they are lost.
         """
         if file.scavenged is None:
             for record in range(file.start, file.start + (file.records or 0)):
@@ -242,8 +250,10 @@ class _Salvage:
                 yield record, None
 
     def _find_orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
-        """Searches the file for images to which no record points any more. Returns those of records without an image,
-        by their checksum; empty if the checksums ``sums`` of the records are unknown (None).
+        """Searches the file for images to which no record points any more. Returns them by checksum.
+
+        Returns only those with the checksum of a record without an image. Empty if ``sums``, the checksums of the
+        records, is None.
         """
         assert file.scavenged is not None
         if sums is None:
@@ -253,8 +263,11 @@ class _Salvage:
         return dict(scavenged.orphans(lost)) if lost else {}
 
     def _make_row_prover(self, file: DamagedFile) -> Any:
-        """Returns a function of ``start`` and ``stop`` that tells for each of these records whether its fields are
-        proven: by the digests of all columns, else by row checksums. The function fills :attr:`chosen`."""
+        """Returns a function that tells for the records ``start`` to ``stop - 1`` if their fields are proven.
+
+        The digests of all columns prove them, else the row checksums. With row checksums the function fills
+        :attr:`chosen`.
+        """
         assert file.scavenged is not None
         scavenged, names = file.scavenged, [c.name for c in self.fields]
         columns = {name: scavenged.columns[name] for name in names if name in scavenged.columns}
@@ -281,9 +294,10 @@ class _Salvage:
         return by_row
 
     def _choose_values(self, scavenged: ScavengedData, i: int, expected: int) -> bool:
-        """Searches a record's candidate values for a combination with the row checksum; keeps it in :attr:`chosen`.
+        """Searches a record's candidate values for a combination with its row checksum; keeps the combination in
+        :attr:`chosen`.
 
-        Returns whether there is one among the first 64.
+        Tries the likeliest 64 combinations. Returns whether it found one.
         """
         # The likeliest first; equal candidates count once.
         candidates = {
@@ -304,9 +318,11 @@ class _Salvage:
         return False
 
     def _add_record(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
-        """Adds a record to the batch; first appends a full batch, or one of another split, to the store. Raises
-        :class:`_LostError` if a field is lost or impossible, or if unproven records are allowed and the key was saved
-        already."""
+        """Adds a record to the batch. If the batch is full or has another split, appends it to the store first.
+
+        Raises :class:`_LostError` if a field is lost or impossible. If unproven records are allowed, raises it also for
+        a key that was saved before.
+        """
         assert file.scavenged is not None
         values: dict[str, Any] = {}
         chosen = self.chosen.get(i)
@@ -371,9 +387,11 @@ class _Salvage:
 def _choose_image(
     file: DamagedFile, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]
 ) -> tuple[Buffer, bool]:
-    """Returns the image of a record and whether its checksum proves it: a candidate or orphan with the checksum, else
-    the likeliest candidate. If the file's images have one length, only candidates of this length count as likely.
-    Raises :class:`_LostError` without candidates."""
+    """Returns the image of a record, and whether its checksum proves the image.
+
+    Prefers a candidate or orphan with the checksum. Else takes the likeliest candidate; if all images of the file have
+    one length, it must have this length. Raises :class:`_LostError` if there is no candidate.
+    """
     assert file.scavenged is not None
     candidates = file.scavenged.images(i)
     expected = None if sums is None else int(sums[i])

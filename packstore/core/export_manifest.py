@@ -62,7 +62,7 @@ class ExportManifest:
         image: ``kept``: images are stored as in the store, as files or arrays. ``png``: arrays are stored as PNG files.
         shards: The files with the records, in the records' order; empty if each record is a file of its own.
         files: All other files of the export except ``packstore.json`` and ``packstore.rows.jsonl``.
-        rows: There are record lines.
+        rows: Whether the export has record lines, in ``packstore.rows.jsonl``.
     """
 
     kind: str
@@ -76,11 +76,12 @@ class ExportManifest:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """All columns of the store except those of :data:`INTERNAL`."""
+        """All columns of the store except those that packstore keeps for itself (:data:`INTERNAL`), such as
+        checksums."""
         return tuple(column for column in self.manifest.columns if column.name not in INTERNAL)
 
     def to_json(self) -> str:
-        """Formats it as canonical JSON."""
+        """Formats the export manifest as canonical JSON."""
         plain = {name: to_plain(getattr(self, name)) for name in ("kind", "source", "held", "image", "files", "rows")}
         plain |= {"shards": [list(shard) for shard in self.shards], "manifest": json.loads(self.manifest.to_json())}
         return to_canonical_json({_MAGIC: _VERSION} | plain)
@@ -89,7 +90,8 @@ class ExportManifest:
 def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
     """Parses an export manifest. Returns None if ``text`` is not JSON, or is JSON of something else.
 
-    Raises :class:`ManifestError` if it is damaged, too large, or written by another version of the format."""
+    Raises :class:`ManifestError` for a damaged or too large manifest, and for one of another version of the format.
+    """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
         raise ManifestError(f"{MANIFEST_FILE} is larger than any that packstore writes")
@@ -122,8 +124,10 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
 
 
 def read_export_manifest(folder: Path) -> ExportManifest | None:
-    """Reads the export manifest in a folder. Returns None if the file is missing or not of packstore. Raises
-    :class:`ManifestError` if it cannot be read or is damaged."""
+    """Reads the export manifest in a folder. Returns None if the file is missing or another program's.
+
+    Raises :class:`ManifestError` if the file cannot be read or is damaged.
+    """
     file = folder / MANIFEST_FILE
     try:
         if not file.is_file():
@@ -135,15 +139,18 @@ def read_export_manifest(folder: Path) -> ExportManifest | None:
 
 
 def format_record_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
-    """Formats a record's line of ``packstore.rows.jsonl``: the stored values of ``columns``, and further entries
-    (``key``, ``file``)."""
+    """Formats a record's line of ``packstore.rows.jsonl``, with its newline.
+
+    The line has the stored values of ``columns``, and the entries of ``more``, such as ``key`` and ``file``.
+    """
     plain = {column.name: _format_value(column, values[column.name]) for column in columns}
     return json.dumps({**more, **({"values": plain} if plain else {})}, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class RecordLines:
-    """The lines of all records; each is parsed on access. Leaves out bytes after the last newline. Memory: 8 bytes a
-    record.
+    """The lines of all records; parses each on access. Memory: 8 bytes a record.
+
+    Leaves out bytes after the last newline.
     """
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
@@ -155,7 +162,7 @@ class RecordLines:
 
     @classmethod
     def map_file(cls, file: Path) -> RecordLines:
-        """Maps the lines of a file into memory; the file may be removed meanwhile. Raises :class:`OSError`, also for a
+        """Maps a file into memory; the lines stay valid if the file is removed. Raises :class:`OSError`, also for a
         pipe."""
         with os.fdopen(open_regular(file), "rb") as opened:
             empty = not opened.seek(0, 2)
@@ -176,7 +183,7 @@ class RecordLines:
 
 
 class StoredBytes(bytes):
-    """Ragged value that a source has read from an export in its stored form, so that it is not converted again."""
+    """Ragged value in stored form, as a source has read it from an export. It needs no conversion."""
 
 
 def names_sidecar(name: str) -> bool:
@@ -185,8 +192,9 @@ def names_sidecar(name: str) -> bool:
 
 
 def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
-    """Returns the stored value of a column from a record's line. Raises :class:`ValueError` if it is missing or
-    damaged.
+    """Returns the stored value of a column from a record's line.
+
+    Raises :class:`ValueError` if the value is missing or damaged.
     """
     plain = line.get("values", {}).get(column.name)
     scalar = column.kind == "fixed" and isinstance(plain, int)
@@ -217,22 +225,23 @@ def _format_value(column: Column, value: Any) -> int | str:
 
 
 def _check_text(value: object) -> str:
-    """Returns the value. Raises :class:`TypeError` unless it is a string."""
+    """Returns the value if it is a string, else raises :class:`TypeError`."""
     if not isinstance(value, str):
         raise TypeError(f"expected a string, got {value!r:.40}")
     return value
 
 
 def _check_count(value: object) -> int:
-    """Returns the value. Raises :class:`TypeError` unless it is a whole number from 0 on."""
+    """Returns the value if it is a whole number from 0 on, else raises :class:`TypeError`."""
     if type(value) is not int or value < 0:
         raise TypeError(f"expected a number of records, got {value!r:.40}")
     return value
 
 
 def _check_path(value: object) -> str:
-    """Returns the value. Raises :class:`TypeError` unless it is a string, and :class:`ValueError` unless it is a
-    relative path that stays within the export.
+    """Returns the value if it is a relative path that stays within the export.
+
+    Raises :class:`TypeError` if it is no string, and :class:`ValueError` for any other path.
     """
     path = _check_text(value)
     if not stays_in_folder(path):
@@ -241,8 +250,9 @@ def _check_path(value: object) -> str:
 
 
 def stays_in_folder(path: str) -> bool:
-    """Tells if a path with ``/`` is relative and stays within its folder: no empty part, ``.`` or ``..``, no backslash,
-    NUL or text that is no file name. False for "".
+    """Tells if a path with ``/`` is relative and stays within its folder.
+
+    Each part must be the name of a file: not empty, ``.`` or ``..``, without a backslash or NUL, and encodable.
     """
     parts = path.split("/")
     try:

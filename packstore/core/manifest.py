@@ -1,8 +1,8 @@
 """The manifest: the JSON that describes a store, as frozen dataclasses that read and write it.
 
 Every store has exactly one manifest; a sharded store also has one for each shard. Its size does not depend on the
-number of records, so opening a store takes milliseconds. It is written as canonical JSON (sorted keys, no spaces,
-ASCII); its field ``digest`` is the SHA-256 of all other fields.
+number of records: opening a store takes milliseconds. It is written as canonical JSON (sorted keys, no spaces, ASCII).
+Its field ``digest`` is the SHA-256 of all other fields.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_JSON_VALUES = 4_000_000
 
 
 def _is_finite(number: float) -> bool:
-    """Tells if a number is finite as a float."""
+    """Tells if a number is finite and not too large for a float."""
     try:
         return math.isfinite(number)
     except OverflowError:  # an integer that is too large for a float
@@ -57,8 +57,9 @@ def _is_finite(number: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A named, contiguous range of records: ``start`` to ``stop - 1``. Raises :class:`ManifestError` for an empty name
-    or an impossible range.
+    """A named, contiguous range of records: ``start`` to ``stop - 1``.
+
+    Raises :class:`ManifestError` for an empty name or an impossible range.
     """
 
     name: str
@@ -77,9 +78,12 @@ class Split:
 class Normalization:
     """Mean and standard deviation of each channel, for pixels scaled to 0 … 1.
 
-    A pixel ``x`` of 8 bits becomes ``(x / 255 - mean) / std``, one of 16 bits ``(x / 65535 - mean) / std``. Pixels
-    without an upper bound are not scaled: ``(x - mean) / std``. Raises :class:`ManifestError` for values that are not
-    finite, a deviation that is not positive, or different lengths.
+    - Pixels of 8 bits become ``(x / 255 - mean) / std``.
+    - Pixels of 16 bits become ``(x / 65535 - mean) / std``.
+    - Pixels without an upper bound are not scaled: ``(x - mean) / std``.
+
+    Raises :class:`ManifestError` for values that are not finite, deviations that are not positive, and different
+    lengths.
     """
 
     mean: tuple[float, ...]
@@ -220,7 +224,8 @@ class Manifest:
         return f"<Manifest: {self.records:,} records, {self.encoding} in {self.format}{shards}{classes}>"
 
     def column(self, name: str) -> Column:
-        """Returns the column of a name. Raises :class:`KeyError`, which lists the columns, for an unknown name."""
+        """Returns the column with this name. Raises :class:`KeyError` for an unknown name; the message lists the
+        columns."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -257,12 +262,12 @@ class Manifest:
 
     @cached_property
     def container_columns(self) -> tuple[Column, ...]:
-        """Columns whose values are in the container: all, but in a linked store without the images."""
+        """Columns as the container holds them. In a linked store the image column has no bytes."""
         return (replace(self.image, nbytes=0), *self.columns[1:]) if self.is_linked else self.columns
 
     @property
     def holds_floats(self) -> bool:
-        """True if images are stored as arrays of normalised floating point values."""
+        """True if images are stored as ``CHW`` arrays of normalised floating point values."""
         return self.image.layout == "CHW"
 
     @property
@@ -272,11 +277,12 @@ class Manifest:
 
     @property
     def has_label(self) -> bool:
-        """True if the column ``label`` has one class a record; False for lists of classes, texts and without it."""
+        """True if the column ``label`` exists and has one class a record, not a list of classes or text."""
         return any(column.name == "label" and column.type == "label" for column in self.columns)
 
     def split(self, name: str) -> Split:
-        """Returns the split of a name. Raises :class:`KeyError`, which lists the splits, for an unknown name."""
+        """Returns the split with this name. Raises :class:`KeyError` for an unknown name; the message lists the
+        splits."""
         for split in self.splits:
             if split.name == name:
                 return split
@@ -286,7 +292,7 @@ class Manifest:
     def dataset_digest(self) -> str:
         """SHA-256 of the dataset: encoding, columns, splits, normalisation and the digest of the records.
 
-        It does not depend on container, sharding, seek index or links, so it can be compared across formats.
+        Container, sharding, seek index and links do not change it: equal datasets in two formats have equal digests.
         """
         d = to_plain(self)
         names = ("encoding", "records", "splits", "normalization", "records_digest")
@@ -300,12 +306,14 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the manifest, which is the field ``digest`` of its JSON."""
+        """SHA-256 of the manifest. Its JSON has it in the field ``digest``."""
         return sha256_json(to_plain(self))
 
     def to_json(self) -> str:
-        """Formats the manifest as canonical JSON, with the digest of all other fields in ``digest``. Raises
-        :class:`ManifestError` if it exceeds 64 MiB."""
+        """Formats the manifest as canonical JSON, with the digest of all other fields in ``digest``.
+
+        Raises :class:`ManifestError` if the text exceeds 64 MiB.
+        """
         plain = to_plain(self)
         text = to_canonical_json(plain | {"digest": sha256_json(plain)})
         if len(text) > MAX_JSON_BYTES:
@@ -314,11 +322,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Parses JSON and checks its digest and values. Raises :class:`ManifestError` for text that :meth:`to_json`
-        cannot have written, and for a newer or older layout. Reads the encoding ``seekable`` of packstore 0.1 as
+        """Parses JSON and checks its digest and values. Reads the encoding ``seekable`` of packstore 0.1 as
         ``original`` or ``jpeg``.
 
-        Memory is bounded: some 500 MB for the worst hostile input.
+        Raises :class:`ManifestError` for text that :meth:`to_json` cannot have written, and for a newer or older
+        layout. Memory is bounded: some 500 MB for the worst hostile input.
         """
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest has {len(text)} bytes, more than {MAX_JSON_BYTES}")
@@ -358,9 +366,11 @@ class Manifest:
 
 
 def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the encoding ``seekable`` of packstore 0.1 in a manifest's JSON by ``original``, or by ``jpeg`` if
-    images were resized. Returns a new dict, without options that no longer exist; returns ``plain`` itself if its
-    options are no dict."""
+    """Returns a manifest's JSON with another encoding instead of ``seekable``, which only packstore 0.1 wrote.
+
+    The new encoding is ``jpeg`` if images were resized, else ``original``. Leaves out options that no longer exist.
+    Returns ``plain`` unchanged if its options are not a dict.
+    """
     options = plain.get("options")
     if not isinstance(options, dict):
         return plain
@@ -371,15 +381,19 @@ def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_own_digest(text: bytes, digest: object) -> bool:
-    """Tells if the SHA-256 of ``text`` without its field ``digest`` is ``digest``."""
+    """Tells if ``digest`` is the SHA-256 of ``text``, leaving out the field ``digest`` itself."""
     field = f'"digest":"{digest}",'.encode("ascii", "replace")
     return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
-    """Checks columns against the encoding and each other. Raises :class:`ManifestError` if one of packstore's own
-    columns has another form than the encoding demands, if a companion column is missing, if only some columns of links
-    exist, or if labels or keypoints of boxes have more or fewer rows than the boxes.
+    """Checks columns against the encoding and each other.
+
+    Raises :class:`ManifestError` in these cases:
+    - A column of packstore's own has another form than the encoding demands.
+    - A companion column is missing.
+    - Only some of the columns of links exist, or the images are not files kept unchanged.
+    - Labels or keypoints of boxes do not have one row for each box.
     """
     image = columns["image"]
     good = image.type == "image"

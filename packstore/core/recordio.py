@@ -1,4 +1,4 @@
-"""Records of RecordIO (``dmlc-core``, ``include/dmlc/recordio.h``), as MXNet does for images
+"""Records of RecordIO (``dmlc-core``, ``include/dmlc/recordio.h``), with images in the form of MXNet
 (``mxnet/recordio.py``).
 
 A record is a magic number, a word with a flag of 3 bits and a length of 29 bits, and the data, padded to a multiple of
@@ -33,8 +33,11 @@ def frame_record(data: bytes) -> bytes:
 
 
 def find_parts(read: Callable[[int, int], bytes], at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields flag, place and size of the parts of the record at ``at``; ``read(size, place)`` reads a file of ``end``
-    bytes. Raises :class:`ValueError` if the record is damaged."""
+    """Yields flag, place and size of each part of the record at ``at``. Raises :class:`ValueError` if the record is
+    damaged.
+
+    ``read(size, place)`` reads the file, which has ``end`` bytes.
+    """
     first = True
     while True:
         head = read(8, at)

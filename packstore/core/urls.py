@@ -1,4 +1,4 @@
-"""URLs as paths: the text of the path is the URL, so that reports and messages show it as it was given."""
+"""URLs as paths. The text of such a path is the URL: reports and messages show it as it was given."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _FILE_HOST = re.compile(r"file://([^/]+)", re.IGNORECASE)
 
 
 class UrlPath(_LocalPath):
-    """A URL of an object store as a path. Nothing exists at such a path on this machine. Its text has the slashes of
-    the URL, which :class:`Path` merges.
+    """A URL of an object store as a path, for which nothing exists on this machine.
 
-    ``name``, ``parent`` and ``/`` work as for any path. It is absolute and never a link.
+    Its text keeps the slashes of the URL, which :class:`Path` would merge. ``name``, ``parent`` and ``/`` work as for
+    any path. It is absolute and never a link.
     """
 
     def __str__(self) -> str:
@@ -69,16 +69,19 @@ class UrlPath(_LocalPath):
 
 
 def find_bridge(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Splits the name of a dataset that a library reads, ``torchvision:CIFAR10:data``, into library and rest. Returns
-    None for any other path, and for an existing file or folder of such a name."""
+    """Splits the name of a dataset that a library reads, such as ``torchvision:CIFAR10:data``, into library and rest.
+
+    Returns None for any other path, and if a file or folder of that name exists.
+    """
     found = _BRIDGE.fullmatch(os.fspath(path))
     return None if found is None or os.path.lexists(path) else (found[1], found[2])
 
 
 def location(path: str | os.PathLike[str]) -> Path:
-    """Converts ``path`` to a :class:`Path`, or to a :class:`UrlPath` if it is a URL, even if :class:`Path` has merged
-    its slashes. A path that looks like a URL stays local if its first folder exists, and so does a name of
-    :data:`BRIDGES`.
+    """Converts ``path`` to a :class:`UrlPath` if it is a URL, else to a :class:`Path`.
+
+    Recognises a URL whose slashes :class:`Path` has merged. A path that looks like a URL stays local if its first
+    folder exists. The name of a library's dataset (:data:`BRIDGES`) stays local, too.
 
     Raises :class:`UsageError` for a URL without slashes or without a bucket, and for a file on another machine.
     """

@@ -65,8 +65,10 @@ class MergeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeOptions:
-    """Validated keyword arguments of :func:`packstore.merge`, which describes them. Raises :class:`UsageError` for
-    invalid ones."""
+    """Validated keyword arguments of :func:`packstore.merge`, which describes them.
+
+    Raises :class:`UsageError` for invalid values.
+    """
 
     format: str | None = None
     on_duplicate: Literal["raise", "skip", "unchecked"] = "raise"
@@ -144,8 +146,10 @@ def write_composition(
 def plan_merge(
     paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack
 ) -> tuple[Composition, int]:
-    """Plans a merge: returns the composition and the number of duplicates left out. Opens the stores, which
-    ``stack`` closes; writes nothing. Raises :class:`UsageError` for fewer than two stores, else as :func:`merge`."""
+    """Plans a merge: returns the composition, and the number of records left out as duplicates.
+
+    Opens the stores, which ``stack`` closes; writes nothing. Raises the errors of :func:`merge`.
+    """
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")
     refuse_empty(*paths, destination)
@@ -182,7 +186,9 @@ def largest_shard_bytes(manifest: Manifest) -> int | None:
 
 
 def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
-    """Joins the columns of all stores, in the order of the first, with the classes of all, which ``classes`` reorders.
+    """Joins the columns of all stores in the order of the first store, with the classes of all.
+
+    ``classes`` gives the order of the classes of ``label``; None keeps their order.
 
     Raises:
         StoreError: Columns differ in more than order and classes, or images were resized in different ways.
@@ -207,8 +213,10 @@ def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> 
 
 
 def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
-    """Returns ``classes`` as a tuple; it may also name new classes. Raises :class:`UsageError` unless it names every
-    class of ``merged`` exactly once, and if ``merged`` is None: then labels are plain numbers."""
+    """Returns ``classes`` as a tuple if it names every class of ``merged`` once; it may name further classes.
+
+    Raises :class:`UsageError` if it does not, or if ``merged`` is None: the labels have no names.
+    """
     if merged is None:
         raise UsageError("classes gives the order of names, and the labels of the stores are plain numbers")
     repeated = next((name for i, name in enumerate(classes) if name in classes[:i]), None)
@@ -222,8 +230,11 @@ def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -
 
 
 def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
-    """Returns, per store, the keys to leave out because an earlier store has them: none for ``unchecked``, which reads
-    no keys. Raises :class:`StoreError` for duplicates under the policy ``raise``."""
+    """Returns for each store the keys to leave out because an earlier store has them.
+
+    Reads no keys under the policy ``unchecked``, and returns empty sets. Raises :class:`StoreError` for duplicates
+    under the policy ``raise``.
+    """
     left_out: list[set[str]] = [set() for _ in readers]
     if policy == "unchecked":
         return left_out
@@ -263,8 +274,11 @@ def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], lef
 def _make_split_pieces(
     reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
-    """Returns the pieces that one store adds to a split: links to its shards ``parts``, or copies of its records if
-    ``parts`` is None, without the keys ``left_out``. Empty if no record is left, or the store lacks the split."""
+    """Returns the pieces that one store adds to a split: links to its shards, or copies of its records.
+
+    ``parts`` are the shards to link; None copies the records without the keys ``left_out``. Empty if the store lacks
+    the split, or if no record is left.
+    """
     manifest = reader.manifest
     if parts is not None:
         chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]
@@ -281,8 +295,10 @@ def _make_split_pieces(
 
 
 def map_changed_classes(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
-    """Returns by column an array that maps class numbers of ``columns`` to those of ``merged``; only for columns whose
-    numbers change."""
+    """Returns arrays that map class numbers of ``columns`` to those of ``merged``, by column.
+
+    Leaves out columns whose numbers do not change.
+    """
     by_name = {column.name: column for column in columns}
     pairs = ((c.name, map_class_numbers(by_name[c.name], c)) for c in merged if c.name in by_name)
     return {name: numbers for name, numbers in pairs if numbers is not None}

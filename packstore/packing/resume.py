@@ -34,14 +34,18 @@ _log = logging.getLogger(__name__)
 
 
 def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> ConversionIdentity:
-    """Returns the identity by which an interrupted run of the same conversion is recognised. Threads do not count. The
-    policy for bad samples counts only if the run skipped some and this one would stop at them."""
+    """Returns the identity by which an interrupted run of the same conversion is recognised. Threads do not count.
+
+    The policy for bad samples counts in one case: the interrupted run skipped some, and this run would stop at them.
+    """
     return ConversionIdentity(conversion_fingerprint(plan, encoder, columns), partial(_source_change_message, plan))
 
 
 def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
-    """Collects everything that determines the records of a conversion, as JSON values by name. Imports the encoder's
-    libraries for their versions."""
+    """Collects everything that determines the records of a conversion, as JSON values by name.
+
+    Imports the encoder's libraries, whose versions count.
+    """
     survey, options = plan.survey, options_to_record(plan)
     normalization = plan.encode.normalization
     return {
@@ -73,13 +77,13 @@ class PositionTracker:
 
     Attributes:
         oriented: Number of images whose EXIF orientation asks for a rotation or flip.
-        unified: Number of images of other modes converted to the store's without loss, by conversion.
-        palette: Number of PNG files with a palette, by class; class 0 without labels.
+        unified: Number of images of other modes converted to the store's without loss, by kind of conversion.
+        palette: Number of PNG files with a palette, by class. Without labels all count under class 0.
     """
 
     def __init__(self, before: SourcePosition | None = None) -> None:
-        """``before`` is the position of an interrupted run whose records are replayed. Its counts are taken over, and
-        the replayed entries are not counted again."""
+        """``before`` is the position of an interrupted run whose records are replayed. Takes over its counts, and does
+        not count the replayed entries again."""
         self.consumed = 0
         self.skipped: list[Skipped] = []
         self._counted_upto = before.counted_upto if before is not None else 0
@@ -97,12 +101,13 @@ class PositionTracker:
         palette: Sequence[int] = (),
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Counts entries that were read. Keeps the entries in memory until :meth:`digest_entries`. Does not count an
-        image in ``oriented``, ``palette`` or ``unified`` again if an interrupted run has counted it.
+        """Counts entries that were read, and keeps them in memory until :meth:`digest_entries`.
+
+        Does not count an image in ``oriented``, ``palette`` or ``unified`` again if an interrupted run has counted it.
 
         Args:
             seen: The entries, skipped ones included.
-            skipped: Those that were skipped, with the reasons.
+            skipped: The samples that were skipped, with the reasons.
             oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
             palette: Positions in ``seen`` of images with a palette, counted by their class.
             unified: Positions in ``seen`` of images that were converted to the dataset's mode, and how.
@@ -118,14 +123,14 @@ class PositionTracker:
         self.skipped += skipped or ()
 
     def make_position(self) -> SourcePosition:
-        """Returns the position in the source so far, which a later run resumes from."""
+        """Returns the position from which a later run resumes. Digests and frees the entries."""
         upto = max(self.consumed, self._counted_upto)
         palette, unified = tuple(sorted(self.palette.items())), tuple(sorted(self.unified.items()))
         skipped = tuple(self.skipped)
         return SourcePosition(self.consumed, self.digest_entries(), skipped, upto, self.oriented, palette, unified)
 
     def digest_entries(self) -> str:
-        """Returns the digest of key, split, labels, size and times of all entries so far; frees the entries."""
+        """Returns the digest of key, split, labels, size and times of all entries until now. Frees the entries."""
         for key, split, labels, size, _, modified, changed in self._pending:
             self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
         self._pending = []
@@ -133,8 +138,10 @@ class PositionTracker:
 
 
 class ResumedRecords:
-    """Replays the records of an interrupted run as packed batches, up to the first that cannot be verified; then
-    ``rest`` yields the entries that remain to be packed.
+    """Iterates over the records of an interrupted run, as packed batches.
+
+    Stops at the first record that cannot be verified. Yields nothing if there is no such run. Then ``rest`` yields the
+    entries that remain to be packed.
 
     Attributes:
         records: Number of records that the iteration has yielded.
@@ -194,7 +201,7 @@ class ResumedRecords:
             yield self._add_indexes(packed)
 
     def _add_indexes(self, packed: PackedBatch) -> PackedBatch:
-        """Returns the batch with seek indexes, computed again from the files, if the store has them."""
+        """Returns the batch with seek indexes if the store has them. Computes the indexes from the files."""
         return packed._replace(indexes=make_indexes(packed.records)) if self._has_index else packed
 
 
@@ -204,8 +211,11 @@ def _empty_batch() -> PackedBatch:
 
 
 def _source_change_message(plan: Plan, before: SourcePosition) -> str | None:
-    """Returns the reason why an interrupted run cannot be resumed with the source as it is now, or None. Lists the
-    entries that the run had read again, and compares their digest."""
+    """Returns the reason why an interrupted run cannot be resumed, or None.
+
+    There are two: the run skipped samples at which this run would stop, or the source has changed. Lists the source
+    again up to the run's position, and compares the digest of the entries.
+    """
     if before.skipped and plan.options.on_error != "skip":
         return f"it skipped {len(before.skipped)} bad samples"
     now = PositionTracker()
