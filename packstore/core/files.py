@@ -35,8 +35,10 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
-    """Splits a URL into its scheme, in lower case, and the rest after the slashes. Returns None for a local path, also
-    if a folder with the scheme's name exists (``s3:``)."""
+    """Splits a URL into its scheme, in lower case, and the text after the slashes. Returns None for a local path.
+
+    A path is also local if a folder with the scheme's name and colon exists, such as ``s3:``.
+    """
     url = _URL.fullmatch(os.fsdecode(path))
     return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
 
@@ -51,15 +53,19 @@ def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
 
 
 def redact_url(scheme: str, rest: str) -> str:
-    """Formats a URL for a message, without secrets: leaves out user and password before the bucket, and a query with
-    ``=``. Another question mark may belong to a name."""
+    """Formats a URL for a message, without secrets.
+
+    Leaves out user and password before the bucket, and a query that has a ``=``. A question mark without ``=`` may
+    belong to a name and stays.
+    """
     bucket, slash, path = rest.partition("/")
     path = re.sub(r"\?.*=.*", "?…", path, flags=re.DOTALL)
     return printable(f"{scheme}:{'///' if scheme == 'file' else '//'}{bucket.rpartition('@')[2]}{slash}{path}")
 
 
 def refuse_empty(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises :class:`UsageError` if one of ``paths`` is empty, since :class:`Path` would mean the working directory."""
+    """Raises :class:`UsageError` if one of ``paths`` is empty: :class:`Path` would take it for the working
+    directory."""
     if any(path is not None and not os.fspath(path) for path in paths):
         raise UsageError("a path is empty; use . for the working directory")
 
@@ -73,7 +79,7 @@ def check_paths(*paths: str | os.PathLike[str] | None) -> None:
 
 
 def refuse_nested_paths(destination: Path, other: Path) -> None:
-    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other; follows links."""
+    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other. Follows links."""
     new, old = destination.resolve(), other.resolve()
     if new == old or new.is_relative_to(old) or old.is_relative_to(new):
         raise DestinationError(
@@ -84,8 +90,10 @@ def refuse_nested_paths(destination: Path, other: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an :class:`OSError` raised in the block (no space, no permission …) into a :class:`DestinationError` about
-    ``path``."""
+    """Turns an :class:`OSError` raised in the block (no space, no permission …) into a :class:`DestinationError`.
+
+    The message names ``path``. If the file is too large, it names the limit, too.
+    """
     try:
         yield
     except OSError as error:
@@ -105,7 +113,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def file_size_limit() -> int | None:
-    """Returns the most bytes of a file that this process may write, or None without a limit."""
+    """Returns the most bytes of a file that this process may write. None: no limit, or a system without such limits."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -136,8 +144,10 @@ def open_file(path: Path, mode: str) -> IO[bytes]:
 
 
 def open_regular(path: Path) -> int:
-    """Opens a regular file for reading and returns its descriptor. Raises :class:`OSError`, also for pipes and devices,
-    which it never waits for."""
+    """Opens a regular file for reading and returns its descriptor.
+
+    Raises :class:`OSError` if that fails, and for pipes and devices; does not wait for them.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -146,8 +156,10 @@ def open_regular(path: Path) -> int:
 
 
 def read_text(path: Path, most: int = 64 << 20) -> str:
-    """Reads a text file in UTF-8. Raises :class:`OSError`, also for more than ``most`` bytes, and
-    :class:`UnicodeDecodeError`."""
+    """Reads a text file in UTF-8. Raises :class:`OSError` if it cannot be read or has more than ``most`` bytes.
+
+    Raises :class:`UnicodeDecodeError` for other encodings.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -156,10 +168,11 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
 
 
 def raise_open_file_limit(number: int) -> int:
-    """Reserves ``number`` open files: raises the soft limit as far as the hard limit allows. Returns how many it got.
+    """Reserves ``number`` open files until :func:`release_open_files`, and returns how many it got.
 
-    The number adds to 512 files for other uses and to earlier reservations, until :func:`release_open_files`. Changes
-    nothing on Windows and returns ``number``."""
+    Raises the soft limit, up to the hard limit, to the sum of all reservations and 512 files for other uses. On Windows
+    changes nothing and returns ``number``.
+    """
     global _reserved
     if resource is None:
         return number
@@ -183,8 +196,8 @@ def release_open_files(number: int) -> None:
 
 @contextmanager
 def reading(path: Path, held: int | None) -> Iterator[int]:
-    """Yields the descriptor ``held``, which stays open. If ``held`` is None, opens the file at ``path`` for the
-    block."""
+    """Yields the descriptor ``held``, which stays open. If ``held`` is None, opens the file for the block and yields
+    its descriptor."""
     if held is not None:
         yield held
     else:
@@ -193,7 +206,7 @@ def reading(path: Path, held: int | None) -> Iterator[int]:
 
 
 def drop(file: IO[bytes]) -> None:
-    """Closes a file without writing its buffered data, which may not fit on the disk."""
+    """Closes a file without writing its buffered data, for which the disk may have no space."""
     raw: Any = file
     raw.raw.close()
 
@@ -205,7 +218,7 @@ def device_and_inode(path: Path) -> tuple[int, int]:
 
 
 def sync_file(path: Path) -> None:
-    """Makes a file durable (fsync)."""
+    """Makes a file durable (fsync). Raises :class:`OSError` if that fails."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -214,7 +227,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes a directory durable (fsync), if the file system supports it."""
+    """Makes a directory durable (fsync). Does nothing if the file system does not support that."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -237,10 +250,11 @@ def sync_tree(path: Path) -> None:
 
 
 def sync_file_system(path: Path) -> None:
-    """Makes the whole file system of ``path`` durable by one call (syncfs); without syncfs only the tree at ``path``.
-    Raises :class:`OSError` if that fails.
+    """Makes the whole file system of ``path`` durable by one call (syncfs). Without syncfs, syncs only the tree at
+    ``path``.
 
-    For thousands of files or links, of which each fsync would take milliseconds."""
+    Faster than :func:`sync_tree` for thousands of files or links. Raises :class:`OSError` if it fails.
+    """
     call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform.startswith("linux") else None
     if call is None:
         sync_tree(path)
@@ -255,7 +269,7 @@ def sync_file_system(path: Path) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Removes a directory if it is empty; does nothing if it is not, or does not exist."""
+    """Removes a directory if it is empty. Does nothing if it has content or does not exist."""
     with suppress(FileNotFoundError):
         try:
             path.rmdir()

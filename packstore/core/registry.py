@@ -1,7 +1,7 @@
-"""Registries of column types, formats, sources, exports and encodings by name; each object is loaded on first use.
+"""Registries of column types, formats, sources, exports and encodings by name. Each object is loaded on first use.
 
 A plug-in adds one line: an entry point in the group named here, or a call of :meth:`Registry.register`. Importing this
-module loads no objects and reads no entry points, so the command line can list the built-in names in its help.
+module loads no objects and reads no entry points: the command line lists the built-in names in its help.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """Objects by name: built-in ones, then those of entry points and of :meth:`register`. An entry point with a
-    built-in name is left out with a warning.
+    """Objects by name: built-in objects, plug-ins from entry points, and objects that :meth:`register` adds.
+
+    Loads an object on first use. Leaves out a plug-in with a built-in name, and logs a warning.
 
     Attributes:
         what: Noun for its objects, for messages: ``format``.
@@ -41,13 +42,18 @@ class Registry:
         self._objects[name] = value
 
     def unregister(self, name: str) -> None:
-        """Removes an object that :meth:`register` has added or an access has loaded. Raises :class:`KeyError` for any
-        other name."""
+        """Removes an object that :meth:`register` has added. A built-in object or plug-in is loaded again on its next
+        use.
+
+        Raises :class:`KeyError` if nothing is registered or loaded under this name.
+        """
         del self._objects[name]
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the object of a name; loads it on first use. Raises :class:`UsageError` for an unknown name, and for
-        a plug-in that does not load."""
+        """Returns the object with this name; loads it on first use.
+
+        Raises :class:`UsageError` for an unknown name, and for a plug-in that does not load.
+        """
         if name not in self._objects:
             self.check(name)
             if name in self._places:
@@ -57,7 +63,7 @@ class Registry:
         return self._objects[name]
 
     def check(self, name: str) -> None:
-        """Raises :class:`UsageError` with a list of all names if ``name`` is unknown. Loads no objects."""
+        """Raises :class:`UsageError`, with a list of all names, if ``name`` is unknown. Loads no objects."""
         if name not in self:
             raise UsageError(f"unknown {self.what} {printable(name)!r}; use one of: {', '.join(self)}")
 
@@ -70,8 +76,10 @@ class Registry:
         yield from (n for n in dict.fromkeys([*self._read_entry_points(), *self._objects]) if n not in self._places)
 
     def values(self) -> Iterator[Any]:
-        """Yields all objects, built-in ones first; loads each when it is reached. Skips unusable plug-ins, and warns
-        once about each."""
+        """Yields all objects, built-in objects first; loads each when the loop reaches it.
+
+        Skips plug-ins that do not load, and logs one warning for each.
+        """
         for name in self:
             if name not in self._broken:
                 try:
@@ -88,7 +96,10 @@ class Registry:
         return tuple(self._places)
 
     def _read_entry_points(self) -> dict[str, EntryPoint]:
-        """Reads the group's entry points once; warns about each with a built-in name, which is left out."""
+        """Returns the group's entry points by name; reads them once.
+
+        Leaves out those with a built-in name, and logs a warning for each.
+        """
         if self._found is None:
             from importlib.metadata import entry_points  # 30 ms, which no help text needs
 
@@ -100,8 +111,9 @@ class Registry:
         return self._found
 
     def check_plugins(self) -> Iterator[tuple[str, str, str | None]]:
-        """Loads all plug-ins of entry points. Yields name, distribution and problem of each: a built-in name, an error
-        of loading or a wrong class; None for no problem.
+        """Loads the plug-ins of all entry points; yields name, distribution and problem of each.
+
+        The problem is a built-in name, an error of loading or a wrong class; None if there is no problem.
         """
         from importlib.metadata import entry_points
 
@@ -114,7 +126,7 @@ class Registry:
             yield point.name, point.dist.name if point.dist is not None else "", problem
 
     def _load_plugin(self, point: EntryPoint) -> Any:
-        """Imports the object of an entry point. Raises :class:`UsageError` if that fails or the object is of another
+        """Imports the object of an entry point. Raises :class:`UsageError` if that fails, or if the object has a wrong
         class."""
         try:
             value = point.load()
@@ -146,7 +158,7 @@ def _import_object(place: str) -> Any:
 
 
 def notebook_html(thing: object) -> str:
-    """Returns the HTML that a notebook shows for a store, a dataset or a loader; imports the room ``seeing``."""
+    """Returns the HTML that a notebook shows for a store, a dataset or a loader. Imports the room ``seeing``."""
     html: str = _import_object("packstore.seeing.notebook:render_html")(thing)
     return html
 

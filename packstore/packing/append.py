@@ -172,11 +172,13 @@ def append(
 def append_source(
     store: Path, source: Path, options: AppendOptions, progress: ProgressCallback, started: float | None = None
 ) -> AppendReport:
-    """Runs :func:`append` with validated options: plans, packs and publishes; resumes an interrupted run.
+    """Runs :func:`append` with validated options: plans, packs and publishes. Resumes an interrupted run.
 
-    Returns a report without new records if an interrupted run of the same request had published its records already.
-    If it fails, it leaves packed records for the next run. Raises as :func:`append`, and :class:`DestinationError` if
-    ``store`` is a symbolic link. ``started``: ``time.monotonic`` at the start; None for now.
+    If an interrupted run of the same request had published, returns a report without new records. If this run fails,
+    its packed records are kept for the next run.
+
+    Raises the errors of :func:`append`, and :class:`DestinationError` if ``store`` is a symbolic link. ``started``:
+    ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started
     refuse_empty(store, source)
@@ -208,9 +210,10 @@ def _append_at_url(
 ) -> AppendReport:
     """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version.
 
-    Reads the store's keys; its images only if shards with several splits must be rewritten, or to compare samples of
-    equal keys. Returns a report without new records if an interrupted run of the same request had published already.
-    Plans again if others published first; raises :class:`DestinationError` after 20 times.
+    Reads the store's keys. Reads its images only to rewrite shards with several splits, or to compare samples with
+    equal keys. If an interrupted run of the same request had published, returns a report without new records.
+
+    If others publish first, plans again. Raises :class:`DestinationError` after 20 tries.
     """
     with lock_upload_folder(url) as (place, work):
         note = place.parent / NOTE
@@ -238,8 +241,11 @@ def _append_at_url(
 
 
 def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
-    """Tells if two plans, for two versions of the store, pack the same records, so that these need not be packed
-    again. False if shards are linked."""
+    """Tells if two plans, for two versions of the store, pack the same records. Then the packed records can be used
+    again.
+
+    False for shards that are linked.
+    """
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
     same = plan.way == other.way != "link" and columns[0] == columns[1]
     return same and (plan.left_out, plan.added) == (other.left_out, other.added)
@@ -261,8 +267,10 @@ class _AddedShards:
 
 
 def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> _AddedShards:
-    """Makes the shards to add: converts samples, copies records, or lists shards to link. Deletes the leftovers of an
-    interrupted run; warns if that run had packed all samples."""
+    """Makes the shards to add: converts samples, copies records, or lists shards to link.
+
+    First deletes what an interrupted run left; warns if that run had packed all samples.
+    """
     remove_unfinished(work.path / KEPT)
     if os.path.lexists(work.path / ADDED):
         if plan.conversion is not None:
@@ -289,12 +297,20 @@ def _publish_shards(
     there: RemoteHead | None = None,
     note: Path | None = None,
 ) -> AppendReport:
-    """Adds the packed shards to the store, publishes it, and returns the report. Rewrites shards of the store that
-    contain several splits, if the new records would not follow their split otherwise. Publishes nothing if no shard is
-    to be added.
+    """Adds the packed shards to the store, publishes it, and returns the report. Does nothing if there is no shard to
+    add.
 
-    ``there`` is the head of a store at a URL; ``note`` is then the file in which the version to be published is noted.
-    Raises :class:`LostRaceError` if another process published first.
+    The records of each split must stay together. If that needs it, rewrites the store's shards that contain several
+    splits. Raises :class:`LostRaceError` if another process published first.
+
+    Args:
+        plan: The plan.
+        packed: The shards to add.
+        work: The store's work directory.
+        progress: Called for each step.
+        started: ``time.monotonic`` at the start.
+        there: Head of a store at a URL; None for a local store.
+        note: File in which the version of a store at a URL is noted before it is published.
     """
     manifest, store = plan.manifest, plan.store
     added, other, skipped = packed.parts, packed.manifest, packed.skipped
@@ -347,9 +363,12 @@ def _publish_shards(
 
 
 def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
-    """Copies the source's records, if it is a store with equal columns, to new shards at ``path``; maps class numbers
-    to the destination's. Leaves out the keys in ``plan.left_out``, and splits other than the requested one. Returns the
-    new shards' manifest."""
+    """Copies records of the source, a store with equal columns, to new shards at ``path``. Returns the shards'
+    manifest.
+
+    Maps class numbers to the destination's. Leaves out the keys in ``plan.left_out``, and splits that are not
+    requested.
+    """
     other, total = reader.manifest, sum(plan.added.values())
     labels = map_changed_classes(other.columns, plan.columns)
     links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
@@ -366,7 +385,8 @@ def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: Progre
 
 
 def _join_shards(own: ShardList, added: ShardList, first_new: int) -> ShardList:
-    """Returns the store's own shards and then the added ones, which get the next numbers, from ``first_new`` on."""
+    """Returns the store's own shards, and then the added ones. The added shards get the next numbers, from
+    ``first_new`` on."""
     own_numbers = own.rows["number"].tolist()
     first = max(first_new, max(own_numbers) + 1)
     return own + added.renumber(range(first, first + len(added)))
@@ -375,10 +395,10 @@ def _join_shards(own: ShardList, added: ShardList, first_new: int) -> ShardList:
 def _split_mixed_shards(
     plan: AppendPlan, own: ShardList, work: WorkDirectory, progress: ProgressCallback
 ) -> tuple[int, ShardList]:  # fmt: skip
-    """Rewrites the shards that contain several splits as one shard per split. Returns the number of rewritten
-    records, and the list of all shards after that.
+    """Rewrites each shard that contains several splits as one shard per split.
 
-    Raises :class:`LostRaceError` if the store has changed since it was planned.
+    Returns the number of rewritten records, and the list of all shards with the new ones in place. Raises
+    :class:`LostRaceError` if the store has changed since it was planned.
     """
     manifest = plan.manifest
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
@@ -415,8 +435,10 @@ def _split_mixed_shards(
 
 
 def _count_added_bytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
-    """Counts the bytes of a column in the added shards. Reads the shards' manifests if only some of the source's shards
-    are added."""
+    """Counts the bytes of a column in the added shards.
+
+    Reads the shards' manifests for a ragged column if only some of the source's shards are added.
+    """
     whole = other.column(column.name).nbytes
     if column.kind == "fixed":
         return column.record_nbytes * int(added.rows["records"].sum())
@@ -429,7 +451,7 @@ def _count_added_bytes(other: Manifest, column: Column, added: ShardList, plan: 
 
 
 def _merge_versions(manifest: Manifest, other: Manifest) -> dict[str, str]:
-    """Joins the libraries' versions of two manifests; lists different versions of one library, separated by commas."""
+    """Joins the libraries' versions of two manifests. Different versions of one library are separated by commas."""
     versions = dict(manifest.versions)
     for name, version in other.versions.items():
         known = versions.setdefault(name, version).split(", ")

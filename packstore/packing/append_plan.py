@@ -24,6 +24,7 @@ from packstore.packing.added_source import AddedSource
 from packstore.packing.column_answers import split_column_options
 from packstore.packing.keys import StoreKeys, find_repeated_keys
 from packstore.packing.known_records import count_identical_samples
+from packstore.packing.merge import largest_shard_bytes
 from packstore.packing.options import ConvertOptions, check_column_options
 from packstore.packing.plan import Plan, plan_source
 from packstore.packing.recorded_options import options_to_record, restore_encode_options
@@ -47,8 +48,10 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.append`, which describes them. Raises :class:`UsageError` for
-    invalid ones. ``columns`` becomes a tuple."""
+    """Validated keyword arguments of :func:`packstore.append`, which describes them. ``columns`` becomes a tuple.
+
+    Raises :class:`UsageError` for invalid values.
+    """
 
     split: str | None = None
     on_duplicate: OnDuplicate = "raise"
@@ -84,7 +87,7 @@ class AppendPlan:
         columns: Its columns after the append, with all classes.
         source: The opened source.
         way: ``link`` the shards or ``copy`` the records of a store with equal columns, or ``convert`` the samples.
-        conversion: Plan of the conversion; None unless ``way`` is ``convert``, and if there is nothing to add.
+        conversion: Plan of the conversion; None if ``way`` is not ``convert``, or if there is nothing to add.
         left_out: Keys of samples that are left out because the store has them.
         added: Number of records by split, bad samples included.
         duplicates: Number of samples that are left out because the store has their keys.
@@ -116,10 +119,12 @@ def plan_append(
     progress: ProgressCallback = no_progress,
     place: Path | None = None,
 ) -> AppendPlan:
-    """Plans an append: opens source and store, compares columns, classes and keys. Writes nothing; the caller closes
-    the plan's source. Reads the samples whose keys the store has, if ``on_duplicate`` is ``raise``.
+    """Plans an append: opens source and store, compares columns, classes and keys. Writes nothing.
 
-    Raises as :func:`packstore.append`. ``place`` is the path at which the samples will be packed; None for a dry run.
+    The caller closes the plan's source. If ``on_duplicate`` is ``raise``, reads the samples whose keys the store has.
+    Raises the errors of :func:`packstore.append`.
+
+    ``place``: path at which the samples will be packed; None for a dry run.
     """
     if source.resolve() == store.resolve():  # for a URL, the URL itself
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
@@ -176,8 +181,11 @@ def plan_append(
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
-    """Opens the source. Takes ``frames`` from the options, else as the store recorded it; for a source of clips also
-    ``depth`` and ``alpha``. A source that is a store does not take the recorded ``frames``."""
+    """Opens the source. Takes ``frames`` from the options, else from the store's manifest; not from it if the source is
+    a store.
+
+    A source of clips also takes ``depth`` and ``alpha`` from the options, else from the manifest.
+    """
     frames = options.frames
     if frames is None and not is_store(source):
         recorded = manifest.options.get("frames")
@@ -195,22 +203,23 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
 
 
 def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str, Any]:
-    """Opens and surveys the source; returns the request: JSON values that identify source and options. A killed run
-    of the same command has an equal request."""
+    """Opens and surveys the source; returns the request: JSON values that identify source and options.
+
+    The same command with an unchanged source has an equal request.
+    """
     with closing(_open_source(source, options, read_manifest(store))) as opened:
         return _make_request(opened, opened.survey(_resolve_source_split(opened, options.split)), options)
 
 
 def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
-    """Returns the request of an opened source, see :func:`read_request`: source, split, stamp, key prefix, number of
-    samples by split, and bytes."""
+    """Returns the request of an opened source: its identity, split, stamp, key prefix, samples by split, and bytes."""
     found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
     found["key_prefix"] = options.key_prefix
     return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 
 def _resolve_source_split(source: Source, split: str | None) -> str | None:
-    """Returns ``split``, or None if the source has no splits, so that all of it is read."""
+    """Returns the split of the source to read: ``split``, or None for all of a source without splits."""
     if split is None:
         return None
     names = list(source.survey().splits)
@@ -220,10 +229,12 @@ def _resolve_source_split(source: Source, split: str | None) -> str | None:
 def _make_split_mapping(
     manifest: Manifest, survey: Survey, split: str | None, source: str, store: str
 ) -> Callable[[str], str]:  # fmt: skip
-    """Returns a function that maps a split of the source to one of the store.
+    """Returns a function that maps a split of the source to a split of the store.
 
-    Raises :class:`UsageError` if only one of the two has splits and ``split`` does not say how to map them, or if
-    both lack splits and ``split`` names one.
+    Raises :class:`UsageError` in these cases:
+    - Only the store has splits, and ``split`` names none.
+    - Only the source has splits, and ``split`` does not name one.
+    - Neither has splits, and ``split`` names one.
     """
     own = [s.name for s in manifest.splits]
     named = [name for name in survey.splits if name]
@@ -247,8 +258,10 @@ def _make_split_mapping(
 
 
 def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
-    """Returns the store's columns, with the source's classes appended. Ignores columns that the store lacks. Raises
-    :class:`StoreError` if the classes cannot be joined."""
+    """Returns the store's columns, with the source's classes appended. Ignores columns that only the source has.
+
+    Raises :class:`StoreError` if the classes cannot be joined.
+    """
     given = {column.name: column for column in survey.columns}
     columns = []
     for column in manifest.columns:
@@ -260,13 +273,14 @@ def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) 
 
 
 def new_classes(before: Sequence[Column], after: Sequence[Column]) -> dict[str, tuple[str, ...]]:
-    """Returns the classes that ``after`` has and ``before`` lacks, by column; only columns with new classes."""
+    """Returns the classes that ``after`` has and ``before`` lacks, by column. Leaves out columns without new
+    classes."""
     added = {a.name: (a.classes or ())[len(b.classes or ()) :] for b, a in zip(before, after, strict=True)}
     return {name: classes for name, classes in added.items() if classes}
 
 
 def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source: str) -> None:
-    """Raises :class:`StoreError` if there are new classes."""
+    """Raises :class:`StoreError` if ``added`` has a class."""
     for name, classes in added.items():
         some = ", ".join(map(printable, classes[:10])) + (", …" if len(classes) > 10 else "")
         raise StoreError(
@@ -276,8 +290,11 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
 
 
 def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if another store's records can be copied without encoding them again: equal encoding, normalisation, EXIF
-    handling and columns, class numbers aside; and equal ``progressive`` if the store recorded it."""
+    """Tells if another store's records can be copied without encoding them again.
+
+    Encoding, normalisation, EXIF handling and columns must be equal; classes may differ. ``progressive`` must be equal
+    if the destination's manifest has it.
+    """
     manifest, exif = plan.manifest, "exif_transpose"
     own, others = (
         {c.name: replace(c, classes=None).declaration for c in each} for each in (plan.columns, other.columns)
@@ -291,8 +308,10 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
 
 
 def _can_link(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if the shards of another store can be hard-linked into the store as they are: equal format and columns,
-    classes included, no relative links to images, and :func:`_can_copy` and :func:`list_linkable_shards` allow it.
+    """Tells if the shards of another store can be hard-linked into the store as they are.
+
+    Format, columns and classes must be equal, and links to images must not be relative. :func:`_can_copy` and
+    :func:`list_linkable_shards` must allow it, too.
     """
     same = other.format == plan.manifest.format and columns_match(other.columns, plan.columns)
     absolute = relative_link_folder(plan.manifest, plan.store) is relative_link_folder(other, plan.source.path) is None
@@ -302,8 +321,10 @@ def _can_link(plan: AppendPlan, other: Manifest) -> bool:
 def list_linkable_shards(plan: AppendPlan, other: Manifest) -> ShardList | None:
     """Lists the shards of the source, a store, with the splits that they get in the destination.
 
-    Returns None if a shard also contains records of other splits than the requested one, if linking would scatter the
-    records of a split, or if the digest of a shard is unknown.
+    Returns None in these cases:
+    - A shard also contains records of a split that is not requested.
+    - The records of a split would not stay together.
+    - The digest of a shard is unknown.
     """
     chosen = _find_shards_of_split(plan, other)
     if chosen is None:
@@ -322,8 +343,11 @@ def list_linkable_shards(plan: AppendPlan, other: Manifest) -> ShardList | None:
 
 
 def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
-    """Returns the numbers of the shards of the requested split; of all shards if none is requested, or the source has
-    no splits. Returns None if one of them contains another split too."""
+    """Returns the numbers of the shards of the requested split. Returns None if one of them also contains another
+    split.
+
+    Returns all shards if no split is requested, or if the source has no splits.
+    """
     split = plan.options.split
     if split is None or not other.splits:
         return list(range(1 if other.shards is None else len(other.shards)))
@@ -337,8 +361,11 @@ def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None
 
 
 def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
-    """Makes the options of a conversion whose records are encoded like the store's. Leaves out size, quality,
-    normalisation and EXIF handling if the source is a store of the same encoding: its images keep theirs."""
+    """Makes the options of a conversion whose records are encoded like the store's.
+
+    If the source is a store of the same encoding, its images stay as they are: leaves out size, quality, normalisation
+    and EXIF handling.
+    """
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
     encode = restore_encode_options(manifest)
@@ -377,7 +404,7 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
 
 
 def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
-    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``: this append's options, else the store's."""
+    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``. This append's options replace the store's."""
     recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
     given = split_column_options(plan.options.columns)[1]
     own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}
@@ -385,19 +412,19 @@ def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
 
 
 def max_shard_bytes(plan: AppendPlan) -> int:
-    """Returns the maximum bytes of images of a new shard: the option, else the size of the store's largest shard. No
-    limit if the store is one file."""
-    size, shards = plan.options.shard_size, plan.manifest.shards
+    """Returns the maximum bytes of images of a new shard: the option, else the size of the store's largest shard.
+
+    If the store is one file, returns a number that no shard reaches.
+    """
+    size = plan.options.shard_size
     if isinstance(size, str):
         return parse_bytes(size)
-    if size is None:
-        return _NO_LIMIT if shards is None else max(1, int(shards.table["image_nbytes"].max()))
-    return size
+    return size if size is not None else largest_shard_bytes(plan.manifest) or _NO_LIMIT
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
-    """Raises :class:`StoreError` if columns, their order, normalisation or EXIF handling of the new records differ from
-    the store's."""
+    """Raises :class:`StoreError` if the new records would differ from the store's in columns, their order,
+    normalisation or EXIF handling."""
     manifest = plan.manifest
     made = {column.name: column for column in list_store_columns(conversion, conversion.make_encoder())}
     names = list(made)

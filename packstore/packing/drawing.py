@@ -1,8 +1,8 @@
 """Random draws of records by their keys.
 
-A draw depends on the key alone: each record gets the XXH3-64 of its key with the seed, and the records with the lowest
-numbers are taken. So a draw depends neither on the order of the records nor on shards, and stays stable when records
-are added.
+A draw depends on the keys alone: each record gets the XXH3-64 of its key with the seed, and the records with the lowest
+numbers are taken. The order of the records and the shards have no influence. A draw stays stable when records are
+added.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from packstore.stores.base import Reader
 
 
 def hash_keys_with_seed(reader: Reader, records: NDArray[np.int64], seed: int, what: str) -> NDArray[np.uint64]:
-    """Hashes the key of each record with the seed and the draw's purpose ``what``. Returns ``uint64`` numbers, whose
-    order is the order of a random draw."""
+    """Hashes the key of each record with the seed and the draw's purpose ``what``: ``uint64 (N,)``.
+
+    The order of these numbers is the order of a random draw.
+    """
     salt = what.encode("ascii") + b"\0"
     keys = (salt + bytes(reader.value("key", record)) for record in records.tolist())
     return np.fromiter((xxh3_64_intdigest(key, seed=seed) for key in keys), np.uint64, len(records))
 
 
 def read_class_numbers(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
-    """Returns the class number of each record, -1 for a record without a label. Without ``by_class``, returns 0 for all
-    records and reads nothing.
+    """Returns the class number of each record, -1 for a record without a label.
 
-    Raises :class:`UsageError` if ``by_class`` and the store has no column ``label`` of one class a record.
+    Without ``by_class``, returns 0 for all records and reads nothing. Else raises :class:`UsageError` if the store has
+    no column ``label`` of one class a record.
     """
     if not by_class:
         return np.zeros(len(records), np.int64)
@@ -50,8 +52,11 @@ def draw_splits(
     shares: Mapping[str, float],
     what: str,
 ) -> dict[str, NDArray[np.int64]]:
-    """Draws splits as :func:`draw_parts` does. Raises :class:`StoreError` if one would be empty, unless there are no
-    records at all. ``what`` names the records in its message."""
+    """Draws splits like :func:`draw_parts`. Raises :class:`StoreError` if a split would be empty, but not if there are
+    no records.
+
+    ``what`` names the records in the message.
+    """
     found = draw_parts(records, groups, draws, shares)
     empty = next((name for name in shares if name not in found), None)
     if empty is not None and len(records):
@@ -64,7 +69,7 @@ def draw_splits(
 def draw_parts(
     records: NDArray[np.int64], groups: NDArray[np.int64], draws: NDArray[np.uint64], shares: Mapping[str, float]
 ) -> dict[str, NDArray[np.int64]]:
-    """Divides records at random into parts, each group of records by the same shares as far as whole numbers allow.
+    """Divides records at random into parts. Each group of records gets the same shares, as far as whole numbers allow.
 
     Args:
         records: Numbers of the records.
@@ -95,7 +100,10 @@ def draw_parts(
 
 
 def _round_to_total(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Rounds ``wanted`` to non-negative whole numbers that add up to ``total``."""
+    """Rounds ``wanted`` to non-negative whole numbers that add up to ``total``.
+
+    Rounds down, then adds 1 to the numbers with the largest remainders.
+    """
     floors = np.maximum(np.floor(wanted + 1e-9), 0).astype(np.int64)
     while int(floors.sum()) > total:
         floors[int(np.argmax(floors - wanted))] -= 1

@@ -37,10 +37,10 @@ class ConvertReport:
         kept: Number of progressive files that could not be made baseline and were kept unchanged, by reason.
         palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
             dataset without classes.
-        oriented: Number of images whose EXIF orientation asks for a rotation or flip, those of an interrupted run
-            included. :attr:`orientation` says if it was applied.
-        unified: Number of images of other modes converted to the store's without loss, those of an interrupted run
-            included, by conversion, one of :data:`packstore.images.losses.UNIFIED`.
+        oriented: Number of images whose EXIF orientation asks for a rotation or flip. Includes those of an interrupted
+            run. :attr:`orientation` says if it was applied.
+        unified: Number of images of other modes converted to the store's without loss, by kind of conversion
+            (:data:`packstore.images.losses.UNIFIED`). Includes those of an interrupted run.
         notes: Remarks of the source for the user, see :class:`packstore.sources.base.Survey`.
     """
 
@@ -60,7 +60,7 @@ class ConvertReport:
 
     @property
     def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
-        """Says if the EXIF orientation was applied, when packing or at loading."""
+        """Says if the EXIF orientation is applied: not at all, at packing, or at loading."""
         if not self.manifest.options.get("exif_transpose"):
             return "not applied"
         return "applied when loading" if readers_transpose(self.manifest) else "applied"
@@ -76,16 +76,20 @@ class ConvertReport:
 
 
 def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
-    """Reads the counts of losslessly converted images from the manifest. Returns them by name of the conversion
-    (:data:`UNIFIED`); names without a count are left out."""
+    """Reads from the manifest how many images were converted without loss, by kind of conversion (:data:`UNIFIED`).
+
+    Leaves out kinds without a count.
+    """
     return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
 
 
 def make_report(
     plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
 ) -> ConvertReport:
-    """Builds the report of a finished conversion; measures the store's bytes on disk. Leaves ``kept`` and ``palette``
-    empty."""
+    """Builds the report of a finished conversion; measures the store's bytes on disk.
+
+    Leaves ``kept`` and ``palette`` empty: the caller fills them.
+    """
     return ConvertReport(
         destination=plan.destination,
         manifest=manifest,
@@ -104,8 +108,9 @@ def make_report(
 def find_palette_classes(
     plan: Plan, manifest: Manifest, palette: Counter[int], labels: Counter[int] | None = None
 ) -> tuple[str, ...]:
-    """Returns the classes whose records are all PNG files with a palette, ``""`` for a whole store without classes.
-    Returns none if labels come with the samples.
+    """Returns the classes whose records are all PNG files with a palette; ``""`` for a whole store without classes.
+
+    Returns none if the labels come with the samples.
 
     Args:
         plan: The conversion.

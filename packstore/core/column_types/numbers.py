@@ -14,7 +14,8 @@ from packstore.core.errors import StoreError
 
 
 class ArrayType(ColumnType):
-    """Numbers of any dtype and shape: fixed, or any number of rows. Base of the types of numbers."""
+    """Numbers of any dtype. All records have the same shape, or each has any number of rows. Base of the types of
+    numbers."""
 
     name = "array"
 
@@ -23,8 +24,11 @@ class ArrayType(ColumnType):
         return column.layout is None
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
-        """Converts numbers to an array of the column's dtype; of a ragged column to its bytes. Raises
-        :class:`ValueError` for a wrong type or shape, and for values that do not fit the dtype or the column's type."""
+        """Converts numbers to an array of the column's dtype, or to its bytes if the column is ragged.
+
+        Raises :class:`ValueError` for a wrong type or shape, and for values that the dtype or the column's type does
+        not allow.
+        """
         array = to_numbers(column, value)
         if column.kind == "fixed":
             if array.shape != column.shape:
@@ -35,8 +39,10 @@ class ArrayType(ColumnType):
         return array.tobytes() if column.kind == "ragged" else array
 
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
-        """Checks that the array of a ragged value has the shape ``(n, *column.shape)``, and returns it. Reshapes an
-        array of shape ``(0,)``, from an empty list, to that. Raises :class:`ValueError` for any other shape."""
+        """Returns the array of a ragged value if its shape is ``(n, *column.shape)``, else raises :class:`ValueError`.
+
+        Gives an empty array the shape ``(0, *column.shape)``.
+        """
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array
         if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
             raise unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
@@ -46,8 +52,10 @@ class ArrayType(ColumnType):
         """Raises :class:`ValueError` if the numbers of a value are impossible for the type. By default allows all."""
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
-        """Returns the array of a stored value, read-only if it shares memory with ``raw``. Raises :class:`StoreError`
-        if the bytes of a ragged value do not fit the shape."""
+        """Returns the array of a stored value, read-only if it shares memory with ``raw``.
+
+        Raises :class:`StoreError` if the bytes of a ragged value do not fit the shape.
+        """
         if column.kind == "fixed":
             return np.asarray(raw)
         if len(raw) % column.record_nbytes:
@@ -62,7 +70,7 @@ class ArrayType(ColumnType):
 
 
 class LabelType(ArrayType):
-    """A class number. Refuses a number without a class, if the classes have names."""
+    """A class number. If the classes have names, refuses a number without a class."""
 
     name = "label"
     has_classes = True
@@ -72,7 +80,7 @@ class LabelType(ArrayType):
         return (column.kind, column.dtype, column.shape, column.layout) == ("fixed", "int64", (), None)
 
     def check_values(self, column: Column, array: NDArray[Any]) -> None:
-        """Raises :class:`ValueError` for a number without a class."""
+        """Raises :class:`ValueError` for a number without a class. Allows any number if the classes have no names."""
         _check_classes(column, array)
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
@@ -81,7 +89,7 @@ class LabelType(ArrayType):
 
 
 class LabelsType(ArrayType):
-    """Any number of class numbers. Refuses a number without a class, if the classes have names."""
+    """Any number of class numbers. If the classes have names, refuses a number without a class."""
 
     name = "labels"
     has_classes = True
@@ -92,12 +100,13 @@ class LabelsType(ArrayType):
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "int64", (), None)
 
     def check_values(self, column: Column, array: NDArray[Any]) -> None:
-        """Raises :class:`ValueError` for a number without a class."""
+        """Raises :class:`ValueError` for a number without a class. Allows any number if the classes have no names."""
         _check_classes(column, array)
 
 
 class BoxesType(ArrayType):
-    """Boxes: left, top, right, bottom. Refuses numbers that are not finite, and boxes that end before they begin."""
+    """Boxes: left, top, right, bottom. Refuses infinite numbers and NaN, and boxes with right < left or bottom
+    < top."""
 
     name = "boxes"
     moves = True
@@ -108,7 +117,7 @@ class BoxesType(ArrayType):
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4,), None)
 
     def check_values(self, column: Column, array: NDArray[Any]) -> None:
-        """Raises :class:`ValueError` for an impossible box. Allows empty boxes, and boxes outside the image."""
+        """Raises :class:`ValueError` for an impossible box. Allows boxes without area, and boxes outside the image."""
         good = np.isfinite(array).all(1) & (array[:, :2] <= array[:, 2:]).all(1)
         if not good.all():
             row = int(good.argmin())
@@ -117,7 +126,7 @@ class BoxesType(ArrayType):
 
 
 class KeypointsType(ArrayType):
-    """Points: x, y, and perhaps visibility; any numbers are allowed."""
+    """Points: x, y, and perhaps visibility. Allows any numbers."""
 
     name = "keypoints"
     moves = True
@@ -140,8 +149,11 @@ def _check_classes(column: Column, array: NDArray[Any]) -> None:
 
 
 def to_numbers(column: Column, value: Any) -> NDArray[Any]:
-    """Converts ``value`` to a contiguous array of the column's dtype, rounding floats. Does not check its shape. Raises
-    :class:`ValueError` for other types, and for numbers out of the dtype's range."""
+    """Converts ``value`` to a contiguous array of the column's dtype, of any shape. Rounds floats to a smaller dtype.
+
+    Raises :class:`ValueError` for values that are no numbers, floats in a column of integers, and numbers out of the
+    dtype's range.
+    """
     if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()

@@ -10,7 +10,7 @@ from packstore.core.errors import StoreError
 
 
 class BytesType(ColumnType):
-    """Bytes of any length. Base of the types whose values are Python objects, and no numbers."""
+    """Bytes of any length. Base of all types whose values are Python objects instead of numbers."""
 
     name = "bytes"
     form: ClassVar[Form] = "bytes"
@@ -18,7 +18,7 @@ class BytesType(ColumnType):
     is_object = True
 
     def to_stored(self, column: Column, value: Any) -> bytes:
-        """Returns the bytes. Raises :class:`ValueError` for another type."""
+        """Returns the bytes. Raises :class:`ValueError` for a value that is not bytes-like."""
         return to_bytes(column, value)
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
@@ -27,15 +27,17 @@ class BytesType(ColumnType):
 
 
 class TextType(BytesType):
-    """A string in UTF-8; bytes that are not UTF-8 are kept as surrogates."""
+    """A string in UTF-8. Bytes that are not UTF-8 are kept as surrogates."""
 
     name = "text"
     form = "text"
     large = False
 
     def to_stored(self, column: Column, value: Any) -> bytes:
-        """Encodes a string as UTF-8, and surrogates as the bytes that they stand for. Raises :class:`ValueError` for
-        another type, and for other surrogates."""
+        """Encodes a string as UTF-8; a surrogate becomes the byte that it stands for.
+
+        Raises :class:`ValueError` for other types, and for surrogates that stand for no byte.
+        """
         if not isinstance(value, str):
             raise unfit_error(column, "a str", value)
         try:
@@ -49,7 +51,7 @@ class TextType(BytesType):
 
 
 class JsonType(BytesType):
-    """A JSON value in UTF-8."""
+    """A JSON value in UTF-8. None is a value like any other."""
 
     name = "json"
     form = "text"
@@ -57,14 +59,14 @@ class JsonType(BytesType):
     none_is_value = True
 
     def to_stored(self, column: Column, value: Any) -> bytes:
-        """Formats a value as JSON. Raises :class:`ValueError` if that is impossible, as for NaN."""
+        """Formats a value as JSON. Raises :class:`ValueError` for a value that JSON cannot hold, such as NaN."""
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"a value of column {column.name!r} cannot be JSON: {error}") from None
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
-        """Parses JSON. Raises :class:`StoreError` if it is damaged."""
+        """Parses JSON. Raises :class:`StoreError` if the JSON is damaged."""
         try:
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:
