@@ -60,8 +60,7 @@ def hash_values(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
 
 
 def row_columns(columns: Iterable[Column]) -> list[Column]:
-    """Returns the columns whose values the row checksum covers, in order: all but image, checksums, seek index and
-    links."""
+    """Returns the columns that the row checksum covers, in order: all but image, checksums, seek index and links."""
     return [column for column in columns if column.name not in _NOT_IN_ROWS]
 
 
@@ -71,14 +70,14 @@ def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
     Args:
         columns: All columns of the store.
         fields: The record's value in each column of :func:`row_columns`, by name: a scalar or array of the column's
-            dtype, or the bytes of a ragged value. None for an unreadable value: it is left out, so that the checksum
-            does not match the stored one.
+            dtype, or the bytes of a ragged value. None for an unreadable value; the result then differs from the stored
+                checksum.
     """
     return xxh3_64_intdigest(b"".join(_row_bytes(column, fields[column.name]) for column in row_columns(columns)))
 
 
 def _row_bytes(column: Column, value: Any) -> bytes:
-    """Returns the bytes of a value in its row: of a ragged value its hash, of None nothing."""
+    """Returns the bytes of a value in its row: a ragged value's hash, a fixed value's bytes, nothing for None."""
     if value is None:
         return b""
     if column.kind == "ragged":
@@ -114,7 +113,7 @@ def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]],
 def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> str:
     """Computes the digest of records in order: the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``.
 
-    ``r[i]`` is ``checksum + 2 ** 64 * row checksum`` of record ``i`` of ``n``, and ``b`` the first 15 bytes of the
+    ``r[i]`` is ``checksum + 2 ** 64 * row checksum`` of record ``i`` of ``n``. ``b`` is the first 15 bytes of the
     SHA-256 of ``packstore``, as a big-endian number.
 
     Args:
@@ -136,8 +135,10 @@ def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> s
 
 @cache
 def _compute_powers() -> NDArray[np.float64]:
-    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first: ``(_RECORDS_AT_ONCE, 8)`` limbs of 16 bits.
-    Caches the result."""
+    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first, and caches them.
+
+    Each is cut into limbs of 16 bits: ``(_RECORDS_AT_ONCE, 8)``.
+    """
     powers = [1]
     while len(powers) < _RECORDS_AT_ONCE:
         powers.append(powers[-1] * _BASE % _PRIME)
@@ -146,7 +147,8 @@ def _compute_powers() -> NDArray[np.float64]:
 
 
 def join_records_digests(parts: Iterable[tuple[str, int]]) -> str:
-    """Computes the digest of all records of consecutive shards, from (digest, number of records) of each shard."""
+    """Computes the digest of all records of consecutive shards. ``parts`` has digest and number of records of each
+    shard."""
     digest = 0
     for part, records in parts:
         digest = (digest * pow(_BASE, records, _PRIME) + int(part, 16)) % _PRIME
@@ -154,7 +156,10 @@ def join_records_digests(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def column_digest(values: ColumnData) -> str:
-    """Computes the SHA-256 digest of a column of one file, as in the manifest; reads all its values."""
+    """Computes the SHA-256 digest of a column of one file, as in the manifest. Reads all its values.
+
+    Raises :class:`StoreError` if a value that is read on access cannot be read.
+    """
     data = hashlib.sha256()
     if isinstance(values, LazyArray):
         for value in values:
@@ -184,7 +189,7 @@ def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
 
 
 def _hash_array(sha: Any, array: NDArray[Any], add: int = 0) -> None:
-    """Feeds an array, each value plus ``add``, to a hash, in little-endian steps of about 16 MiB."""
+    """Feeds an array to a hash, in little-endian pieces of about 16 MiB. Adds ``add`` to each value."""
     little = array.dtype.newbyteorder("<")
     step = max(1, _STEP_BYTES // max(1, array.nbytes // max(1, len(array))))
     for start in range(0, len(array), step):
@@ -193,7 +198,7 @@ def _hash_array(sha: Any, array: NDArray[Any], add: int = 0) -> None:
 
 
 def file_digest(path: Path) -> tuple[int, str]:
-    """Reads a file; returns its size and SHA-256."""
+    """Reads a file; returns its size and its SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest

@@ -32,9 +32,9 @@ class Image(Field):
             ``uint8``, the name of another dtype, or ``jpeg``. The main image may have any of
             :data:`packstore.core.registry.ENCODINGS`; other images ``original``, ``uint8`` or ``jpeg``.
         optional: A sample may have no image; not allowed for the main image.
-        mode: The :mod:`mode <packstore.core.modes>`, such as ``L``, ``I;16``, ``multi:5:float32``: of pixels, or as
-            which files beside the main image are read. None for the mode of the first samples that are pixels, for
-            gray of files that become ``uint16``, ``int16`` or ``int32``, and for RGB of other files.
+        mode: The :mod:`mode <packstore.core.modes>`, such as ``L``, ``I;16``, ``multi:5:float32``. Pixels have it;
+            files beside the main image are converted to it when they are read. None for pixels: the mode of the first
+            samples. None for files: gray if they become ``uint16``, ``int16`` or ``int32``, else RGB.
     """
 
     encoding: str | None = None
@@ -44,8 +44,10 @@ class Image(Field):
 
 @dataclass(frozen=True, slots=True)
 class Mask(Field):
-    """A mask with a class number for each pixel: a PNG file as a path or bytes, stored unchanged (the indices of a
-    palette are the values); or a PIL image or array ``(H, W)``, stored as an array.
+    """A mask with a class number for each pixel.
+
+    Either a PNG file as a path or bytes, which is stored unchanged; the indices of a palette are its values. Or a PIL
+    image or array ``(H, W)``, which is stored as an array.
 
     Attributes:
         dtype: ``uint8``, ``uint16`` or ``int32`` for arrays; None for the dtype of the first sample.
@@ -75,8 +77,9 @@ class Labels(Field):
 
     Attributes:
         classes: Class names by number, as in :class:`Label`.
-        of: Name of the boxes column whose boxes the classes label one to one; False for none. None infers it: the only
-            boxes column, if the first samples have a class for each box (an error if only some have).
+        of: Name of the boxes column, if there is one class for each box; False if the classes do not describe boxes.
+            None decides by the first samples: the classes describe the only boxes column if their numbers are equal. It
+            is an error if only some are.
         optional: A sample may have no list.
     """
 
@@ -95,7 +98,7 @@ class Boxes(Field):
 
     Attributes:
         coordinates: ``xyxy``: left, top, right, bottom.
-        optional: A sample may have no value, which differs from ``n = 0``.
+        optional: A sample may have no value. This differs from a value without boxes.
     """
 
     coordinates: str = "xyxy"
@@ -150,13 +153,13 @@ class Array(Field):
         shape: Shape of each sample's array; with ``ragged``, shape of one row.
         ragged: Arrays are ``(n, *shape)`` with any n.
         optional: A sample may have no array.
-        spatial: The last two axes are the height and width of the image, with which the array is cropped, resized,
-            padded and mirrored, alike in all channels and along D: ``"HW"`` (True, without a shape) such as depth,
-            ``"CHW"``, ``"DCHW"`` such as volumes and clips. True with a ``shape`` of two to four axes if all samples
-            have it. The dtype must be ``uint8``, ``uint16``, ``int16`` (not of ``HW``), ``int32`` or ``float32``; the
-            column has the type ``mask``, ``volume`` or ``clip``.
-        smooth: Pixels, which are resized as the image is; else values, each of which is one of the array's. Of ``HW``
-            :class:`Image` does that.
+        spatial: Axes of an array that is cropped, resized, padded and mirrored with the image: ``"HW"`` (such as
+            depth), ``"CHW"`` or ``"DCHW"`` (such as volumes and clips). H and W are the image's height and width. True
+            names the axes by the number of sizes in ``shape``, ``"HW"`` without a shape. The dtype must be ``uint8``,
+            ``uint16``, ``int16`` (not of ``HW``), ``int32`` or ``float32``. The column gets the type ``mask``,
+            ``volume`` or ``clip``.
+        smooth: The values are pixels: resizing blends them. Else each resized value is one of the array's. Not for
+            ``HW``, for which :class:`Image` does it.
     """
 
     dtype: str
@@ -182,16 +185,20 @@ BY_NAME: dict[str, Field] = {
 
 
 def parse_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
-    """Returns declarations by field name, with strings such as ``"boxes"`` replaced by the declaration they stand for.
-    Raises :class:`UsageError` for a wrong one, and unless ``declared`` is a mapping."""
+    """Returns declarations by field name, in which no string such as ``"boxes"`` stands for a declaration any more.
+
+    Raises :class:`UsageError` for a wrong declaration, and if ``declared`` is no mapping.
+    """
     if not isinstance(declared, Mapping):
         raise UsageError(f"fields should be a dict of declarations by name, got {type(declared).__name__}")
     return {name: parse_field(name, field) for name, field in declared.items()}
 
 
 def parse_field(name: str, declared: Field | str) -> Field:
-    """Returns the declaration that a string stands for; returns a declaration unchanged. Raises :class:`UsageError` for
-    anything else."""
+    """Returns the declaration that a string stands for. Returns a declaration unchanged.
+
+    Raises :class:`UsageError` for anything else.
+    """
     if isinstance(declared, str):
         if declared in BY_NAME:
             return BY_NAME[declared]
@@ -215,7 +222,7 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
     Args:
         name: Name of the column.
         field: Its declaration; ``of`` is a name or False.
-        files: Values of an image or a mask are files.
+        files: Whether the values of an image or a mask are files.
         dtype: dtype of a mask that is an array.
 
     Raises:
@@ -235,16 +242,10 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
             case Label():
                 return Column(name, "fixed", "int64", classes=_class_names(field), type="label", nullable=nullable)
             case Labels():
-                names, parallel = _class_names(field), field.of or None
                 return Column(
-                    name,
-                    "ragged",
-                    "int64",
-                    classes=names,
-                    type="labels",
-                    nullable=nullable,
-                    parallel=_boxes_name(parallel),
-                )
+                    name, "ragged", "int64", classes=_class_names(field), type="labels", nullable=nullable,
+                    parallel=_boxes_name(field.of),
+                )  # fmt: skip
             case Boxes():
                 coordinates = field.coordinates
                 return Column(name, "ragged", "float32", (4,), type="boxes", nullable=nullable, coordinates=coordinates)
@@ -253,7 +254,7 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                 shape = (field.k,) if field.points is None else (as_index(field.points), field.k)
                 return Column(
                     name, "ragged", "float32", shape, type="keypoints", nullable=nullable,
-                    coordinates=coordinates, parallel=_boxes_name(field.of or None),
+                    coordinates=coordinates, parallel=_boxes_name(field.of),
                 )  # fmt: skip
             case Array() if field.spatial:
                 return _spatial_column(name, field)
@@ -272,8 +273,10 @@ _AXES = {2: "HW", 3: "CHW", 4: "DCHW"}
 
 
 def _spatial_column(name: str, field: Array) -> Column:
-    """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image. Raises
-    :class:`ManifestError` for impossible axes, shape or dtype, for ``ragged``, and for ``smooth`` with ``HW``."""
+    """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image.
+
+    Raises :class:`ManifestError` for impossible axes, shape or dtype, for ``ragged``, and for ``smooth`` with ``HW``.
+    """
     shape = tuple(map(as_index, field.shape))
     layout = field.spatial if isinstance(field.spatial, str) else _AXES.get(len(shape) or 2, "")
     dtypes = MASK_DTYPES if layout == "HW" else VOLUME_DTYPES
@@ -289,7 +292,8 @@ def _spatial_column(name: str, field: Array) -> Column:
 
 
 def _class_names(field: Label | Labels) -> tuple[str, ...] | None:
-    """Returns the classes of a field as a tuple, or None. Raises :class:`ManifestError` for a single string."""
+    """Returns the classes of a field as a tuple; None if they have no names. Raises :class:`ManifestError` for a single
+    string."""
     if field.classes is None:
         return None
     if isinstance(field.classes, str):
@@ -298,7 +302,8 @@ def _class_names(field: Label | Labels) -> tuple[str, ...] | None:
 
 
 def _boxes_name(of: str | bool | None) -> str | None:
-    """Returns the name of the boxes column in ``of``, or None for False. Raises :class:`ManifestError` for True."""
+    """Returns the name of the boxes column in ``of``; None for False and None. Raises :class:`ManifestError`
+    for True."""
     if of is True:
         raise ManifestError("of should be the name of the boxes")
     return of or None

@@ -1,8 +1,8 @@
 """The table of a sharded store: a row of fixed size for each shard, in a binary file that :func:`numpy.fromfile` reads.
 
 The manifest of the store holds the number of rows and their SHA-256, which detects every changed byte. A row holds all
-facts about a shard that are known without opening it, so shards can be added to a table or left out without reading
-them. Rows are in the order of the records; the number in a row names the shard's file, so a shard can be inserted
+facts about a shard that are known without opening it. Shards can therefore be added to a table or left out without
+reading them. Rows are in the order of the records. The number in a row names the shard's file: a shard can be inserted
 without renaming others.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column_types.base import check
 from packstore.core.errors import ManifestError
 
 TABLE_ROW = np.dtype(
@@ -51,12 +52,6 @@ def shard_name(number: int, suffix: str) -> str:
     return f"shard-{number:05d}{suffix}"
 
 
-def _check(condition: bool, what: str, value: object) -> None:
-    """Raises :class:`ManifestError` unless ``condition``."""
-    if not condition:
-        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One file (or directory) of a sharded store. Raises :class:`ManifestError` for impossible values.
@@ -80,13 +75,13 @@ class Shard:
     manifest_digest: str
 
     def __post_init__(self) -> None:
-        _check(SHARD.fullmatch(self.name) is not None, "shard name", self.name)
+        check(SHARD.fullmatch(self.name) is not None, "shard name", self.name)
         sizes = self.nbytes, self.image_nbytes
-        _check(1 <= self.records <= _MAX_RECORDS and min(sizes) >= 0, "shard size", (self.records, *sizes))
-        _check(max(sizes) < _MAX_BYTES, "shard size", sizes)
-        _check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
-        _check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
-        _check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
+        check(1 <= self.records <= _MAX_RECORDS and min(sizes) >= 0, "shard size", (self.records, *sizes))
+        check(max(sizes) < _MAX_BYTES, "shard size", sizes)
+        check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
+        check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
 
     @property
     def number(self) -> int:
@@ -96,8 +91,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardTable(Sequence[Shard]):
-    """The shards of a store in order. Equal tables have equal digests. Raises :class:`ManifestError` for impossible
-    values, and on access to a shard if the rows were not read.
+    """The shards of a store in order. Equal tables have equal digests.
+
+    Raises :class:`ManifestError` for impossible values, and on access to a shard if the rows were not read.
 
     Attributes:
         length: Number of shards.
@@ -112,13 +108,13 @@ class ShardTable(Sequence[Shard]):
     rows: NDArray[Any] | None = field(default=None, compare=False, repr=False, metadata={"plain": False})
 
     def __post_init__(self) -> None:
-        _check(1 <= self.length <= _MAX_SHARDS, "number of shards", self.length)
-        _check(_SHA256.fullmatch(self.digest) is not None, "digest of the table of shards", self.digest)
-        _check(_SUFFIX.fullmatch(self.suffix) is not None, "suffix of shards", self.suffix)
+        check(1 <= self.length <= _MAX_SHARDS, "number of shards", self.length)
+        check(_SHA256.fullmatch(self.digest) is not None, "digest of the table of shards", self.digest)
+        check(_SUFFIX.fullmatch(self.suffix) is not None, "suffix of shards", self.suffix)
 
     @classmethod
     def from_shards(cls, shards: Sequence[Shard], suffix: str) -> ShardTable:
-        """Builds the table of these shards."""
+        """Builds the table of these shards. Raises :class:`ManifestError` without shards."""
         rows = shards_to_rows(shards)
         return cls(len(rows), hashlib.sha256(rows.data).hexdigest(), suffix, rows)
 
@@ -133,8 +129,10 @@ class ShardTable(Sequence[Shard]):
         return self.length * TABLE_ROW.itemsize
 
     def parse_rows(self, data: bytes) -> ShardTable:
-        """Returns a table with the rows in ``data``, the bytes of the table's file. Raises :class:`ManifestError` if
-        they do not match the digest, or have impossible values."""
+        """Returns a table with the rows in ``data``, the bytes of the table's file.
+
+        Raises :class:`ManifestError` if they do not match the digest, have impossible values, or name a shard twice.
+        """
         if len(data) != self.nbytes:
             raise ManifestError(f"the table of shards has {len(data)} bytes, expected {self.nbytes}")
         found = hashlib.sha256(data).hexdigest()
@@ -160,18 +158,21 @@ class ShardTable(Sequence[Shard]):
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """First record of each shard, then the number of all records: ``int64``, shape ``(length + 1,)``. Raises
-        :class:`ManifestError` if the rows were not read."""
+        """First record of each shard, and at the end the number of all records: ``int64``, shape ``(length + 1,)``.
+
+        Raises :class:`ManifestError` if the rows were not read.
+        """
         starts = np.zeros(self.length + 1, np.int64)
         np.cumsum(self.table["records"], dtype=np.int64, out=starts[1:])
         return starts
 
     def name(self, place: int) -> str:
-        """Returns the file name of the shard at a position in the table."""
+        """Returns the file name of the shard at a position in the table. Raises :class:`ManifestError` if the rows were
+        not read."""
         return shard_name(int(self.table["number"][place]), self.suffix)
 
     def names(self) -> list[str]:
-        """Returns the file names of all shards, in order."""
+        """Returns the file names of all shards, in order. Raises :class:`ManifestError` if the rows were not read."""
         return [shard_name(number, self.suffix) for number in self.table["number"].tolist()]
 
     def __len__(self) -> int:

@@ -88,8 +88,9 @@ Piece = CopiedRecords | LinkedShards
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Plan of a new store: its pieces, columns and destination. Refuses to write a store without records, or one that
-    does not fit on the disk.
+    """Plan of a new store: its pieces, columns and destination.
+
+    Refuses to write a store without records, or a store for which the disk has no space.
 
     Attributes:
         destination: Path or URL of the new store.
@@ -97,8 +98,8 @@ class Composition:
         columns: Its columns.
         pieces: Its records in order, split after split.
         sharded: Make a directory of shards even if nothing is linked.
-        shard_size: Bytes of images after which a new shard begins; None for one shard a split, or for all records of a
-            split that are copied between two linked shards.
+        shard_size: Bytes of images after which a new shard begins. None: a new shard begins only with a split or after
+            a linked shard.
         overwrite: Replace a store at the destination.
         moved: Number of records that change their split, by (old split, new split).
     """
@@ -134,7 +135,7 @@ class Composition:
 
     @property
     def estimate_bytes(self) -> int:
-        """Estimated size on disk of the new store; links take nothing."""
+        """Estimated size on disk of the new store, without linked shards."""
         total = int(FORMATS[self.base.format].overhead_bytes)
         for piece in self.pieces:
             if isinstance(piece, CopiedRecords):
@@ -143,7 +144,8 @@ class Composition:
         return total
 
     def check_writable(self) -> None:
-        """Raises :class:`StoreError` if there are no records, :class:`DestinationError` if the disk lacks space."""
+        """Raises :class:`StoreError` if there are no records, and :class:`DestinationError` if the disk has too little
+        space."""
         if not self.records:
             raise StoreError(
                 f"no records are chosen, so there is nothing to put into {printable(str(self.destination))}"
@@ -159,7 +161,7 @@ class Composition:
     def write_store(self, progress: ProgressCallback) -> Manifest:
         """Writes and publishes the store; uploads it if the destination is a URL. Returns its manifest.
 
-        Raises as :meth:`check_writable`, and :class:`CorruptRecordError` for a damaged record to copy.
+        Raises the errors of :meth:`check_writable`, and :class:`CorruptRecordError` for a damaged record to copy.
         """
         if isinstance(self.destination, UrlPath):
             return self._write_and_upload(self.destination, progress)
@@ -170,8 +172,10 @@ class Composition:
         return self._link_and_publish(progress)
 
     def _write_and_upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
-        """Writes the store to a local work folder and uploads it; its links are absolute. Raises
-        :class:`DestinationError` before that if the URL has a store that must not be replaced."""
+        """Writes the store to a local work folder and uploads it. Its links to images are absolute.
+
+        Raises :class:`DestinationError` before it writes if the URL has a store that must not be replaced.
+        """
         check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
         with lock_upload_folder(url) as (path, _):
             absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
@@ -179,7 +183,8 @@ class Composition:
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
-        """Creates a builder at ``path``, for all records or for those that are copied beside linked shards."""
+        """Creates the builder of the records to copy, at ``path``: the whole store, or only the shards that are not
+        linked."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_store_like(
             path,
@@ -192,7 +197,8 @@ class Composition:
         )
 
     def _copy_records_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
-        """Copies the records that are not linked to a builder, and commits it. Returns its manifest."""
+        """Copies the records that are not linked to a builder, and commits it. Returns the manifest of these
+        records."""
         links = partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
@@ -205,8 +211,11 @@ class Composition:
         return builder.commit(skipped=self.base.skipped)
 
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
-        """Copies records to new shards, links the other shards beside them, and publishes both as one store. If that
-        fails, deletes all that it has written. Raises :class:`DestinationError` if the store cannot be written."""
+        """Copies records to new shards, links the other shards beside them, and publishes both as one store.
+
+        If that fails, deletes everything that it has written. Raises :class:`DestinationError` if the store cannot be
+        written.
+        """
         staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:
             fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
@@ -234,8 +243,10 @@ class Composition:
         return head
 
     def _sum_linked_columns(self) -> Iterator[tuple[str, int]]:
-        """Yields name and bytes of each column in the linked shards, once per store. Reads the shards' manifests if
-        only a part of a store is linked."""
+        """Yields name and bytes of each column in the linked shards, for one store after the other.
+
+        Reads the shards' manifests if only a part of a store is linked.
+        """
         stores: dict[int, list[LinkedShards]] = {}
         for piece in self.pieces:
             if isinstance(piece, LinkedShards):
@@ -256,7 +267,7 @@ class Composition:
                     yield column.name, sizes[column.name]
 
     def _order_shards(self, fresh: ShardList) -> ShardList:
-        """Lists all shards of the new store in the order of the pieces; ``fresh`` are the shards of all copied
+        """Lists all shards of the new store in the order of the pieces. ``fresh`` has the shards of the copied
         records."""
         taken: list[ShardList] = []
         place = left = 0
@@ -280,8 +291,10 @@ class Composition:
 
 
 def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
-    """Sums the bytes of each ragged column, without the main image, in some shards of a store. Reads the manifests of
-    these shards; on this machine, of all other shards if they are fewer."""
+    """Sums the bytes of each ragged column, without the main image, in some shards of a store.
+
+    Reads the manifests of these shards. On this machine, reads the manifests of all other shards if they are fewer.
+    """
     places = [place for parts in taken_parts for place in parts.places]
     if isinstance(location(places[0]), UrlPath):
         manifests = [manifest for parts in taken_parts for manifest in read_shard_manifests(parts, whole.format)]
@@ -302,7 +315,7 @@ def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> di
 
 
 def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
-    """Yields the manifests of shards. Fetches those at a URL into the cache."""
+    """Yields the manifests of shards. Fetches whole shards at a URL into the cache."""
     for row, place in zip(parts.rows, parts.places, strict=True):
         path = location(place)
         if isinstance(path, UrlPath):
@@ -312,8 +325,10 @@ def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
 
 
 def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
-    """Returns the manifest's entry about the origin of a new store's records: the names of ``readers``, cut to 1,000
-    characters, and the dataset digest if there is only one."""
+    """Returns the manifest's entry about the origin of a new store's records: the names of the stores they come from.
+
+    Cuts the names to 1,000 characters. For a single store adds its dataset digest.
+    """
     names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
     digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
     return Origin("store", " + ".join(names)[:1000], 0, digest)

@@ -50,13 +50,13 @@ class Plan:
         format: Its format.
         encode: Options of the encoder. ``normalization`` is still None if ``auto_normalize`` is set.
         shape: Shape of every record, ``(H, W, 3)`` of its pixels; None if they differ.
-        auto_normalize: Mean and standard deviation must be computed first.
+        auto_normalize: Whether mean and standard deviation must be computed before packing.
         estimate_bytes: Estimated size of the store.
         free_bytes: Free space at the destination; None at a URL.
         options: Options of the caller, defaults not filled in.
-        index: The store gets a seek index.
+        index: Whether the store gets a seek index.
         shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
-        relative_link_folder: Base folder of relative links; None for absolute links or none.
+        relative_link_folder: Base folder of relative links; None without relative links.
     """
 
     source: Source
@@ -81,13 +81,14 @@ class Plan:
 def make_plan(
     source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Opens and surveys the source, checks the destination, and resolves all open options. Writes nothing; the
-    caller closes the plan's source.
+    """Opens and surveys the source, checks the destination, and fills in all options. Writes nothing.
+
+    The caller closes the plan's source.
 
     Raises:
         UsageError: Options that contradict each other or the source.
         SourceError: The source cannot be read or contains nothing to pack.
-        DestinationError: The destination exists, lies inside the source or has too little space.
+        DestinationError: The destination exists, or lies inside the source.
     """
     refuse_empty(source)
     source, destination = location(source), location(destination)
@@ -107,8 +108,10 @@ def make_plan(
 def plan_source(
     opened: Source, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Plans the conversion of an opened source: surveys it, and encodes a few samples to estimate sizes. Closes the
-    source if planning fails. Raises as :func:`make_plan`."""
+    """Plans the conversion of an opened source: surveys it, and encodes a few samples to estimate sizes.
+
+    Closes the source if planning fails. Raises the errors of :func:`make_plan`.
+    """
     try:
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
@@ -162,7 +165,7 @@ def plan_source(
 
 
 def _check_link(plan: Plan, encoder: Encoder) -> None:
-    """Raises :class:`UsageError` unless the records are the source's bytes unchanged."""
+    """Raises :class:`UsageError` if the records would not be the source's files unchanged."""
     if plan.encode.encoding != "original" or not encoder.passes_through:
         raise UsageError(
             f"link keeps files as they are, and images of this source would become {plan.encode.encoding}; leave "
@@ -180,8 +183,10 @@ def check_space(plan: Plan) -> None:
 
 
 def resolve_format(destination: Path, format: str | None) -> str:
-    """Returns ``format``, or the format that the suffix of ``destination`` names. Raises :class:`UsageError` for an
-    unknown suffix."""
+    """Returns ``format`` if it is given, else the format that the suffix of ``destination`` names.
+
+    Raises :class:`UsageError` for an unknown suffix.
+    """
     found = format or format_of(destination)
     if found is None:
         *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
@@ -193,8 +198,10 @@ def resolve_format(destination: Path, format: str | None) -> str:
 
 
 def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
-    """Raises :class:`UsageError` if images would be resized while columns tied to their pixels (boxes, masks, further
-    images) would not."""
+    """Raises :class:`UsageError` if images would be resized, but not the columns that belong to their pixels.
+
+    Such columns are boxes, keypoints, masks and further images.
+    """
     names = [column.name for column in survey.columns if column.traits.moves or column.traits.has_images]
     if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
         raise UsageError(
@@ -204,8 +211,11 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
 
 
 def _check_paths(source: Path, destination: Path) -> None:
-    """Raises :class:`UsageError` if the source does not exist, and :class:`DestinationError` if source and destination
-    are equal or one is in the other. Accepts every source of a dataset library."""
+    """Raises :class:`UsageError` if the source does not exist.
+
+    Raises :class:`DestinationError` if source and destination are equal, or one is in the other. Accepts the name of a
+    library's dataset.
+    """
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
     if not isinstance(source, UrlPath) and not source.exists():
@@ -215,11 +225,10 @@ def _check_paths(source: Path, destination: Path) -> None:
 
 
 def check_destination(destination: Path, options: ConvertOptions) -> None:
-    """Raises :class:`DestinationError` if no store can be written to a path: its directory does not exist, or something
-    is there that may not be replaced.
+    """Raises :class:`DestinationError` if no store can be written to the path ``destination``.
 
-    Raises :class:`UsageError` for a path as the destination of a cluster. Accepts every URL: the run itself checks
-    those.
+    Its directory does not exist, or something is there that may not be replaced. Raises :class:`UsageError` if a
+    cluster would write to a path. Accepts every URL: the run itself checks URLs.
     """
     shown = printable(str(destination))
     if isinstance(destination, UrlPath):
@@ -248,7 +257,10 @@ def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> tuple[EncodeOptions, bool]:
     """Returns the encode options with all defaults filled in, and whether mean and standard deviation must be computed
-    first. Raises :class:`UsageError` for options that do not fit the encoding."""
+    first.
+
+    Raises :class:`UsageError` for options that do not fit the encoding.
+    """
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"
     default = None if normalized else FORMATS[format].default_encoding
@@ -297,7 +309,7 @@ def _resolve_encoding(
 
 
 def _restore_reading(store: Manifest) -> Reading:
-    """Returns how a store's images were read from their files, by its manifest."""
+    """Reads from a store's manifest how its images were read from their files."""
     return replace(Reading.restore(store.image.mode, store.options), chosen=True)
 
 
@@ -308,8 +320,10 @@ def _reduces_to_8_bits(survey: Survey, reading: Reading) -> bool:
 
 
 def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
-    """Estimates the size of the store on disk. ``sampled`` are the bytes of some records, for an encoding whose sizes
-    are not known beforehand."""
+    """Estimates the size of the store on disk.
+
+    ``sampled``: bytes of some encoded records; used if the encoding does not tell their sizes.
+    """
     survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes

@@ -1,7 +1,7 @@
 """The type ``images``: any number of image files a record.
 
-A stored value is a frame: the number of files as little-endian ``uint64``, the size of each in bytes likewise, then the
-files one after the other. ``numpy.frombuffer(value, "<u8", 1 + n)`` reads its head.
+A stored value is a frame: the number of files as little-endian ``uint64``, the size of each in bytes in the same form,
+then the files one after the other. ``numpy.frombuffer(value, "<u8", 1 + n)`` reads its head.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _SIZE = np.dtype("<u8")
 
 @dataclass(frozen=True, slots=True)
 class Images(Field):
-    """A list of image files, each a path or the bytes of a file, stored unchanged. It may be empty.
+    """A list of image files, each a path or the bytes of a file. Stores the files unchanged. The list may be empty.
 
     Attributes:
         optional: A sample may have no list.
-        mode: The :mod:`mode <packstore.core.modes>` as which the files are read; None for RGB of 8 bits.
+        mode: The :mod:`mode <packstore.core.modes>` to which readers convert the files; None for RGB of 8 bits.
     """
 
     optional: bool = False
     mode: str | None = None
 
     def column(self, name: str) -> Column:
-        """Creates the column, with the mode unless that is RGB."""
+        """Creates the column. Its mode is None for RGB."""
         return replace(Field.column(self, name), mode=None if self.mode == RGB.name else self.mode)
 
 
 class ImagesType(ColumnType):
-    """Any number of image files, joined as :func:`frame` does."""
+    """Any number of image files, joined by :func:`frame`."""
 
     name = "images"
     form: ClassVar[Form] = "files"
@@ -48,7 +48,7 @@ class ImagesType(ColumnType):
     field = Images
 
     def to_stored(self, column: Column, value: Any) -> bytes:
-        """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list of bytes."""
+        """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list or tuple of bytes."""
         if not isinstance(value, (list, tuple)) or not all(isinstance(file, Buffer) for file in value):
             raise unfit_error(column, "a list of bytes", value)
         return frame(value)
@@ -72,8 +72,7 @@ def frame(files: Sequence[Buffer]) -> bytes:
 
 
 def split_files(data: memoryview) -> list[memoryview]:
-    """Splits a stored value into its files, without copying. Raises :class:`ValueError` if their sizes do not add up to
-    the value's."""
+    """Splits a stored value into its files, without copying. Raises :class:`ValueError` if the sizes do not add up."""
     count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
     head = (1 + count) * _SIZE.itemsize
     if count < 0 or head > data.nbytes:

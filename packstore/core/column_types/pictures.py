@@ -15,20 +15,22 @@ MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 
 
 class PictureType(ArrayType):
-    """Base of images and masks. Values are files; if the column has a layout (order of axes, such as ``HWC``), they
-    are arrays."""
+    """Base of images and masks. Values are files, or arrays if the column has a layout: the order of the axes, such as
+    ``HWC``."""
 
     form = "file"
     large = True
     is_picture = True
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
-        """Returns the bytes of a file; if the column has a layout, converts an array. Raises :class:`ValueError` for a
-        value that is neither bytes nor, with a layout, a fitting array."""
+        """Returns the bytes of a file; if the column has a layout, converts an array.
+
+        Raises :class:`ValueError` for other values, and for an array that does not fit the layout.
+        """
         return to_bytes(column, value) if column.layout is None else super().to_stored(column, value)
 
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
-        """Returns the array. Raises :class:`ValueError` unless it has the layout's dimensions and channels."""
+        """Returns the array if it has the layout's dimensions and channels, else raises :class:`ValueError`."""
         dimensions = len(column.layout or "")
         if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != column.pixels.channels):
             raise unfit_error(column, f"an array {column.layout}", value)
@@ -40,7 +42,7 @@ class PictureType(ArrayType):
 
 
 class ImageType(PictureType):
-    """An image: files, ``HWC`` whole numbers or ``CHW`` floating point."""
+    """An image: a file, ``HWC`` whole numbers, or ``CHW`` floating point numbers."""
 
     name = "image"
     has_images = True

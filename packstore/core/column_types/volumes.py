@@ -13,7 +13,8 @@ VOLUME_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
 
 
 class VolumeType(ArrayType):
-    """An array ``CHW`` or ``DCHW`` with the height and width of the image. Its values are never blended."""
+    """An array ``CHW`` or ``DCHW`` with the height and width of the image. Resizing takes its nearest values, never a
+    mean."""
 
     name = "volume"
     large = True
@@ -27,14 +28,14 @@ class VolumeType(ArrayType):
         return known and axes == len(column.layout or "") and bool(column.shape) == (column.kind == "fixed")
 
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
-        """Returns the array. Raises :class:`ValueError` unless it has the layout's dimensions."""
+        """Returns the array if it has the layout's dimensions, else raises :class:`ValueError`."""
         if array.ndim != len(column.layout or ""):
             raise unfit_error(column, f"an array {column.layout}", value)
         return array
 
 
 class ClipType(VolumeType):
-    """A volume of pixels, which are resized as the image is."""
+    """A volume of pixels. Resizing blends its values, as those of the image."""
 
     name = "clip"
 
