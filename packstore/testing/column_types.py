@@ -34,9 +34,9 @@ class ColumnTypeSuite:
     Attributes:
         type: Its name in the registry.
         field: A declaration with which the values are packed.
-        optional: The same declaration for values that may be missing; None if there is none.
+        optional: The declaration with missing values allowed; None if the type has no missing values.
         values: Values of different kinds: the smallest, usual ones, large ones.
-        wrong: Values that the type refuses.
+        wrong: Values that the type has to refuse.
     """
 
     type: ClassVar[str]
@@ -76,7 +76,7 @@ class ColumnTypeSuite:
         assert verify(tmp_path / f"a.{suffix}", decode=True).problems == ()
 
     def test_missing_values_come_back(self, tmp_path: Path) -> None:
-        """A missing value reads as None, between others."""
+        """A missing value reads as None, between others. Skipped if :attr:`optional` is None."""
         if self.optional is None:
             pytest.skip("a value is never missing")
         values = [each for value in self.values for each in (value, None)]
@@ -103,7 +103,8 @@ class ColumnTypeSuite:
                 to_stored(column, value)
 
     def test_damaged_values_are_errors_or_values(self, tmp_path: Path) -> None:
-        """Damaged bytes read as a value or raise :class:`StoreError`, and nothing else."""
+        """Damaged bytes read as a value or raise :class:`StoreError`, and nothing else. Skipped for values of a fixed
+        size."""
         column = self.column(tmp_path)
         if column.kind == "fixed":
             pytest.skip("any bytes of the right size are numbers")

@@ -30,9 +30,13 @@ _MARKS = b'0123456789{}[]",:\n'
 def damage_file(folder: Path, random: Random) -> str:
     """Damages a random file below ``folder``. Returns a description of the damage.
 
-    Draws a suffix first, then a file that has it, so that rare types of files are damaged as often as others. Mostly
-    corrupts bytes. Otherwise deletes the file, sets its size to 8 GiB (sparse), or replaces it by a folder, a pipe, a
-    link to itself or a link to ``/dev/zero``.
+    Draws a suffix first, and then a file with this suffix: rare types of files are damaged as often as others. Mostly
+    corrupts bytes. Otherwise deletes the file, or replaces it by one of these:
+
+    - a sparse file of 8 GiB
+    - an empty folder
+    - a pipe
+    - a link to itself, or to ``/dev/zero``
     """
     by_suffix: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
@@ -58,8 +62,8 @@ def damage_file(folder: Path, random: Random) -> str:
 
 
 def corrupt_bytes(data: bytes, random: Random) -> bytes:
-    """Returns a copy of ``data`` that is cut off, overwritten, repeated or emptied, or in which numbers and punctuation
-    are changed."""
+    """Returns a copy of ``data`` with one random change: cut off, overwritten, repeated, emptied, or with a number or
+    sign replaced."""
     found, place = bytearray(data), random.randrange(len(data) or 1)
     some = random.choice((1, 4, 8, _CHUNK, 4096))
     how = random.randrange(8)
@@ -86,6 +90,7 @@ def corrupt_bytes(data: bytes, random: Random) -> bytes:
 
 
 def copy_damaged(folder: Path, copy: Path, random: Random) -> str:
-    """Copies ``folder`` to ``copy`` and damages a file of the copy. Returns a description of the damage."""
+    """Copies ``folder`` to ``copy`` and damages a file of the copy. Returns a description of the damage. Keeps
+    links."""
     shutil.copytree(folder, copy, symlinks=True)
     return damage_file(copy, random)

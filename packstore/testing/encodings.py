@@ -59,14 +59,13 @@ _DAMAGED = {
 class EncodingSuite:
     """Tests of the duties of every encoding. Inherit it to prove an encoding::
 
-        class TestPng(EncodingSuite):
-            encoding = "png"  # registered before, or an entry point
+        class TestPng(EncodingSuite): encoding = "png"  # registered before, or an entry point
 
     Attributes:
         encoding: Its name in the registry.
-        variants: Further fields of :class:`EncodeOptions`; each test runs with each variant. If all images must have
+        variants: Further fields of :class:`EncodeOptions`. Most tests run with each variant. If all images must have
             one size, every variant needs a ``size``.
-        tolerance: Largest mean difference of pixels before and after, of 255; 0 for a lossless encoding.
+        tolerance: Largest mean difference of pixel values (0 to 255) before and after; 0 for a lossless encoding.
     """
 
     encoding: ClassVar[str]
@@ -148,7 +147,7 @@ class EncodingSuite:
                     assert self.pixels(encoder, EncodedImage(record, shape)).shape == shape
 
     def test_bytes_follow_from_the_image_and_the_options_alone(self) -> None:
-        """In any order, from many threads, and with a fresh encoder."""
+        """Records are equal in any order, from many threads, and from a fresh encoder."""
         files = self.files()
         for first, second in zip(self.encoders(), self.encoders(), strict=True):
             expected = {name: bytes(first(name, data).record) for name, data in files.items()}
@@ -179,7 +178,7 @@ class EncodingSuite:
                 assert encoder.compare("key", image_file(other, "JPEG"), record, shape) is not None
 
     def test_damage_is_found(self) -> None:
-        """``compare`` finds empty and truncated records, and a changed value of pixels."""
+        """``compare`` finds empty and truncated records. In stored pixels, it finds a changed value."""
         data = image_file(picture(70, 90))
         for encoder in self.encoders():
             record = bytearray(encoder("key", data).record)
@@ -191,7 +190,7 @@ class EncodingSuite:
 
     @pytest.mark.parametrize("name", _DAMAGED)
     def test_a_damaged_file_is_named(self, name: str) -> None:
-        """A file that is no image, or truncated, raises :class:`SampleError` with its key."""
+        """A file that is truncated or no image raises :class:`SampleError` with its key."""
         for encoder in self.encoders():
             with pytest.raises(SampleError) as caught:
                 encoder("class/x.jpg", _DAMAGED[name])
@@ -200,7 +199,8 @@ class EncodingSuite:
 
     @pytest.mark.parametrize("option", _GEOMETRY)
     def test_options_apply_or_are_refused(self, option: str) -> None:
-        """An option of size or orientation changes the record's shape as it should, or raises :class:`UsageError`."""
+        """An option of size or orientation changes the record's shape as it should. An encoding without this option
+        raises :class:`UsageError`."""
         options = {"encoding": self.encoding, option: _GEOMETRY[option]}
         if option not in ENCODINGS[self.encoding].accepts:
             with pytest.raises(UsageError, match="cannot apply"):
@@ -231,7 +231,7 @@ class EncodingSuite:
                 assert [bytes(one.view(i)) for i in range(5)] == [bytes(other.view(i)) for i in range(5)]
 
     def test_an_interrupted_conversion_goes_on_with_the_same_libraries(self, tmp_path: Path) -> None:
-        """The fingerprint by which a conversion resumes is the same for equal options, and contains the versions of
+        """The fingerprint by which a conversion resumes is the same for equal options. It contains the versions of
         libraries."""
         (tmp_path / "images").mkdir()
         (tmp_path / "images/x.png").write_bytes(image_file(picture(40, 30)))

@@ -44,7 +44,8 @@ class ExportFixtures:
 
     @property
     def stored_encoding(self) -> str:
-        """Encoding of stores whose images this kind holds unchanged: ``original``, or ``uint8`` without files."""
+        """Encoding of stores whose images this kind holds unchanged: ``original``, or ``uint8`` if the kind holds no
+        files."""
         return "original" if "files" in self.registered.image_forms else "uint8"
 
     @pytest.fixture
@@ -65,7 +66,7 @@ class ExportFixtures:
         return tmp_path / "in.lmdb"
 
     def import_back(self, path: Path, tmp_path: Path, **options: Any) -> Manifest:
-        """Converts an export to a new store and returns its manifest."""
+        """Converts an export to a new store in ``tmp_path`` and returns its manifest."""
         number = len(list(tmp_path.glob("again-*")))
         return convert(path, tmp_path / f"again-{number}.h5", **options).manifest
 

@@ -21,7 +21,7 @@ class ExportInterruptsSuite(ExportFixtures):
 
     @property
     def small_shards(self) -> dict[str, Any]:
-        """Options for several shards of the 12 images; none for a kind without shards of a size."""
+        """Options that divide the 12 images into several shards. Empty for a kind without ``shard_size``."""
         sized = self.registered.shard_bytes is not None and not self.registered.one_file
         return {"shard_size": 1500} if sized else {}
 
@@ -29,7 +29,7 @@ class ExportInterruptsSuite(ExportFixtures):
     def test_an_interrupted_run_is_gone_on_with(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A run that is interrupted several times resumes, and the export equals one of a whole run."""
+        """A run that is interrupted several times resumes. The export equals the export of a whole run."""
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         options = self.small_shards
         monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
@@ -45,7 +45,7 @@ class ExportInterruptsSuite(ExportFixtures):
     def test_a_run_that_was_killed_before_publishing_is_gone_on_with(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A run killed before publishing resumes, and the export equals one of a whole run."""
+        """A run killed before publishing resumes. The export equals the export of a whole run."""
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         self.export(store, whole)
         monkeypatch.setattr(ExportStaging, "publish", kill)
@@ -76,7 +76,7 @@ class ExportInterruptsSuite(ExportFixtures):
     def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
         self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The next run takes the new export, not the replaced one, which then lies at the staged export's path."""
+        """The next run keeps the new export. It does not take the replaced one, which lies in the work directory."""
         out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
         self.export(store, whole)
         for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):
@@ -121,7 +121,7 @@ class ExportInterruptsSuite(ExportFixtures):
 
 
 class Stop:
-    """Progress callback that raises :class:`KeyboardInterrupt` once more than ``done`` records are done."""
+    """Progress callback that raises :class:`KeyboardInterrupt` as soon as more than ``done`` records are done."""
 
     def __init__(self, done: int) -> None:
         self.done = done
@@ -132,7 +132,7 @@ class Stop:
 
 
 def kill(at: WorkDirectory | ExportStaging, *_: object) -> None:
-    """Replaces a method that publishes or removes a work directory: releases the lock and raises
-    :class:`KeyboardInterrupt`."""
+    """Releases the lock of a work directory and raises :class:`KeyboardInterrupt`. Replaces a method that publishes or
+    removes the directory."""
     (at.work if isinstance(at, ExportStaging) else at).release()
     raise KeyboardInterrupt

@@ -82,8 +82,8 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.parametrize("kind", _first_fast(reversed(KINDS)))
     def test_records_of_every_type_come_back(self, tmp_path: Path, kind: str) -> None:
-        """Odd keys, missing values, columns of every type and dtype, and files that are no images come back; or the
-        kind refuses them."""
+        """Odd keys, missing values, columns of every type and dtype, and files that are no images come back. Or the
+        kind refuses the store."""
         write(tmp_path / "made.lmdb", make_records(kind, count=9))
         manifest = convert(tmp_path / "made.lmdb", tmp_path / "in.lmdb", check="none").manifest
         out = self.destination(tmp_path)
@@ -151,8 +151,8 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.slow
     def test_jpeg_and_png_are_made_only_when_asked(self, folder: Path, tmp_path: Path) -> None:
-        """With ``encode``, an import has files of that format: PNG with the same digest, JPEG with another. A
-        kind without files refuses both."""
+        """With ``encode``, an import has files of that format: PNG with the same digest, JPEG with another. A kind that
+        holds no files refuses both."""
         store = tmp_path / "in.lmdb"
         digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
         for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):
@@ -177,7 +177,8 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.slow
     def test_an_existing_destination(self, store: Path, tmp_path: Path) -> None:
-        """An existing export is replaced only with ``overwrite``, and never with a foreign file in it."""
+        """An existing export is replaced only with ``overwrite``. A folder with a foreign file in it is never
+        replaced."""
         out = self.destination(tmp_path)
         self.export(store, out)
         before = listing(tmp_path)
@@ -193,7 +194,7 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.parametrize("what", ["folder", "file", "store"])
     def test_what_is_no_export_is_never_replaced(self, store: Path, tmp_path: Path, what: str) -> None:
-        """A foreign folder, a foreign file and a store stay as they are, also with ``overwrite``."""
+        """A foreign folder, a foreign file and a store stay unchanged, also with ``overwrite``."""
         out = self.destination(tmp_path)
         if what == "folder":
             out.mkdir()
@@ -229,8 +230,11 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.slow
     def test_a_changed_export_is_refused(self, store: Path, tmp_path: Path) -> None:
-        """Importing an export with a changed ``packstore.json``, a missing record line or an added image raises
-        :class:`SourceError`. Skipped for an export of one file."""
+        """Importing a changed export raises :class:`SourceError`. Changes are a wrong ``packstore.json``, a missing
+        record line, and an added image.
+
+        Skipped for an export of one file.
+        """
         out = self.destination(tmp_path)
         self.export(store, out)
         if not out.is_dir():

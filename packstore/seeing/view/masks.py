@@ -35,11 +35,10 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
 
 
 def color_mask(values: NDArray[Any]) -> WebFile:
-    """Converts a mask ``(H, W)`` to an RGBA picture; 0, usually the background, is transparent.
+    """Converts a mask ``(H, W)`` to an RGBA picture. The value 0, usually the background, is transparent.
 
-    Floating point values, such as depth, become an opaque gray picture, black and white at their 1st and 99th
-    percentile. A mask of more than 2**24
-    pixels is thinned out.
+    Floating point values, such as depth, become an opaque gray picture. Its black and white are the 1st and the 99th
+    percentile. Leaves out rows and columns of a mask with more than 2**24 pixels.
     """
     step = 1 + math.isqrt(max(0, values.size - 1) // _MOST_PIXELS)
     values = values[::step, ::step]
@@ -51,7 +50,7 @@ def color_mask(values: NDArray[Any]) -> WebFile:
 
 
 def list_values(values: NDArray[Any]) -> list[int]:
-    """Returns the smallest 256 of the values that occur in a mask, ascending. Returns none for floating point."""
+    """Returns the values that occur in a mask, ascending; at most the smallest 256. Returns none for floating point."""
     if values.dtype.kind == "f":
         return []
     return [int(n) for n in np.unique(values)[:_MOST_LISTED]]

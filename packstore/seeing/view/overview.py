@@ -31,16 +31,20 @@ _MOST_CLASSES = 100_000
 
 
 def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[str, Any]:
-    """Counts the records of each class by split; for a column of lists of classes also joint occurrences.
+    """Counts the records of each class by split. For a column of lists of classes, also counts joint occurrences.
 
-    Without ``fetch``, counts only records on this machine. If a large store has lists of classes, counts an evenly
+    Without ``fetch``, counts only records on this machine. Of a large store with lists of classes, counts an evenly
     spread sample. Without class names, counts numbers below 100,000.
 
     Returns:
-        A JSON object: ``column`` (its name), ``classes`` (their number), ``splits`` (of each: ``name``, ``counts`` by
-        class, numbers of ``missing`` and ``unreadable`` labels; unreadable lists count as missing), ``seen`` (number of
-        counted records), ``together`` (the result of :func:`_count_pairs` for lists of classes, else None). Only
-        ``{"column": None}`` in a store without classes.
+        A JSON object; only ``{"column": None}`` in a store without classes.
+
+        - ``column``: name of the column.
+        - ``classes``: number of classes.
+        - ``splits``: ``name``, ``counts`` by class, and numbers of ``missing`` and ``unreadable`` labels of each split.
+          Unreadable lists count as missing.
+        - ``seen``: number of counted records.
+        - ``together``: result of :func:`_count_pairs` for lists of classes, else None.
     """
     manifest = reader.manifest
     column = find_class_column(manifest)
@@ -79,8 +83,12 @@ def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop
     """Summarises the images of records ``start`` to ``stop - 1``.
 
     Returns:
-        A JSON object: ``seen`` (number of images whose headers were read), ``total`` (number of records), ``kinds``
-        (``name`` and ``count`` of each kind), ``histograms`` (by measure, see :func:`_compute_histogram`).
+        A JSON object:
+
+        - ``seen``: number of images whose headers were read.
+        - ``total``: number of records.
+        - ``kinds``: ``name`` and ``count`` of each kind.
+        - ``histograms``: by measure, see :func:`_compute_histogram`.
     """
     inside = (headers.records >= start) & (headers.records < stop)
     kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
@@ -99,15 +107,15 @@ def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop
 
 
 def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Returns name, start and stop of each split; without splits, one range called ``all``."""
+    """Returns name, start and stop of each split. Without splits, returns one range called ``all``."""
     if not manifest.splits:
         return [("all", 0, manifest.records)]
     return [(split.name, split.start, split.stop) for split in manifest.splits]
 
 
 def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
-    """Returns the number of labels of each class, the number of missing labels, and that of labels that are unreadable
-    or have no class."""
+    """Returns three counts: labels of each class, missing labels, and labels that are unreadable or not below
+    ``count``."""
     valid = labels[(labels >= 0) & (labels < count)]
     missing = int((labels == MISSING).sum())
     wrong = int((labels == UNREADABLE).sum()) + int((labels >= count).sum())
@@ -117,8 +125,11 @@ def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int
 def _read_class_lists(
     reader: Reader, name: str, records: NDArray[np.int64], report: Report
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Reads the class numbers of ``records``. Returns the record of each class number, and the class numbers. Skips
-    records that cannot be read."""
+    """Reads the class numbers of ``records``. Returns two arrays of one length: record numbers, and a class number for
+    each.
+
+    Skips records that cannot be read.
+    """
     owners: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int64]] = []
     for start, stop, part in iterate_parts_with(reader, records):
@@ -139,11 +150,13 @@ def _read_class_lists(
 
 
 def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
-    """Counts the records in which two of the 20 most frequent classes occur together. ``pairs`` are record and class
-    number.
+    """Counts the records in which two of the 20 most frequent classes occur together. A row of ``pairs`` is a record
+    and a class number.
 
-    Returns ``classes``, the numbers of these classes, the most frequent first, and ``counts``, a square matrix in their
-    order. Its diagonal counts each class.
+    Returns two entries:
+
+    - ``classes``: numbers of these classes, the most frequent first.
+    - ``counts``: a square matrix in their order. Its diagonal counts each class.
     """
     totals = np.bincount(pairs[:, 1], minlength=count)
     top = np.argsort(-totals, kind="stable")[: min(_TOGETHER, int((totals > 0).sum()))]
@@ -158,10 +171,10 @@ def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
 
 
 def _compute_histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
-    """Computes a histogram of all positive finite values in 24 logarithmic bins.
+    """Computes a histogram of all positive finite values in 24 logarithmic bins. Returns None if there are none.
 
     Returns ``edges``, ``counts`` of all values, and ``splits``: the counts of each split. If all values are equal,
-    there is one bin, and ``splits`` is empty. Returns None without positive values.
+    there is one bin, and ``splits`` is empty.
     """
     sound = np.isfinite(given) & (given > 0)
     values = given[sound]

@@ -24,14 +24,14 @@ class Query:
     """Conditions that a record must all meet, and the order of the records.
 
     Attributes:
-        split: Name of the split; None for any.
+        split: Name of the split; None for all records.
         label: Class number, :data:`NO_CLASS` for no class; None for any.
-        text: Text in the key, ignoring case.
-        ranges: Name from :data:`MEASURES`, lowest and highest value.
+        text: Text in the key, ignoring ASCII case; empty for any key.
+        ranges: Measures to filter by: name from :data:`MEASURES`, lowest and highest value of each.
         kind: Kind of image, such as ``jpeg RGB``; None for any.
         mark: Finding, such as ``damaged``; None for any.
         sort: One of :data:`SORTS`.
-        descending: Largest first.
+        descending: Reverse the order.
     """
 
     split: str | None = None
@@ -50,12 +50,15 @@ class Query:
 
     @property
     def needs_all(self) -> bool:
-        """True if the query needs a value of every record."""
+        """True if the query needs a value of every record: a header, a label or a key."""
         return self.needs_headers or self.label is not None or bool(self.text) or self.sort == "key"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """Parses the parameters of an address; ignores unknown ones. Raises :class:`UsageError` for invalid values."""
+        """Parses the parameters of an address; ignores unknown ones.
+
+        Raises :class:`UsageError` for an unknown order, a wrong number or range, and a text of more than 200 letters.
+        """
         sort = given.get("sort") or "record"
         if sort not in SORTS:
             raise UsageError(f"sort should be one of {', '.join(SORTS)}, got {sort!r}")
@@ -76,8 +79,8 @@ class Query:
 
 
 def parse_number(name: str, text: str, least: int = 0) -> int:
-    """Parses a whole number in an address. Raises :class:`UsageError` for other text, and for a number below ``least``
-    or with more than 18 digits."""
+    """Parses a whole number in an address. Raises :class:`UsageError` for other text, a number below ``least``, and
+    more than 18 digits."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS) or int(text) < least:
         raise UsageError(f"{name} should be a whole number from {least}, got {text[:40]!r}")
@@ -85,8 +88,10 @@ def parse_number(name: str, text: str, least: int = 0) -> int:
 
 
 def _parse_range(name: str, text: str) -> tuple[float, float]:
-    """Parses a range such as ``"10:20"``; either end may be missing, and is then infinite. Raises :class:`UsageError`
-    for other text, but not for ends in the wrong order."""
+    """Parses a range such as ``"10:20"``. A missing end is infinite. Raises :class:`UsageError` for other text.
+
+    A range with its ends in the wrong order is accepted, and matches nothing.
+    """
     low, colon, high = text.partition(":")
     try:
         ends = float(low or "-inf"), float(high or "inf")

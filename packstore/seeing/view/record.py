@@ -30,7 +30,10 @@ _EXIF_TAGS, _EXIF_TEXT = 80, 200
 
 def describe_record(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
     """Describes a record for the page as a JSON object: ``record``, ``key``, ``split``, ``shard``, ``image``,
-    ``checksums``, ``columns`` and ``exif``. A damaged part becomes, or contains, ``{"error": text}``."""
+    ``checksums``, ``columns`` and ``exif``.
+
+    A damaged part has the entry ``error`` with a text.
+    """
     manifest = reader.manifest
     described = [c for c in shown_columns(manifest) if c.name != "image"]
     return {
@@ -54,12 +57,12 @@ def shown_columns(manifest: Manifest) -> list[Column]:
 def describe_value(column: Column, value: Any) -> dict[str, Any]:
     """Converts a column's value, from :meth:`packstore.stores.base.Reader.item`, to a JSON object to show.
 
-    Returns:
-        An object whose keys depend on the column. Missing values and labels: ``value``. Images and masks: only
-        ``nbytes``. Lists of files: ``value`` is the length of each file, ``nbytes`` their sum. Other bytes: ``value``
-        is the first 64 in hexadecimal, ``nbytes`` their number. Texts and JSON: ``value`` is the beginning, ``cut`` the
-        full length if it is longer. Arrays: ``value`` is the first rows, ``shape`` the array's shape, ``cut`` the
-        number of rows if there are more.
+    - Missing values and labels: ``value``.
+    - Images and masks: only ``nbytes``.
+    - Lists of files: ``value`` is the length of each file, ``nbytes`` their sum.
+    - Other bytes: ``value`` is the first 64 in hexadecimal, ``nbytes`` their number.
+    - Texts and JSON: ``value`` is the first 16,000 letters. If there are more, ``cut`` is their number.
+    - Arrays: ``shape``, and ``value`` with the first rows. If there are more, ``cut`` is the number of rows.
     """
     if value is None:
         return {"value": None}
@@ -85,7 +88,7 @@ def describe_value(column: Column, value: Any) -> dict[str, Any]:
 
 
 def to_json_numbers(array: NDArray[Any]) -> Any:
-    """Converts ``array`` to lists for JSON; NaN, infinity and whole numbers of more than 53 bits become strings."""
+    """Converts ``array`` to lists for JSON. NaN, infinity and whole numbers of more than 53 bits become strings."""
 
     def plain(value: Any) -> Any:
         """Converts a value of a list, and the values of nested lists."""
@@ -104,8 +107,8 @@ def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
-    """Describes a column: ``name``, ``type``, ``dtype``, ``parallel``, and its value as :func:`describe_value` does. If
-    the value is damaged, ``error`` takes its place."""
+    """Describes a column: ``name``, ``type``, ``dtype``, ``parallel``, and the entries of :func:`describe_value`. If
+    the value is damaged, ``error`` replaces these entries."""
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
         return about | describe_value(column, reader.item(column.name, record))
@@ -114,8 +117,11 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
 
 
 def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
-    """Describes the main image: bytes, size, kind, and the size and window in which it is shown. If it is damaged,
-    returns what could be read, with ``error``. Decodes the image."""
+    """Describes the main image: bytes, size, kind, and the size and display window in which it is shown. Decodes the
+    image.
+
+    If the image is damaged, returns ``error`` and the facts that could be read.
+    """
     column = reader.manifest.image
     try:
         data = memoryview(reader.view(record)).cast("B")
@@ -141,10 +147,11 @@ def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[
 
 
 def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
-    """Compares the stored checksums of the image and of the other columns with computed ones.
+    """Compares the stored checksums of the image and of the other columns with computed ones. Returns an object for
+    each.
 
-    Returns an object for each: ``of``, ``ok``, ``stored`` and ``found``; or ``of``, ``ok``
-    False and ``error`` if a value cannot be read. Without row checksums there is only that of the image.
+    The object has ``of``, ``ok``, ``stored`` and ``found``. If a value cannot be read, it has ``of``, ``ok`` (False)
+    and ``error``. Without row checksums, returns only the object of the image.
     """
     manifest = reader.manifest
     found: list[dict[str, Any]] = []
@@ -170,8 +177,11 @@ def _describe_comparison(what: str, stored: int, found: int) -> dict[str, Any]:
 
 
 def _read_exif(reader: Reader, record: int) -> dict[str, str]:
-    """Reads the EXIF values by tag name, at most 80, cut to 200 letters, without bytes; ``GPS`` precedes the names of
-    that directory's tags. Empty for pixels. Raises :class:`DecodeError` if EXIF is damaged."""
+    """Reads the EXIF values of an image by tag name, at most 80, each cut to 200 letters. Leaves out values of bytes.
+
+    Names of tags of the GPS directory begin with ``GPS``. Empty for pixels. Raises :class:`DecodeError` if EXIF is
+    damaged.
+    """
     if reader.manifest.image.layout is not None:
         return {}
     from PIL import ExifTags, Image
@@ -189,7 +199,7 @@ def _read_exif(reader: Reader, record: int) -> dict[str, str]:
 
 
 def _find_shard_name(reader: Reader, record: int) -> str | None:
-    """Returns the name of a record's shard. Returns None in a store without shards."""
+    """Returns the name of a record's shard; None in a store without shards."""
     shards = reader.manifest.shards
     if shards is None:
         return None
@@ -197,7 +207,7 @@ def _find_shard_name(reader: Reader, record: int) -> str | None:
 
 
 def _read_or_error(work: Any) -> Any:
-    """Returns the result of ``work``, or ``{"error": text}`` if a part of the store is damaged."""
+    """Returns the result of ``work``, or ``{"error": text}`` if it raises an error of the store."""
     try:
         return work()
     except (PackstoreError, IndexError) as error:

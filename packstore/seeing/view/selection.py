@@ -20,13 +20,13 @@ MOST_SORTED = 5_000_000
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Selected records in order: a range, or an array.
+    """Selected records in order: a range, or an array. ``len()`` is their number.
 
     Attributes:
         start: First record of the range, if ``records`` is None.
         stop: End of the range.
         records: The records in order; None for a range.
-        descending: The order is reversed.
+        descending: Positions count from the end.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Selection:
         return self.stop - self.start if self.records is None else len(self.records)
 
     def slice_records(self, first: int, last: int) -> list[int]:
-        """Returns the records at positions ``first`` to ``last - 1``, as far as they exist."""
+        """Returns the records at positions ``first`` to ``last - 1``. Leaves out positions beyond the end."""
         count = len(self)
         first, last = min(first, count), min(last, count)
         if self.descending:
@@ -48,7 +48,7 @@ class Selection:
         return numbers[::-1] if self.descending else numbers
 
     def position(self, record: int) -> int | None:
-        """Returns the position of a record. Returns None if the record is not selected."""
+        """Returns the position of a record; None if the record is not selected."""
         if self.records is None:
             at = record - self.start if self.start <= record < self.stop else None
         else:
@@ -64,8 +64,9 @@ def select_records(
     marks: Mapping[str, NDArray[np.int64]],
     report: Report,
 ) -> Selection:
-    """Selects and sorts the records of a query. A finding or kind that no record has selects none. A record
-    without a measure (the width of an unreadable image) matches no range of it, and counts as smallest.
+    """Selects and sorts the records of a query. A finding or kind that no record has selects none.
+
+    An unreadable image has no size: no range of sizes matches it, and it counts as the smallest.
 
     Args:
         reader: The store.
@@ -112,7 +113,7 @@ def select_records(
 
 
 def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
-    """Returns the range of the query's split. Raises :class:`UsageError` if it is unknown."""
+    """Returns first record and end of the query's split. Raises :class:`UsageError` if the split is unknown."""
     try:
         split = reader.split(query.split)
     except KeyError as error:
@@ -121,7 +122,7 @@ def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
 
 
 def _match_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
-    """Returns which records have a class number, bool ``(N,)``. Raises :class:`UsageError` in a store without
+    """Finds the records that have a class number: bool ``(N,)``. Raises :class:`UsageError` in a store without
     classes."""
     column = find_class_column(reader.manifest)
     if column is None:

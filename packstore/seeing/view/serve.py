@@ -33,16 +33,16 @@ def serve_page(
 
     Args:
         path: A store of any format.
-        announce: Called with the address, which contains the token, when the server listens.
-        stopping: Called when a signal arrives, before the server waits for running requests.
+        announce: Called with the secret address when the port is open, before the server answers.
+        stopping: Called when a signal arrives. After it, the server waits two seconds for running requests.
         port: Port to listen at; 0 for a free one.
         browser: Also open the address in the browser.
-        audit: Report of ``packstore audit --json FILE`` whose findings are marked.
-        verified: Report of ``packstore verify --json`` whose problems are marked.
+        audit: Report of ``packstore audit --json FILE``. Its findings are marked.
+        verified: Report of ``packstore verify --json``. Its problems are marked.
 
     Raises:
         StoreError: The store does not open.
-        UsageError: A library is not installed, the port is taken, or a file is not such a report.
+        UsageError: A library is not installed, the port cannot be used, or a file is no report about this store.
     """
     for name in ("starlette", "uvicorn"):
         try:
@@ -87,8 +87,8 @@ def serve_page(
 
 
 def _open_listener(port: int) -> socket.socket:
-    """Opens the listening socket on this machine's own address. Raises :class:`UsageError` if the port cannot be
-    used."""
+    """Opens the listening socket at 127.0.0.1. Port 0 takes a free one. Raises :class:`UsageError` if the port cannot
+    be used."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

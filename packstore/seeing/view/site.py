@@ -32,8 +32,9 @@ class NotThereError(UsageError):
 
 
 class Site:
-    """State of the page's server: a store and all that the handlers need. Refuses queries that would fetch more than 1
-    GiB, unless the user has allowed it.
+    """State of the page's server: a store and all that the handlers need.
+
+    Refuses queries that would fetch more than 1 GiB, unless the user has allowed fetching.
 
     Attributes:
         reader: The store.
@@ -62,11 +63,11 @@ class Site:
         return int(shards.table["nbytes"][~here].sum())
 
     def allow_fetching(self, request: Request) -> None:
-        """Allows fetching all shards from now on if the request says ``all=1``."""
+        """If the request says ``all=1``, allows fetching all shards from now on."""
         self.fetches_all = self.fetches_all or request.query_params.get("all") == "1"
 
     def refuse_large_fetch(self) -> None:
-        """Raises :class:`UsageError` if more than 1 GiB would have to be fetched and the user has not allowed it."""
+        """Raises :class:`UsageError` if shards of more than 1 GiB are absent, unless the user has allowed fetching."""
         absent = 0 if self.fetches_all else self.absent_bytes
         if absent > _MOST_FETCHED:
             raise UsageError(
@@ -81,7 +82,7 @@ class Site:
         self.reader.close()
 
     def parse_record(self, request: Request) -> int:
-        """Parses the record number in the address. Raises :class:`NotThereError` if the store has no such record,
+        """Parses the record number in the address. Raises :class:`NotThereError` if the store has no such record, and
         :class:`UsageError` for another text."""
         number = parse_number("record", request.path_params["record"])
         if number >= len(self.reader):
@@ -89,21 +90,25 @@ class Site:
         return number
 
     async def run_unless_disconnected(self, request: Request, work: Callable[[], _T]) -> _T | None:
-        """Runs ``work`` like :meth:`run_in_thread`. Returns None without running it if the client has disconnected by
-        then."""
+        """Runs ``work`` like :meth:`run_in_thread`. If the client disconnects before its turn, returns None and runs
+        nothing."""
         async with self._turn:
             if await request.is_disconnected():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
     async def run_in_thread(self, work: Callable[[], _T]) -> _T:
-        """Runs ``work`` in a thread, at most as many at a time as there are cores. Raises its errors."""
+        """Runs ``work`` in a thread and returns its result. Runs as many at a time as there are cores. Raises errors of
+        ``work``."""
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
     async def wait_briefly(self, job: Job) -> Any:
-        """Returns the result of a job, or None if it is not finished within a quarter of a second. Raises the job's
-        error. Marks a finished job as delivered."""
+        """Waits up to a quarter of a second for a job. Returns its result, or None if it is not finished. Raises the
+        job's error.
+
+        Marks a finished job as delivered.
+        """
         waiting = asyncio.wrap_future(job.future)
         # Retrieves the exception, which asyncio would log if nobody waits for the job any more.
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -114,7 +119,8 @@ class Site:
         return waiting.result()
 
     def start_reading_headers(self, everything: bool) -> Job:
-        """Starts the job that reads headers: of all images if ``everything``, else of :func:`choose_sample`."""
+        """Returns the job that reads headers, and starts it if needed. It reads the headers of all images if
+        ``everything``, else of :func:`choose_sample`."""
         count = len(self.reader)
         sample = None if everything else choose_sample(self.reader, self.fetches_all)
         name = "headers" if sample is None else ("sample", len(sample), int(sample.sum()))
@@ -126,7 +132,7 @@ class Site:
     async def find_selection(self, query: Query) -> Selection | Job:
         """Returns the records of a query, or the job that has to finish first.
 
-        Raises :class:`UsageError` if the query would fetch more than the user has allowed, and the errors of
+        Raises :class:`UsageError` if the query would fetch too much, see :meth:`refuse_large_fetch`. Raises errors like
         :func:`select_records`.
         """
         headers: ImageHeaders | None = None
@@ -149,7 +155,7 @@ class Site:
         return job if found is None else found
 
     def get_sample_loader(self) -> Any:
-        """Returns the :class:`SampleLoader` of the store; the first call imports torch."""
+        """Returns the :class:`SampleLoader` of the store. The first call imports torch."""
         if self._sample_loader is None:
             from packstore.seeing.view.loaded import SampleLoader
 
@@ -157,8 +163,10 @@ class Site:
         return self._sample_loader
 
     def note_damage(self, record: int, error: PackstoreError | IndexError) -> None:
-        """Marks a record as damaged if ``error`` means damage, as each IndexError does. Does nothing for other errors,
-        and beyond 10,000 marked records."""
+        """Marks a record as damaged if ``error`` means damage. Every :class:`IndexError` means damage.
+
+        Does nothing for other errors. Marks at most 10,000 records.
+        """
         if isinstance(error, PackstoreError) and not is_damage(error):
             return
         if len(self.findings.records.get(DAMAGE, ())) < MOST_MARKED:
