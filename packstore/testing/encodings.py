@@ -59,7 +59,8 @@ _DAMAGED = {
 class EncodingSuite:
     """Tests of the duties of every encoding. Inherit it to prove an encoding::
 
-        class TestPng(EncodingSuite): encoding = "png"  # registered before, or an entry point
+        class TestPng(EncodingSuite):
+            encoding = "png"  # registered before, or an entry point
 
     Attributes:
         encoding: Its name in the registry.

@@ -55,10 +55,11 @@ class Records:
 
 
 def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
-    """Makes ``count`` records of a kind (see ``KINDS``) with different keys, the first seven odd: two thirds in
-    ``train``, the rest in ``val``.
+    """Makes ``count`` records of a kind, one of ``KINDS``. The first two thirds are in the split ``train``, the others
+    in ``val``.
 
-    ``sizes`` are the bytes of images of differing size. The same arguments give the same records.
+    Keys are different; the first seven are unusual texts. The same arguments give the same records. ``sizes``: bytes of
+    each image, for images of different sizes; None for usual ones.
     """
     rng = np.random.default_rng(seed)
     encoding, image, shapes = kind, Column("image", "ragged", "uint8", type="image"), None
@@ -97,7 +98,8 @@ def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Seq
 
 
 def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
-    """Makes columns of every type, kind and dtype with stored values; every third record lacks nullable values."""
+    """Makes columns of every type, kind and dtype, with stored values by column. In nullable columns, every third
+    record has no value."""
     there = np.array([i % 3 != 1 for i in range(count)])
     boxes = rng.integers(0, 4, count)
 
@@ -186,22 +188,26 @@ def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
 
 
 def write(path: Path, records: Records, *, batch: int = 3, **options: Any) -> Manifest:
-    """Writes a store of ``records``, with one sample listed as skipped, and returns its manifest."""
+    """Writes a store of ``records`` and returns its manifest, which lists one sample as skipped."""
     with begin(path, records, **options) as builder:
         append(builder, records, batch)
         return builder.commit(origin=ORIGIN, versions={"packstore": "0"}, skipped=[Skipped("bad", "empty")])
 
 
 def interrupt_write(path: Path, records: Records, error: BaseException, **options: Any) -> None:
-    """Begins a store, appends all records, and raises ``error`` instead of committing the store."""
+    """Begins a store and appends all records. Raises ``error`` in place of the commit."""
     with begin(path, records, **options) as builder:
         append(builder, records)
         raise error
 
 
 def expected_columns(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
-    """Computes the columns that a store of ``records`` must have, with sizes and digests, and their values by name,
-    without ``image``. Does not use packstore's code. The value of a ragged column is a pair of bytes and offsets."""
+    """Computes the columns of a store of ``records``, with sizes and digests, and the values of all columns but
+    ``image``, by name.
+
+    The value of a ragged column is a pair of bytes and offsets. Sizes, digests and checksums are computed without
+    packstore's code.
+    """
     data: dict[str, Any] = {}
     columns = []
     for column in records.columns:
@@ -272,7 +278,7 @@ def assert_holds(reader: Reader, records: Records) -> None:
 def open_files(folder: Path) -> list[str]:
     """Lists the files below ``folder`` that this process has open. Skips the test if the system cannot tell.
 
-    Only below ``folder``, since threads and the garbage collector may close files of other tests at any time.
+    Other files do not count: threads and the garbage collector may close files of other tests at any time.
     """
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
@@ -290,7 +296,7 @@ def listing(directory: Path) -> set[str]:
 
 
 def flip(path: Path, position: int, mask: int = 0x01) -> None:
-    """Flips the bits ``mask`` of one byte of a file."""
+    """Flips the bits ``mask`` of the byte at ``position`` in a file."""
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]

@@ -24,8 +24,8 @@ class SourceFixtures:
     Attributes:
         kind: The name of the kind in the registry.
         recognised: The kind is recognised by its path; False if ``--source`` has to name it.
-        exact_sizes: ``Entry.size_bytes`` is the exact size of each image, so their sum is the survey's.
-        undecodable_keys: Keys can have bytes that are not UTF-8; :meth:`make` then makes at least one such key.
+        exact_sizes: ``Entry.size_bytes`` is the exact size of each image, and the survey has their sum.
+        undecodable_keys: Keys can have bytes that are not UTF-8, and :meth:`make` makes at least one such key.
         has_files: The source consists of files that its ledger lists; False for a store.
         many: Number of samples for measuring the memory of listing.
         bytes_per_sample: Most memory that listing may take for each sample; a list of all entries takes 300 or more.
@@ -85,8 +85,8 @@ class SourceFixtures:
 
 
 def files_at(path: Path) -> list[Path]:
-    """Lists all files at or below a path without packstore's code; members of an archive as paths within the
-    archive."""
+    """Lists all files at or below a path without packstore's code. Members of a tar or zip are paths within the
+    archive. Follows links."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return [path / info.filename for info in archive.infolist() if not info.is_dir()]

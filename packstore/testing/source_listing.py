@@ -21,7 +21,7 @@ _STRANGE = ("notes.odd", ".hidden", "Thumbs.db", "copy of it.odd", "LICENSE")
 
 
 class SourceListingSuite(SourceFixtures):
-    """Tests of what a source lists, without its images."""
+    """Tests of the listing of a source; none reads an image."""
 
     def test_the_kind_is_recognised_and_can_be_named(self, path: Path) -> None:
         """Opening the path, with and without the kind's name, gives this kind."""
@@ -44,7 +44,7 @@ class SourceListingSuite(SourceFixtures):
                 open_source(path, kind=self.kind, image_key="x")
 
     def test_the_order_is_the_same_at_each_call(self, path: Path, source: Source) -> None:
-        """Each listing, also of another opening, gives the same entries in the same order."""
+        """Each listing has the same entries in the same order, also after opening the source again."""
         entries = list(source.entries())
         assert len(entries) >= 6
         assert list(source.entries()) == entries
@@ -54,7 +54,8 @@ class SourceListingSuite(SourceFixtures):
             assert list(another.entries()) == entries
 
     def test_entries_need_no_survey_and_a_survey_no_entries(self, path: Path, source: Source) -> None:
-        """Entries and survey are the same in any order of the calls, also in between a listing."""
+        """Entries and survey do not depend on the order of the calls. A survey during a listing does not disturb the
+        listing."""
         entries = list(source.entries())
         survey = source.survey()
         with closing(self.open(path)) as another:
@@ -88,8 +89,8 @@ class SourceListingSuite(SourceFixtures):
         assert {len(entry.labels) for entry in entries} == {len(survey.labels)}
 
     def test_the_ledger_adds_up(self, path: Path, source: Source) -> None:
-        """The ledger counts every file once, and another opening gives the same ledger. It is empty for a source
-        without files."""
+        """The ledger counts every file once. Opening the source again gives the same ledger. The ledger of a source
+        without files is empty."""
         if not self.has_files:
             assert source.survey().ledger.total == 0
             return
@@ -105,10 +106,10 @@ class SourceListingSuite(SourceFixtures):
 
     @pytest.mark.hypothesis
     def test_the_ledger_shows_what_comes_and_goes(self, path: Path, source: Source) -> None:
-        """After files were removed or strange files added, the ledger lists exactly the existing files, strange ones as
-        left.
+        """Removes files of the source and adds strange files. The ledger then has exactly the existing files, and
+        leaves out the strange ones.
 
-        If files were removed, opening may raise an error instead.
+        If files were removed, opening may raise an error instead. Skipped for a source that is no folder of files.
         """
         if not self.has_files or not path.is_dir():
             pytest.skip("no files can be put beside it")
@@ -157,7 +158,7 @@ class SourceListingSuite(SourceFixtures):
         assert done[-1:] in ([], [survey.records])
 
     def test_one_split(self, source: Source) -> None:
-        """Survey and entries of one split are its part of the whole."""
+        """Survey and entries of one split equal those of the whole source for this split."""
         survey, entries = source.survey(), list(source.entries())
         for split in filter(None, survey.splits):
             one = source.survey(split)
@@ -184,7 +185,7 @@ class SourceListingSuite(SourceFixtures):
             assert any("\udc80" <= character <= "\udcff" for key in keys for character in key)
 
     def test_stamp_and_entries_show_a_change(self, path: Path) -> None:
-        """An unchanged source has the same stamp and entries; a changed one differs in one of them."""
+        """An unchanged source has the same stamp and entries. A changed source has another stamp or other entries."""
 
         def state() -> tuple[str, list[Entry]]:
             """Returns stamp and entries of a new opening."""

@@ -61,7 +61,7 @@ class SourceSuite(SourceListingSuite):
                 assert is_same_image(another.image(pickle.loads(pickle.dumps(entry))), source.image(entry))
 
     def test_what_is_read_together_is_what_is_read(self, source: Source) -> None:
-        """``read_together`` gives each image as ``image`` does, or None."""
+        """``read_together`` returns for each entry the image that ``image`` returns, or None."""
         entries = list(source.fetch(source.entries()))
         together = source.read_together(entries)
         assert len(together) == len(entries)
@@ -69,7 +69,7 @@ class SourceSuite(SourceListingSuite):
             assert image is None or is_same_image(image, source.image(entry))
 
     def test_what_is_located_is_what_is_read(self, path: Path, source: Source) -> None:
-        """The file and offset of ``locate`` hold the bytes of the image."""
+        """The file and offset of ``locate`` hold the bytes of the image. Ignores images without a place."""
         for entry in source.fetch(islice(source.entries(), FEW)):
             found, image = source.locate(entry), source.image(entry)
             if found is None or not isinstance(image, bytes):
@@ -97,8 +97,8 @@ class SourceSuite(SourceListingSuite):
             assert all(pool.map(read_all, range(4)))
 
     def test_closing_twice_and_reading_after_it(self, source: Source) -> None:
-        """A second close does nothing. An image outlives its source; reading after closing gives the image or an
-        error."""
+        """A second close does nothing. An image outlives its source. Reading after closing returns the image or raises
+        :class:`PackstoreError`."""
         entry = next(source.entries())
         image = source.image(entry)
         expected = copy_image(image)
@@ -120,7 +120,10 @@ class SourceSuite(SourceListingSuite):
         assert open_files(tmp_path) == []
 
     def test_a_sample_that_cannot_be_read_is_named(self, path: Path) -> None:
-        """Reading a spoiled sample raises an error with its key; all others are still read."""
+        """Reading a spoiled sample raises an error with its key. Other samples are still read.
+
+        Skipped if :meth:`spoil` returns False.
+        """
         with closing(self.open(path)) as source:
             good = {entry.key: copy_image(source.image(entry)) for entry in source.entries()}
             spoiled = list(source.entries())[2]
@@ -141,8 +144,8 @@ class SourceSuite(SourceListingSuite):
                 assert str(caught.value).isprintable()
 
     def test_damage_is_said_in_one_line(self, path: Path, tmp_path: Path) -> None:
-        """After any damage to a file, reading raises only packstore's errors, in one line, and does not wait for a
-        pipe."""
+        """Random damage to a file raises no other errors than packstore's, each of one line. Reading does not wait for
+        a pipe."""
         random = Random(self.kind)
         for number in range(self.damages):
             copy = tmp_path / f"damaged {number}"
@@ -160,8 +163,8 @@ class SourceSuite(SourceListingSuite):
             shutil.rmtree(copy)
 
     def use(self, path: Path, kind: str | None) -> None:
-        """Reads the first samples of the source as a conversion does, skipping bad ones. Raises
-        :class:`PackstoreError`."""
+        """Reads up to 120 samples of the source as a conversion does, skipping bad ones. Raises :class:`PackstoreError`
+        if the source is damaged."""
         with closing(open_source(path, kind=kind, **self.options(path))) as source:
             source.survey()
             for entry in islice(source.entries(), 10 * FEW):
@@ -170,7 +173,8 @@ class SourceSuite(SourceListingSuite):
             source.stamp()
 
     def test_a_file_too_large_for_its_pixels_is_not_read(self, path: Path) -> None:
-        """A file larger than ``max_pixels`` allows raises :class:`SampleError` with its key."""
+        """A file larger than ``max_pixels`` allows raises :class:`SampleError` with its key. Skipped if :meth:`enlarge`
+        returns False."""
         with closing(self.open(path)) as source:
             large = list(source.entries())[2]
         if not self.enlarge(path, large):
@@ -203,7 +207,7 @@ class SourceSuite(SourceListingSuite):
     def test_an_interrupted_conversion_goes_on_to_the_same_bytes(
         self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A conversion that was interrupted halfway resumes, and the store equals one of a whole run."""
+        """A conversion that was interrupted halfway resumes. Its store equals the store of a whole run."""
         options = {"source_kind": None if self.recognised else self.kind, **self.options(path)}
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
         monkeypatch.setattr(record_packing, "PASS_RECORDS", 2)
@@ -222,4 +226,4 @@ class SourceSuite(SourceListingSuite):
 
 
 class _InterruptionError(BaseException):
-    """Error that interrupts a run, and that no handler of :class:`Exception` catches."""
+    """Error that interrupts a run. No handler of :class:`Exception` catches it."""

@@ -62,7 +62,7 @@ class StoreFilesSuite:
 
     @pytest.fixture(params=KINDS)
     def records(self, request: pytest.FixtureRequest) -> Records:
-        """Records of each kind."""
+        """Records of a kind; each test runs with every kind."""
         return make_records(request.param)
 
     # Publishing
@@ -77,7 +77,7 @@ class StoreFilesSuite:
         assert files[0] == files[1] == files[2]
 
     def test_existing_destination_is_refused(self, path: Path) -> None:
-        """Without ``overwrite`` an existing store raises :class:`DestinationError` and stays as it is."""
+        """Without ``overwrite``, an existing store raises :class:`DestinationError` and stays unchanged."""
         records = make_records()
         write(path, records)
         before = listing(path.parent)
@@ -89,7 +89,8 @@ class StoreFilesSuite:
     @pytest.mark.parametrize("shard_size", [None, 3000])
     @pytest.mark.parametrize("old_shard_size", [None, 3000])
     def test_overwrite(self, path: Path, shard_size: int | None, old_shard_size: int | None) -> None:
-        """The old store can be read until the new one is complete, and by open readers after that."""
+        """The old store can be opened until the new store is complete. Readers that were open keep reading the old
+        store."""
         old, new = make_records(seed=1), make_records(seed=2)
         write(path, old, shard_size=old_shard_size)
         reader = open_store(path)
@@ -117,7 +118,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_nothing_is_left_without_a_commit(self, path: Path, shard_size: int | None) -> None:
-        """A builder that is left without a commit, or by an interruption, leaves no files."""
+        """A builder that is closed without a commit leaves no files. Neither does an interrupted one."""
         records = make_records()
         with begin(path, records, shard_size=shard_size) as builder:
             append(builder, records)
@@ -129,7 +130,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_each_failing_fsync(self, path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the disk fails at any step of publishing, everything stays as before."""
+        """If the disk fails at any step of publishing, the destination stays unchanged."""
         old, new = make_records(seed=1), make_records(seed=2)
         real, calls = os.fsync, 0
 
@@ -162,7 +163,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_an_interrupted_run(self, path: Path, shard_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another run reuses the proven records, and leftovers can be removed."""
+        """Another run with the same identity finds the records of an interrupted run. Its leftovers can be removed."""
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0)
         records = make_records()
         identity = journal.ConversionIdentity({"source": "the same"}, lambda _: None)
@@ -236,8 +237,8 @@ class StoreFilesSuite:
                 assert not is_store(path)
 
     def test_any_flipped_byte_is_found_or_harmless(self, path: Path, records: Records) -> None:
-        """Of some 220 flipped bytes, structure, record checksums and column digests find each one that changes what is
-        read."""
+        """Flips some 220 bytes, one at a time. Checks of structure, checksums and digests find each flip that changes a
+        value."""
         write(path, records)
         file = self.data_file(path)
         size = file.stat().st_size
@@ -271,8 +272,8 @@ class StoreFilesSuite:
     # Shards
 
     def test_sharded(self, path: Path, records: Records) -> None:
-        """A store of shards holds the records, each shard is a store of its own, and the dataset digest is that of one
-        file."""
+        """A store of shards holds the records. Each shard is a store of its own. The dataset digest equals that of a
+        store of one file."""
         size = max(map(len, records.images)) + 1
         manifest = write(path, records, shard_size=size)
         assert path.is_dir()
@@ -315,8 +316,8 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("quick", [False, True])
     def test_shards_missing_extra_swapped_truncated(self, path: Path, quick: bool) -> None:
-        """Checking the structure finds missing, foreign, truncated, damaged and swapped shards. Without its manifest,
-        or with a damaged one, the store does not open."""
+        """Checking the structure finds missing, foreign, truncated, damaged and swapped shards. Without a sound
+        manifest, the store does not open."""
         records = make_records("uint8")
         names = [s.name for s in write(path, records, shard_size=120).shards or ()]
 

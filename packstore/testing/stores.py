@@ -41,15 +41,17 @@ from packstore.testing.store_files import StoreFilesSuite
 
 
 def read_all(path: str, format: Format) -> list[bytes]:
-    """Registers ``format``, and reads all images of the store at ``path``. Tests call it in a spawned process, which
-    has registered nothing yet."""
+    """Registers ``format``, and reads all images of the store at ``path``.
+
+    Tests call this function in a spawned process, whose registry lacks the format.
+    """
     FORMATS.register(format.name, format)
     with open_store(path) as reader:
         return [bytes(reader.read(i)) for i in range(len(reader))]
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """Runs ``work`` in a forked child. Tells if ``work`` returned True there."""
+    """Runs ``work`` in a forked child. Tells if ``work`` returned True; False if it raised an error."""
     pid = os.fork()
     if pid == 0:  # pragma: no cover - the child
         code = 1
@@ -71,17 +73,16 @@ class StoreSuite(StoreFilesSuite):
         class TestTar(StoreSuite):
             format = "tar"
 
-    If a plain library can read or write the format, prove the content without packstore too: set ``PLAIN_READER`` and
-    define ``write_plain``.
+    If a plain library can read the format, set ``PLAIN_READER``. If it can write the format, define ``write_plain``.
 
-    The suite assumes that the data file contains the manifest's JSON verbatim, and that a truncated data file is
+    The suite assumes two things: the data file contains the manifest's JSON verbatim, and a truncated data file is
     damaged.
 
     Attributes:
         format: The format's registered name.
-        PLAIN_READER: A program without packstore. ``argv[1]`` is a store; it prints JSON with ``images`` and ``key``
-            (lists of hexadecimal strings), ``label`` and ``checksum`` (lists of numbers), and ``manifest`` (a string).
-            Empty if no plain library reads the format.
+        PLAIN_READER: Python code without packstore that prints the content of the store ``sys.argv[1]`` as JSON:
+            ``images`` and ``key`` (lists of hexadecimal strings), ``label`` and ``checksum`` (lists of numbers), and
+            ``manifest`` (a string). Empty if no plain library reads the format.
     """
 
     PLAIN_READER: str = ""
@@ -94,7 +95,7 @@ class StoreSuite(StoreFilesSuite):
             path: Path of the new store; does not exist.
             manifest: The store's manifest.
             records: The records; their images are ``records.images``.
-            data: All other columns by name: an array; for a ragged column its bytes and its ``int64`` offsets.
+            data: All other columns by name: an array, or bytes and ``int64`` offsets of a ragged column.
         """
         pytest.skip("the suite has no plain writer of this format")
 
@@ -114,7 +115,7 @@ class StoreSuite(StoreFilesSuite):
             assert reader.disk_bytes() >= sum(map(len, records.images))
 
     def test_arrays(self, path: Path, records: Records) -> None:
-        """``array`` gives pixels with the right shape, read-only; for image files it raises :class:`StoreError`."""
+        """``array`` returns pixels with the right shape, read-only. For image files it raises :class:`StoreError`."""
         write(path, records)
         reader = open_store(path)
         image = records.columns[0]
@@ -132,7 +133,8 @@ class StoreSuite(StoreFilesSuite):
             assert not array.flags.writeable
 
     def test_plain_library_reads_it(self, path: Path, records: Records) -> None:
-        """The plain reader, without packstore, reads the same images, columns and manifest."""
+        """The plain reader, without packstore, reads the same images, columns and manifest. Skipped without
+        :attr:`PLAIN_READER`."""
         if not self.PLAIN_READER:
             pytest.skip("the suite has no plain reader of this format")
         manifest = write(path, records)
@@ -228,7 +230,7 @@ class StoreSuite(StoreFilesSuite):
         assert not path.exists()
 
     def test_views_of_a_buffer_that_is_used_again(self, path: Path) -> None:
-        """A builder copies images before it returns, so that the caller can use their buffer again."""
+        """A builder copies images before it returns. The caller can use their buffer again."""
         records = make_records("uint8")
         ring = bytearray(60)
         with begin(path, records) as builder:
@@ -239,7 +241,7 @@ class StoreSuite(StoreFilesSuite):
         assert_holds(open_store(path), records)
 
     def test_recognised_by_content_and_suffix(self, path: Path) -> None:
-        """A store is recognised by its content whatever its name, and a path by its suffix."""
+        """A store is recognised by its content whatever its name. A new path is recognised by its suffix."""
         records = make_records()
         write(path, records)
         assert format_of(path) == format_of(path.with_name(path.name.upper())) == self.format
@@ -251,7 +253,8 @@ class StoreSuite(StoreFilesSuite):
     # The duties of a reader
 
     def test_outside_the_range(self, path: Path, records: Records) -> None:
-        """Indices outside the store, unknown columns and columns of the other kind raise errors."""
+        """Record numbers outside the store raise :class:`IndexError`, and unknown columns :class:`KeyError`. Columns of
+        the other kind raise :class:`StoreError`."""
         write(path, records)
         reader = open_store(path)
         for index in (-1, len(records), 10**12):
@@ -300,7 +303,7 @@ class StoreSuite(StoreFilesSuite):
                 use()
 
     def test_does_not_pickle(self, path: Path) -> None:
-        """Pickling a reader raises :class:`TypeError` that advises to pickle the path."""
+        """Pickling a reader raises :class:`TypeError`, which advises to pickle the path."""
         write(path, make_records())
         with pytest.raises(TypeError, match="path"):
             pickle.dumps(open_store(path))
@@ -340,7 +343,7 @@ class StoreSuite(StoreFilesSuite):
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_closed_while_others_read(self, path: Path, records: Records, shard_size: int | None) -> None:
-        """Threads read the right bytes or get the error of a closed reader; never wrong bytes, never a crash."""
+        """Threads that read while the reader is closed get the right bytes, or the error of a closed reader."""
         write(path, records, shard_size=shard_size)
         wrong: list[object] = []
         stop = threading.Event()
@@ -380,7 +383,8 @@ class StoreSuite(StoreFilesSuite):
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
     def test_fork(self, path: Path, records: Records) -> None:
-        """A reader works in a forked process, opened before or after the fork, and still in the parent."""
+        """A reader works in a forked process, opened before or after the fork. The parent's reader still works after
+        that."""
         write(path, records)
         reader = open_store(path)
         label, image = reader.fixed_column("label"), reader.read(0)
@@ -414,7 +418,7 @@ class StoreSuite(StoreFilesSuite):
         assert_holds(reader, records)
 
     def test_open_reads_no_records_into_memory(self, path: Path) -> None:
-        """Opening a store of 100,000 records takes less than 400 kB of memory. Labels that are no whole numbers are
+        """Opening a store of 100,000 records takes less than 400 kB of memory. Besides, labels of floating point are
         refused."""
         count = 100_000
         columns = make_records().columns
