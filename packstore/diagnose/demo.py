@@ -27,12 +27,15 @@ Colour = tuple[int, int, int]
 
 
 def make_demo(path: Path, *, images_per_class: int = 18) -> None:
-    """Writes an image folder ``path/{train,val}/class/file`` with four classes. Removes the images again if that fails.
+    """Writes an image folder ``path/{train,val}/class/file`` with four classes. If this fails, removes the images
+    again.
 
-    Each class has ``images_per_class`` images in ``train`` and a third of that, at least one, in ``val``. The formats
-    alternate: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA, palette,
-    grayscale), BMP, WebP, TIFF, GIF. As in real folders, one PNG has the suffix ``.JPEG``, and there are a hidden file
-    and a ``Thumbs.db``. The same arguments give the same pictures.
+    Each class has ``images_per_class`` images in ``train``, and a third as many in ``val``, at least one. The same
+    arguments give the same pictures.
+
+    The formats alternate: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA,
+    palette, grayscale), BMP, WebP, TIFF, GIF. The first class has three more files, as real folders do: a PNG with the
+    suffix ``.JPEG``, a hidden file and a ``Thumbs.db``.
 
     Raises:
         ValueError: ``images_per_class`` is less than 1.
@@ -65,8 +68,10 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
 
 
 def _write_images(root: Path, images_per_class: int) -> None:
-    """Writes all images, a misnamed one, and two files that are no images, below ``root``. ``images_per_class`` counts
-    for ``train``; ``val`` has a third, at least one."""
+    """Writes all images, a misnamed one, and two files that are no images, below ``root``.
+
+    ``images_per_class``: images of a class in ``train``; ``val`` has a third as many, at least one.
+    """
     turn = 0
     for split_number, split in enumerate(SPLITS):
         count = images_per_class if split_number == 0 else max(1, images_per_class // 3)
@@ -170,8 +175,11 @@ _CLASSES: dict[str, Callable[[_Canvas], None]] = {
 def _make_jpeg_saver(
     mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
 ) -> Callable[[Image.Image, Path], None]:
-    """Returns a function that saves a JPEG of quality 90. ``subsampling`` is in Pillow's numbers: 0 is 4:4:4, 2 is
-    4:2:0. ``orientation`` is only written to EXIF: the pixels are not turned."""
+    """Returns a function that saves a JPEG of quality 90.
+
+    ``subsampling`` is Pillow's number: 0 is 4:4:4, 2 is 4:2:0. ``orientation`` is only written to EXIF: the pixels are
+    not turned.
+    """
 
     def save(image: Image.Image, path: Path) -> None:
         """Saves the image in the chosen mode."""
@@ -191,18 +199,18 @@ def _save_plain(image: Image.Image, path: Path) -> None:
 
 
 def _save_opaque_rgba(image: Image.Image, path: Path) -> None:
-    """Adds an alpha channel of 255 to the image and saves it."""
+    """Adds an alpha channel of 255 to the image, in place, and saves it."""
     image.putalpha(255)
     image.save(path)
 
 
 def _save_palette(image: Image.Image, path: Path) -> None:
-    """Reduces the image to 64 colours and saves it."""
+    """Saves the image in 64 colours, with a palette."""
     image.quantize(64).save(path)
 
 
 def _save_gray(image: Image.Image, path: Path) -> None:
-    """Converts the image to gray and saves it."""
+    """Saves the image in gray."""
     image.convert("L").save(path)
 
 

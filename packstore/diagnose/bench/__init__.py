@@ -49,18 +49,21 @@ DEFAULT_SIZE = 224
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of :func:`bench`. Raises :class:`UsageError` for numbers out of range, unknown operations, and ``size``
-    together with operations.
+    """Options of :func:`bench`.
+
+    Raises :class:`UsageError` for numbers out of range and unknown operations. Raises it for ``size`` with operations,
+    which have sizes of their own.
 
     Attributes:
         split: The split; None for the only one.
         batch_size: Images in a batch.
-        size: Side of the crops in pixels; None for 224, or for the image size of a store with one size.
-        augment: ``crop`` (random resized crop and flip; if images have the size already, random crop with padding and
-            flip), ``none`` (whole images, resized if their sizes differ), or operations of :mod:`packstore.augment` as
-            text, such as ``"RandomResizedCrop(160), RandomHorizontalFlip()"``.
+        size: Side of the crops in pixels. None for the shorter side of images of one stored size, else 224.
+        augment: ``crop``, ``none``, or operations as text, such as ``"RandomResizedCrop(160),
+            RandomHorizontalFlip()"``, see :func:`packstore.seeing.augment_text.parse_augment`. ``crop`` is a random
+            resized crop and flip; for images that have the size already, a random crop with padding and flip. ``none``
+            takes whole images, resized if their sizes may differ.
         workers: Threads of the loader; None for one a core.
-        seconds: Time for each stage.
+        seconds: Time for each stage; some take half of it.
         device: Device of the batches.
         target: Images a second that the model takes; None if unknown.
         cold: First drop the store's files from the page cache.
@@ -124,14 +127,15 @@ class BenchReport:
         records: Number of records of the split.
         record_bytes: Mean bytes of a record's image.
         disk_bytes: Mean bytes of a record on disk.
-        sizes: ``(height, width)``: medians of a sample.
-        augment: Description of the augmentation.
+        sizes: ``(height, width)`` of images: medians of a sample.
+        augment: Description of the operations.
         options: The given options.
         rates: The measured rates.
         stages: Rows of the table of rates.
         verdict: The stage that limits training.
-        trials: Packing options that were tried; the first is the sample with the present options. Empty if none.
-        advice: What to change.
+        trials: Results of other packing options. The first is the sample with the present options. Empty if none were
+            tried.
+        advice: Advice, the most useful first.
     """
 
     path: Path
@@ -156,17 +160,19 @@ class BenchReport:
 def bench(
     path: str | os.PathLike[str], options: BenchOptions | None = None, progress: bool | ProgressCallback = False
 ) -> BenchReport:
-    """Measures the store at ``path``, which takes about ten times ``options.seconds``. Packs samples in a temporary
-    directory unless ``options.tries`` is False.
+    """Measures the store at ``path``. This takes about ten times ``options.seconds``.
+
+    Unless ``options.tries`` is False, packs samples in a temporary directory.
 
     Args:
         path: The store.
         options: How to measure; None for the defaults.
-        progress: True for a bar; or a function that is called when each stage begins.
+        progress: True for a bar, or a function that is called when each stage begins.
 
     Raises:
         StoreError: The store does not open.
-        UsageError: The split is unknown or empty, or the options do not fit the store.
+        UsageError: The split is unknown or empty, the options do not fit the store, or the system cannot drop the page
+            cache.
         DecodeError, CorruptRecordError: A record is damaged; the message names it.
     """
     options = options or BenchOptions()
@@ -181,8 +187,10 @@ def bench(
 
 
 def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
-    """Measures all stages, tries packing options unless ``options.tries`` is False, and makes the report. Raises
-    :class:`UsageError` for an empty split."""
+    """Measures all stages and makes the report. Tries packing options unless ``options.tries`` is False.
+
+    Raises :class:`UsageError` for an empty split.
+    """
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()
@@ -253,8 +261,10 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
 
 
 def make_augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[str, Any], str]:
-    """Returns the loader options with the operations to measure (``augment`` or ``views``), and a description of the
-    operations."""
+    """Returns the loader options with the operations to measure, and a description of the operations.
+
+    The options are ``augment`` or ``views``; empty for whole images of one size.
+    """
     if options.augment not in AUGMENTS:
         return parse_options(options.augment), options.augment
     own, side = _find_fixed_size(manifest), _choose_crop_side(manifest, options)
@@ -272,10 +282,12 @@ def make_augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[s
 
 
 def compute_loader_decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
-    """Computes the images a second that one thread of the loader decodes. It may decode only the region of a crop.
+    """Computes the images a second that one thread of the loader decodes. The loader may decode only the region of a
+    crop.
 
-    The loader measures decoding and augmenting together; the time of augmenting is subtracted. ``whole`` is the rate of
-    decoding whole images: the least result, and the result if the loader decoded nothing.
+    The loader measures decoding and augmenting together. This function subtracts the time of augmenting.
+
+    ``whole``: rate of decoding whole images. The result is never lower. It is ``whole`` if the loader decoded nothing.
     """
     spent = alone.decode_seconds - (1 / augment if augment else 0.0)
     # The difference of two measurements is noisy: it is at least a twentieth, and at most the time of whole images.
@@ -284,7 +296,7 @@ def compute_loader_decode_rate(whole: float, augment: float | None, alone: EndTo
 
 def drop_page_cache(path: Path) -> None:
     """Drops the files at ``path`` from the page cache, except mapped pages. Raises :class:`UsageError` if the system
-    has no call for that."""
+    has no call for this."""
     if not hasattr(os, "posix_fadvise"):
         raise UsageError("this system cannot drop files from the page cache; leave --cold out")
     for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
@@ -296,7 +308,7 @@ def drop_page_cache(path: Path) -> None:
 
 
 def _find_fixed_size(manifest: Manifest) -> tuple[int, int] | None:
-    """Returns height and width of all images. Returns None if they differ."""
+    """Returns height and width of all images; None if the store holds files or pixels of different sizes."""
     image = manifest.image
     if image.kind != "fixed":
         return None
@@ -305,8 +317,7 @@ def _find_fixed_size(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _choose_crop_side(manifest: Manifest, options: BenchOptions) -> int:
-    """Returns the side of crops in pixels: that of the options, else the shorter side of images of one size, else
-    224."""
+    """Returns the side of crops in pixels: ``options.size``, else the shorter side of images of one size, else 224."""
     own = _find_fixed_size(manifest)
     return options.size or (DEFAULT_SIZE if own is None else min(own))
 
@@ -326,7 +337,7 @@ def _make_stages(
     record_bytes: float,
     operations: Sequence[tuple[str, float]],
 ) -> tuple[Stage, ...]:
-    """Makes the rows of the table of rates; leaves out stages that were not measured.
+    """Makes the rows of the table of rates. Leaves out stages that were not measured.
 
     Args:
         rates: The measured rates.

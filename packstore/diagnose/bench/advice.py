@@ -39,13 +39,14 @@ class Rates:
         read_first: First reading of records in random order, with all threads.
         read_again: Reading the same records again, from the page cache, with all threads.
         read: Reading them again with one thread.
-        decode: Decoding with one thread; None for stores of pixels.
+        decode: Decoding in the loader with one thread; None for stores of pixels.
         augment: Augmenting with one thread; None without operations.
         copy: Copying batches to the device; for the CPU one pass over memory.
         loader: The loader end to end, with ``threads``.
-        resident: The loader held all images in device memory, so that nothing was read or decoded.
-        disk_share: Share of the first reading's bytes that came from the disk, 0 … 1, or more if the disk reads ahead.
-        held: The page cache can hold all records, so that only the first epoch reads from the disk.
+        resident: The loader held all images in device memory. Nothing was read or decoded.
+        disk_share: Bytes that the first reading took from the disk, as a share of all that it read. Above 1 if the disk
+            reads ahead.
+        held: The page cache can hold all records: only the first epoch reads from the disk.
         target: Rate of the model; None if unknown.
         on_gpu: The device is a GPU.
     """
@@ -67,7 +68,7 @@ class Rates:
 
     @property
     def from_disk(self) -> bool:
-        """True if the first reading was slower than the second, and much of it came from the disk."""
+        """True if at least 20% of the first reading's bytes came from the disk, and it was slower than the second."""
         return self.disk_share >= FROM_DISK and self.read_first < self.read_again
 
     @property
@@ -81,12 +82,12 @@ class Trial:
     """Rate of the loader with a sample of the images packed with other options.
 
     Attributes:
-        how: Options of ``packstore convert``; empty for the present options, with which others are compared.
+        how: Options of ``packstore convert``; empty for the present options.
         images_per_second: Rate end to end, with all threads.
         record_bytes: Mean bytes of a record's image.
         mode: ``resident`` or ``streaming``.
-        changes: What happens to the images, for people; empty if pixels stay the same.
-        augment: Description of the augmentation, if it differs from the other trials'.
+        changes: Description of the changes of images; empty if pixels stay the same.
+        augment: Description of the operations if they differ from those of the first trial, else empty.
     """
 
     how: str
@@ -117,13 +118,13 @@ class Verdict:
     """The stage that limits training.
 
     Attributes:
-        stage: ``read``, ``decode``, ``augment``, ``copy``, ``model``, or ``loader`` (assembling batches, if all images
-            are resident).
+        stage: ``read``, ``decode``, ``augment``, ``copy`` or ``model``. ``loader`` if all images are resident:
+            assembling batches limits.
         why: The figures behind it, as text.
-        shares: Share of processor time by stage, 0 … 1, with the sum 1; empty if resident.
+        shares: Shares of processor time by stage; their sum is 1. Empty if resident.
         cores: Smallest number of cores with which processor time is not the limit; None if resident.
-        then: The limit with so many cores: ``read``, ``copy`` or ``model``; None if resident.
-        then_rate: Images a second of that limit; None if resident.
+        then: Stage that limits training with ``cores`` cores: ``read``, ``copy`` or ``model``. None if resident.
+        then_rate: Images a second of the stage ``then``; None if resident.
     """
 
     stage: str
@@ -135,15 +136,19 @@ class Verdict:
 
 
 def compute_core_seconds(rates: Rates) -> dict[str, float]:
-    """Computes the seconds of one core that an image takes, by stage of the processor. Leaves out stages that were not
-    measured."""
+    """Computes the seconds of one core that an image takes, for each stage of the processor. Leaves out stages that
+    were not measured."""
     found = {name: getattr(rates, name) for name in CPU_STAGES}
     return {name: 1 / rate for name, rate in found.items() if rate}
 
 
 def find_ceilings(rates: Rates) -> dict[str, float]:
-    """Returns the rates that do not depend on the number of cores, by stage, in images a second: ``copy``;
-    ``read``, only if every epoch waits for the disk; ``model``, only if the model's rate is known."""
+    """Returns the rates that do not depend on the number of cores, by stage, in images a second.
+
+    - ``copy``: always.
+    - ``read``: if every epoch waits for the disk.
+    - ``model``: if the model's rate is known.
+    """
     found = {"copy": rates.copy}
     if rates.disk_limits:
         found["read"] = rates.read_first
@@ -153,8 +158,7 @@ def find_ceilings(rates: Rates) -> dict[str, float]:
 
 
 def compute_efficiency(rates: Rates) -> float:
-    """Computes the loader's rate as a share of the rate that its stages allow. The result is 0.05 … 1, so that it can
-    divide."""
+    """Computes the loader's rate as a share of the rate that its stages allow: at least 0.05, at most 1."""
     allowed = min(_processor_rate(rates), *(rate for name, rate in find_ceilings(rates).items() if name != "model"))
     return min(1.0, max(0.05, rates.loader / allowed))
 
@@ -165,8 +169,10 @@ def count_cores_for(rate: float, rates: Rates) -> int:
 
 
 def find_limiting_stage(rates: Rates) -> Verdict:
-    """Finds the stage that limits training, and the number of cores with which another stage would limit it. The model
-    limits it if the loader reaches the target."""
+    """Finds the stage that limits training, and the number of cores from which on another stage limits it.
+
+    If the loader reaches the target, the model limits training.
+    """
     if rates.resident:
         enough = rates.target is not None and rates.loader >= rates.target
         where = "device memory" if rates.on_gpu else "memory"
@@ -196,8 +202,10 @@ def find_limiting_stage(rates: Rates) -> Verdict:
 def advise(
     rates: Rates, verdict: Verdict, trials: Sequence[Trial], *, format: str, payload_bytes: float, disk_bytes: float
 ) -> list[Advice]:
-    """Returns advice that the measurements support, the most useful first. May be empty. If the model limits, says
-    only that, and whether small images waste space on disk.
+    """Returns advice that the measurements support, the most useful first. May be empty.
+
+    If the model limits training, the first advice says that. Any further advice is on disk space that small images
+    waste.
 
     Args:
         rates: The measured rates.
@@ -230,12 +238,16 @@ def advise(
 
 
 def _processor_rate(rates: Rates) -> float:
-    """Computes the images a second that the cores could process with the loader's threads."""
+    """Computes the images a second that the processor allows with the loader's threads, at most one for each core."""
     return min(rates.threads, rates.cores) / sum(compute_core_seconds(rates).values())
 
 
 def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more threads, or for a known target more cores, if processor time is the limit; else returns none."""
+    """Advises more threads if processor time is the limit. If all cores are used and a target is known, advises more
+    cores.
+
+    Returns none if processor time is not the limit, or the cores are enough.
+    """
     if verdict.stage not in CPU_STAGES or find_ceilings(rates).get(verdict.stage) is not None:
         return []
     per_thread = rates.loader / rates.threads
@@ -250,9 +262,11 @@ def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> list[Advice]:
-    """Advises packing options with which a sample loaded at least 1.15 times as fast, the fastest first. If the
-    disk limits, compares the bytes of a record instead of rates. Returns none without trials, and if neither reading,
-    decoding, augmenting nor assembling limits."""
+    """Advises packing options that loaded a sample at least 1.15 times as fast, the fastest first.
+
+    If the disk limits, compares the bytes of a record instead of rates. Returns none without trials. Returns none, too,
+    if copying or the model limits.
+    """
     if len(trials) < 2 or verdict.stage not in (*CPU_STAGES, "loader"):
         return []
     now, others = trials[0], trials[1:]
@@ -275,7 +289,7 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
 
 
 def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more memory or block shuffling if every epoch waits for the disk; else returns none."""
+    """If every epoch waits for the disk, advises more memory, and shuffling in blocks. Else returns none."""
     if verdict.stage != "read" or not rates.disk_limits:
         return []
     why = f"{rates.read_first:,.0f} images/s at first, {rates.read_again:,.0f} when they were read again"
@@ -286,5 +300,5 @@ def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _format_ratio(ratio: float) -> str:
-    """Describes a size in words as a multiple of the present one."""
+    """Describes a size relative to the present size: ``0.5 times the bytes``."""
     return f"{ratio:.2g} times the bytes" if ratio < 0.95 or ratio > 1.05 else "about the same bytes"

@@ -23,8 +23,10 @@ from packstore.training.random_draws import Draws
 
 
 def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """Measures the loader's operations on decoded pixels in images a second, with one thread; with views
-    (sets of crops), in records a second. Returns None without operations or views."""
+    """Measures the loader's operations on decoded pixels with one thread. Returns images a second.
+
+    With views (sets of crops), returns records a second. Returns None without operations and views.
+    """
     operations = tuple(loader.options.augment)
     if loader.pipeline.views is not None:
         return _measure_views(clock, loader, sample)
@@ -52,8 +54,8 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> fl
 
 
 def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
-    """Measures augmenting of images that change to different sizes: plans and runs a whole batch at a time, with a
-    made-up box in each image."""
+    """Measures operations that change images to different sizes. Plans and runs a whole batch at a time, with a box in
+    each image."""
     planes = loader.dataset.manifest.image.layout == "CHW"
     images = [torch.from_numpy(np.array(image)) for image in sample.pixels]
     images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
@@ -73,7 +75,7 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> f
 
 
 def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """Measures cutting all crops of a record's views (sets of crops), in records a second. Returns None if no views are
+    """Measures cutting all crops of a record's views (sets of crops). Returns records a second; None if no views are
     cut."""
     cuts = [one for _, one, _ in _make_view_cutters(loader, sample)]
 
@@ -86,17 +88,17 @@ def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float 
 
 
 def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
-    """Calls ``one`` for all ``count`` crops of record ``number``. Returns 1, the number of records."""
+    """Calls ``one`` for all ``count`` crops of record ``number``. Returns 1: one record is done."""
     for crop in range(count):
         one(number * count + crop)
     return 1
 
 
 def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
-    """Returns for each view (set of crops) its name, a function that cuts its crops of a sampled record, and their
-    number.
+    """Returns name, function and number of crops of each view (set of crops). The function cuts the crops of a sampled
+    record.
 
-    Cuts each crop once, since the first write to new memory takes longer.
+    Cuts each crop once: the first write to new memory takes longer.
     """
     assert loader.pipeline.views is not None
     found: list[tuple[str, Callable[[int], int], int]] = []
@@ -116,8 +118,11 @@ def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, 
 
 
 def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
-    """Measures each pixel operation of the decoding threads, or each view. Returns name and images a second with one
-    thread."""
+    """Measures each pixel operation of the decoding threads, or each view, with one thread. Returns name and images a
+    second.
+
+    A view's rate is in records a second. Returns none without such operations.
+    """
     programs = loader.pipeline.programs
     if loader.pipeline.views is not None:
         return [
@@ -140,8 +145,10 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> li
 
 
 def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
-    """Measures one pixel operation on copies of ``images``, in images a second with one thread. The time includes
-    making each copy."""
+    """Measures one pixel operation with one thread. Returns images a second.
+
+    Each call works on a fresh copy of one of ``images``; the time includes the copy.
+    """
     assert program is not None
     pixels = images.copy()
 
@@ -163,7 +170,8 @@ def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program |
 def _make_engine_work(
     sample: Sample, crops: Crops, program: Program | None
 ) -> tuple[Callable[[int], int], NDArray[Any]]:
-    """Returns a function that augments a sampled image with the engine, by number, and the array to which it writes."""
+    """Returns a function that augments a sampled image with the engine, and the array to which the function writes. It
+    takes any number, and takes images in turn."""
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
     height, width = crops.window[0, 2:].tolist()

@@ -33,7 +33,7 @@ _EPOCH_BATCHES = 64  # batches of an epoch, so that its start takes no larger sh
 
 
 class Clock:
-    """Runs work for a given time, and reports the beginning of each stage."""
+    """Runs work for a given time, and reports the beginning of each stage to a progress callback."""
 
     def __init__(self, seconds: float, stages: int, progress: ProgressCallback) -> None:
         self.seconds = seconds
@@ -47,12 +47,14 @@ class Clock:
         self._begun += 1
 
     def measure_rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
-        """Measures images a second of ``work``, which ``threads`` threads call with 0, 1, 2 … until ``share`` of the
-        time is over.
+        """Calls ``work`` with 0, 1, 2 … in ``threads`` threads until ``share`` of the clock's time is over. Returns
+        images a second.
 
-        In these threads torch uses one thread, as in the loader's: otherwise small work takes many times as long.
         ``work`` returns the number of images done, or 0 to end its thread early. Every thread calls ``work`` at least
         once.
+
+        In these threads torch uses one thread, like in the loader: small work would take many times as long with
+        several.
         """
         self.begin(stage)
         numbers, until = count(), time.perf_counter() + self.seconds * share
@@ -83,7 +85,7 @@ class ReadRates:
         first: First reading, with all threads.
         again: Reading the same records again, with all threads.
         one: Reading them again with one thread.
-        disk_share: Share of the first reading's bytes that came from the disk.
+        disk_share: See :attr:`packstore.diagnose.bench.advice.Rates.disk_share`.
     """
 
     first: float
@@ -132,7 +134,7 @@ def _copy_records(reader: Reader, records: Sequence[int]) -> int:
 
 
 def choose_random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
-    """Returns at most ``most`` record numbers of the split in random order; always the same ones."""
+    """Returns at most ``most`` record numbers of the split in random order. The choice is the same each time."""
     rng, length = np.random.default_rng(0), len(dataset)
     chosen = rng.permutation(length) if length <= most else np.unique(rng.integers(0, length, most))
     return np.asarray(rng.permutation(chosen)[:most] + dataset.reader.split(dataset.split).start, np.int64)
@@ -145,7 +147,7 @@ class Sample:
     Attributes:
         records: Numbers of the records.
         data: Bytes of their images.
-        pixels: Pixels of the first of them.
+        pixels: Decoded images of the first records.
     """
 
     records: list[int]
@@ -154,8 +156,10 @@ class Sample:
 
 
 def take_sample(dataset: PackedDataset) -> Sample:
-    """Reads a random sample of at most 512 records and about 96 MiB, always the same, and decodes the first of them to
-    about 64 MiB of pixels. Raises :class:`DecodeError` that names the record."""
+    """Reads a random sample of at most 512 records and about 96 MiB. The sample is the same each time.
+
+    Decodes the first of them to about 64 MiB of pixels. Raises :class:`DecodeError` that names the record.
+    """
     reader, held = dataset.reader, 0
     records: list[int] = []
     data: list[bytes] = []
@@ -182,7 +186,7 @@ def decode_whole(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np
 
 
 def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int) -> tuple[float, float]:
-    """Measures decoding of whole images. Returns images a second with one thread and with all."""
+    """Measures decoding of whole images. Returns images a second with one thread, and with ``threads``."""
 
     def work(number: int) -> int:
         index = number % len(sample.data)
@@ -193,7 +197,7 @@ def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threa
 
 
 def _count_batch_records(item: Any) -> int:
-    """Returns the number of records in a batch of any structure."""
+    """Returns the number of records in a batch: a tensor, or a tuple or dict of such."""
     while not isinstance(item, torch.Tensor | list):
         item = next(iter(item.values())) if isinstance(item, dict) else item[0]
     return len(item)
@@ -202,8 +206,10 @@ def _count_batch_records(item: Any) -> int:
 def measure_copying(
     clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device
 ) -> float:
-    """Measures copying of batches in images a second: from page-locked memory to a GPU, or within memory if ``device``
-    is no GPU."""
+    """Measures copying of batches. Returns images a second.
+
+    To a GPU, copies from page-locked memory. For any other ``device``, copies within memory.
+    """
     host = torch.ones((batch_size, *row), dtype=dtype, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()
@@ -241,8 +247,10 @@ class EndToEnd:
 
 
 def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict[str, Any]) -> PackedLoader:
-    """Creates a shuffling loader with the options ``how``. Repeats the records of a small dataset, so that epochs are
-    long. Collates columns that may lack values as lists."""
+    """Creates a shuffling loader with the options ``how``. Collates columns that may lack values as lists.
+
+    Repeats the records of a small dataset until an epoch has 64 batches.
+    """
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
     collate: dict[str, Collate] = {
@@ -254,8 +262,11 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict
 
 
 def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
-    """Measures the loader for a share of the clock's time, over several epochs if needed. Does not count the first
-    batch, which includes the start. Resets the loader's statistics."""
+    """Measures the loader for ``share`` of the clock's time, over several epochs if needed. Resets the loader's
+    statistics.
+
+    Does not count the first batch, which includes the start.
+    """
     clock.begin(stage)
     images, start, cpu, elapsed = 0, 0.0, 0.0, 0.0
     while not images or elapsed < clock.seconds * share:

@@ -9,8 +9,8 @@ from packstore.seeing.charts import draw_bars, draw_legend, new_chart, save_char
 
 
 def plot_report(report: BenchReport, path: Path) -> None:
-    """Writes a chart of the rates of all stages, and of all trials if there are any, to ``path``; replaces the file.
-    Raises :class:`UsageError` without matplotlib."""
+    """Writes a chart of the rates of all stages, and of any trials, to ``path``; replaces the file. Raises
+    :class:`UsageError` without matplotlib."""
     title = f"{report.path.name}: {report.augment}; limit: {report.verdict.stage}"
     figure, axes = new_chart(title, 2 if report.trials else 1)
     series = [

@@ -34,7 +34,7 @@ class Candidate:
     Attributes:
         how: The options of the command line; empty for the present options.
         options: The keyword arguments.
-        changes: What happens to the images, for people; empty if pixels stay the same.
+        changes: Description of the changes of images; empty if pixels stay the same.
     """
 
     how: str
@@ -46,11 +46,11 @@ def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop
     """Returns packing options that may be faster for a store of image files. Returns none for a store of pixels, or
     without ``sizes``.
 
-    A store of original files without a seek index gets that index if training takes crops. Each store gets the first
-    of these that applies:
+    For a store of original files without a seek index, the first option is that index, if training takes crops. Then
+    follows the first of these that applies:
 
-    - uint8 with ``--size``, if all images have one small size;
-    - shrunk images as jpeg and as uint8, if images are much larger than the crops;
+    - uint8 with ``--size``, if all images have one size of at most 64 pixels;
+    - shrunk images as jpeg, and as uint8, if images are over 1.2 times as large as needed for the crops;
     - uint8.
 
     Args:
@@ -90,10 +90,9 @@ def run_trials(
     batch_size: int,
     threads: int,
 ) -> list[Trial]:
-    """Packs the sample with the present options and with each of ``ways``, in a temporary directory, and measures the
-    loader with each.
+    """Packs the sample with the present options and with each of ``ways``. Measures the loader with each.
 
-    Returns no trials if ``ways`` is empty. Packs at most 128 records.
+    Packs at most 128 records, in a temporary directory. Returns no trials if ``ways`` is empty.
 
     Args:
         clock: Time of each measurement.

@@ -95,13 +95,14 @@ class Report:
 
 
 def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCallback = no_progress) -> Report:
-    """Examines the installation and the machine. Starts a process for each library, and may write a temporary file of
-    64 MiB.
+    """Examines the installation and the machine.
+
+    Starts a process for each library. May write a temporary file of 64 MiB.
 
     Args:
-        path: An existing or future store; its folder's disk is examined. None for the working directory.
-        disk: Measure the speed of that disk with a temporary file. Not measured if neither ``path`` nor its parent
-            exists.
+        path: An existing or future store: the disk of its folder is examined. None examines the disk of the working
+            directory.
+        disk: Measure the speed of the disk with a temporary file. Not measured if ``path`` and its parent do not exist.
         progress: Called when each part begins.
     """
     folder = machine.find_existing_folder(path or Path.cwd())
@@ -134,17 +135,17 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
 
 
 def find_matching_torchvision(torch_version: str) -> str | None:
-    """Returns the releases of torchvision for a release of torch, as pip writes them: 0.N+15 for 2.N. Returns None if
-    the version is not of torch 2."""
+    """Returns the releases of torchvision for a release of torch, such as ``torchvision==0.20.*`` for 2.5. Returns None
+    if it is no torch 2."""
     release = re.match(r"2\.(\d+)(?:\.|$)", torch_version)
     return f"torchvision==0.{int(release[1]) + 15}.*" if release else None
 
 
 def _library_fact(library: Library, found: dict[str, Any], torch_version: str = "") -> Fact:
-    """Returns the fact about a library from the answer of its probe: version, not installed, or broken. Has a problem
-    if it is broken, or if packstore needs it and it is not installed.
+    """Returns the fact about a library from the answer of its probe: version, not installed, or broken.
 
-    ``torch_version`` decides which torchvision to install.
+    The fact has a problem if the library is broken, or is needed and not installed. ``torch_version`` decides which
+    torchvision to install.
     """
     install = library.install
     if library.module == "torchvision" and (matching := find_matching_torchvision(torch_version)):
@@ -163,7 +164,7 @@ def _library_fact(library: Library, found: dict[str, Any], torch_version: str = 
 
 
 def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
-    """Returns a fact for each plug-in, or one with the problem if plug-ins do not load."""
+    """Returns a fact for each plug-in. If the probe failed, returns one fact with its error as the problem."""
     if "error" in found:
         return [Fact("plug-ins", "all", None, "unknown: they do not load", found["error"])]
     return [
@@ -173,8 +174,11 @@ def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
-    """Returns facts about the GPUs and the speed of copies to them, or why torch uses none. Problems: an NVIDIA
-    driver that torch does not use, a probe that failed, and page-locked memory that does not work."""
+    """Returns facts about the GPUs and the speed of copies to them. Without a GPU, returns one fact with the reason.
+
+    Problems are an NVIDIA driver that torch does not use, a probe that failed, and page-locked memory that does not
+    work.
+    """
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"
         return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]
@@ -219,8 +223,10 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 def _run_probe(name: str) -> dict[str, Any]:
-    """Runs :func:`packstore.diagnose.doctor.probes.probe` in a process of its own. Returns its answer, or ``error`` if
-    the process fails or takes over 120 seconds."""
+    """Runs :func:`packstore.diagnose.doctor.probes.probe` in a process of its own. Returns the answer.
+
+    The answer is ``{"error": text}`` if the process fails or takes over 120 seconds.
+    """
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name]
     try:
         done = subprocess.run(

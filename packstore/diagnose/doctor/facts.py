@@ -14,7 +14,7 @@ class Fact:
         section: Heading of the section.
         name: Name of the fact.
         value: Its value for programs, any JSON value; None if unknown.
-        text: Its value for people; empty for ``value`` itself.
+        text: Its value for people; empty: ``value`` is shown.
         problem: The problem and its remedy; None for no problem.
     """
 

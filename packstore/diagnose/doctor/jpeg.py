@@ -11,7 +11,7 @@ FASTER = 1.15
 
 
 def decoder_facts(found: dict[str, Any]) -> list[Fact]:
-    """Converts the answer of the probe ``decoders`` to facts; its error to one fact with a problem."""
+    """Converts the answer of the probe ``decoders`` to facts. An error becomes one fact with a problem."""
     facts = []
     if "error" in found:
         facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))
@@ -24,8 +24,8 @@ def decoder_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
-    """Returns a fact for the decoder in use, with a problem if another is over 1.15 times as fast; and a fact for
-    each other decoder."""
+    """Returns a fact for each decoder, the one in use first. This fact has a problem if another decoder is over 1.15
+    times as fast."""
     rates = {name: d["images_per_second"] for name, d in decoders.items() if d["available"]}
     fastest = max(rates, key=lambda name: rates[name])
     problem = None
@@ -44,12 +44,12 @@ def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
 
 
 def _describe_speed(decoder: dict[str, Any]) -> str:
-    """Describes version and rate of a decoder."""
+    """Describes version and rate of an available decoder."""
     return f"{decoder['version']}: {decoder['images_per_second']:,.0f} images/s of 500 x 375 on one core"
 
 
 def _crops_fact(used: str, regions: str | None) -> Fact:
-    """Returns a fact: how much of a file the decoder in use decodes for a crop."""
+    """Returns a fact: the part of a file that the decoder in use decodes for a crop."""
     if used == "engine":
         text = "little more than the crop is decoded if the file has a seek index, else also all that precedes it"
     elif regions is not None:
@@ -65,8 +65,8 @@ def _crops_fact(used: str, regions: str | None) -> Fact:
 
 
 def _libturbojpeg_facts(version: str | None) -> list[Fact]:
-    """Returns a fact that names the way to a newer libjpeg-turbo if the version is below 3. Returns none for newer or
-    unknown versions."""
+    """Returns a fact that names the way to a newer libjpeg-turbo. Returns none for version 3 or later, or if
+    ``version`` is None."""
     if version is None or int(version.partition(".")[0]) >= 3:
         return []
     text = (
@@ -77,7 +77,7 @@ def _libturbojpeg_facts(version: str | None) -> list[Fact]:
 
 
 def _engine_fact(reason: str | None) -> Fact:
-    """Returns a fact: whether packstore's engine loads, or the reason."""
+    """Returns a fact: packstore's engine loads, or ``reason`` why it does not."""
     if reason is None:
         return Fact("JPEG", "engine", True, "loaders decode, crop and resize with it")
     return Fact("JPEG", "engine", False, "not usable", f"loaders need packstore's engine: {reason}")

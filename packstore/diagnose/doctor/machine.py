@@ -27,8 +27,8 @@ _BLOCK = 4 << 20
 
 
 def find_existing_folder(path: Path) -> Path:
-    """Returns ``path`` if it is a directory, else its closest parent that is. For a store in a directory, returns the
-    directory's parent."""
+    """Returns ``path`` if it is a folder, else its closest parent that is one. For a store that is a folder, returns
+    the store's parent."""
     path = path.absolute()
     if path.is_dir() and ((path / "data.mdb").exists() or (path / "manifest.json").exists()):
         return path.parent
@@ -52,8 +52,11 @@ def path_exists_fact(path: Path, folder: Path) -> Fact:
 
 
 def processor_facts() -> list[Fact]:
-    """Returns facts about the processor: model, cores that this process may use, quota of the container if there is
-    one, and load. Problems: a quota below the cores, and a load of over half of them."""
+    """Returns facts about the processor: model, cores that this process may use, the container's quota if it has one,
+    and load.
+
+    Problems are a quota below the cores, and a load of over half of the cores.
+    """
     usable, all_cores, quota = default_workers(), os.cpu_count() or 1, read_cpu_quota()
     facts = [
         Fact("processor", "model", _cpu_model()),
@@ -95,8 +98,10 @@ def read_cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
-    """Returns facts about memory: RAM, the container's limit if it is below the RAM, and /dev/shm, with a problem below
-    1 GiB. Leaves out those that are unknown."""
+    """Returns facts about memory: RAM, the container's limit if it is below the RAM, and ``/dev/shm``.
+
+    ``/dev/shm`` below 1 GiB is a problem. Leaves out facts that the system does not tell.
+    """
     facts = []
     total, available = _read_meminfo()
     if total is not None and available is not None:
@@ -131,7 +136,7 @@ def read_memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _read_meminfo() -> tuple[int | None, int | None]:
-    """Returns total and available memory in bytes, None for each that is unknown."""
+    """Returns total and available memory in bytes. An unknown value is None."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -142,8 +147,10 @@ def _read_meminfo() -> tuple[int | None, int | None]:
 
 
 def limit_facts() -> list[Fact]:
-    """Returns facts about the limits of this process that may affect loading: open files, locked memory, address space.
-    Problems: fewer than 1,024 files, a limit of the address space, and a 32-bit Python."""
+    """Returns facts about limits of this process that affect loading: open files, locked memory, address space.
+
+    Problems are fewer than 1,024 files, a limit of the address space, and a 32-bit Python.
+    """
     facts = []
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < FEW_FILES
@@ -168,11 +175,11 @@ def limit_facts() -> list[Fact]:
 
 
 def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
-    """Returns facts about the disk of ``folder``: file system and free space; with ``measure`` also its sequential
+    """Returns facts about the disk of ``folder``: file system and free space. With ``measure``, also its sequential
     speed.
 
-    Problems: a network file system, a folder that cannot be read, and less than 256 MiB free, with which nothing is
-    measured. A folder in which no file can be written is not measured, without a problem.
+    Problems are a network file system, a folder that cannot be read, and too little free space to measure (256 MiB). If
+    no file can be written, nothing is measured, and this is no problem.
     """
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
     kind = _find_file_system(folder)
@@ -203,9 +210,11 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
 
 
 def measure_disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Measures writing to the disk, and reading back after dropping the page cache. Returns both in bytes a second.
+    """Measures writing to the disk, and reading back after dropping the page cache. Returns both rates in bytes a
+    second.
 
-    Uses an unnamed temporary file, which disappears in any case. Stops each after 10 seconds. Raises :class:`OSError`.
+    Uses an unnamed temporary file, which does not outlive this process. Stops writing, and reading, after 10 seconds
+    each. Raises :class:`OSError` if no file can be written.
     """
     block = os.urandom(_BLOCK)  # not zeros, which some disks do not store
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -257,7 +266,7 @@ def _limit_or_none(limit: int) -> int | None:
 
 
 def _format_limit(limit: int, bytes: bool = False) -> str:
-    """Formats a limit for people, as a number or in MB."""
+    """Formats a limit for people: as a number, as MB with ``bytes``, or as ``unlimited``."""
     if limit == resource.RLIM_INFINITY:
         return "unlimited"
     return f"{limit / 1e6:,.1f} MB" if bytes else f"{limit:,}"

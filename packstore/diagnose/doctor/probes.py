@@ -26,8 +26,8 @@ _DISTRIBUTIONS = {"PIL": "pillow", "turbojpeg": "PyTurboJPEG", "cv2": "opencv-py
 
 
 def probe(name: str) -> Answer:
-    """Imports and examines a module, or examines ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Never raises: the answer
-    has the error."""
+    """Imports and examines a module, or examines ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Any error becomes the
+    answer."""
     try:
         special = _SPECIAL.get(name)
         return special() if special is not None else _examine_library(name)
@@ -38,13 +38,13 @@ def probe(name: str) -> Answer:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Returns the text of an error in one line; begins with the error's type unless packstore raised it."""
+    """Returns the text of an error in one line. It begins with the error's type, unless packstore raised it."""
     line = error_line(error)
     return line if isinstance(error, PackstoreError) else f"{type(error).__name__}: {line}"
 
 
 def _examine_library(name: str) -> Answer:
-    """Imports a library. Returns its version and details. Raises what the import raises."""
+    """Imports a library. Returns its version and details. Raises errors of the import."""
     module = importlib.import_module(name)
     found = getattr(module, "__version__", None)
     if not isinstance(found, str):
@@ -79,8 +79,8 @@ def _describe_pillow(_: Any) -> list[str]:
 
 
 def _describe_turbojpeg(module: Any) -> list[str]:
-    """Loads PyTurboJPEG's library and returns its version. Raises :class:`ImportError` for another module of this name,
-    and the library's errors."""
+    """Loads PyTurboJPEG's library and returns its version. Raises :class:`ImportError` for another module of this name.
+    Raises errors of the library."""
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
     from packstore.images.turbojpeg_library import library_from_environment, turbo_version
@@ -100,11 +100,13 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _probe_decoders() -> Answer:
-    """Examines all decoders and measures them on a generated photo.
+    """Examines all decoders and measures them on a generated photo. Returns these entries:
 
-    Returns ``decoders`` (by name: ``available``, then ``version`` and ``images_per_second``, or ``reason``), ``used``
-    (name of the decoder in use), ``regions`` (the library that decodes regions), ``engine_problem``, and
-    ``libturbojpeg`` (its version). The last three are None for none.
+    - ``decoders``: by name, ``available``, and either ``version`` and ``images_per_second``, or ``reason``.
+    - ``used``: name of the decoder in use.
+    - ``regions``: library that decodes regions; None for none.
+    - ``engine_problem``: reason why the engine does not load; None if it loads.
+    - ``libturbojpeg``: version of PyTurboJPEG's library; None if unknown.
     """
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import find_region_library
@@ -136,7 +138,7 @@ def _probe_decoders() -> Answer:
 
 
 def _make_photo() -> bytes:
-    """Generates a JPEG of ImageNet's typical size with as much detail as a photo (about 100 kB)."""
+    """Generates a JPEG of 500 x 375 pixels and about 100 kB, with as much detail as a photo."""
     np: Any = importlib.import_module("numpy")
     image: Any = importlib.import_module("PIL.Image")
     y, x = np.mgrid[0:375, 0:500]
@@ -148,8 +150,8 @@ def _make_photo() -> bytes:
 
 
 def _measure_best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
-    """Measures the fastest of many decodes of each decoder, in seconds. The decoders take turns, so that other work
-    disturbs all alike."""
+    """Measures the fastest of many decodes of each decoder, in seconds. The decoders take turns: other work disturbs
+    all alike."""
     best = dict.fromkeys(decoders, float("inf"))
     until = time.perf_counter() + _TIMED_SECONDS * len(decoders)
     while True:
@@ -162,11 +164,12 @@ def _measure_best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, fl
 
 
 def _probe_cuda() -> Answer:
-    """Examines torch's CUDA and measures copies to the first GPU.
+    """Examines torch's CUDA and measures copies to the first GPU. Returns these entries:
 
-    Returns ``built`` and ``driver`` (versions or None), ``devices`` (``name``, ``free`` and ``total`` bytes of each),
-    ``reason`` (an error text if there is none although torch is built for CUDA, else None), and ``pinned`` (bytes a
-    second from ``pinned`` and ``pageable`` memory, or ``error``; empty without a GPU).
+    - ``built`` and ``driver``: versions of CUDA and of the NVIDIA driver; None for none.
+    - ``devices``: ``name``, ``free`` and ``total`` bytes of each GPU.
+    - ``reason``: error text if torch is built for CUDA and finds no GPU, else None.
+    - ``pinned``: bytes a second from ``pinned`` and from ``pageable`` memory, or ``error``. Empty without a GPU.
     """
     torch: Any = importlib.import_module("torch")
     reason = None
@@ -212,8 +215,11 @@ def _measure_copy_rate(torch: Any, host: Any) -> float:
 
 
 def _find_driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver, from ``/proc`` or else from ``nvidia-smi``, which it runs for up to 20
-    seconds. Returns None if there is none, and ``of unknown version`` if ``/proc`` does not tell."""
+    """Returns the version of the NVIDIA driver; None if there is none.
+
+    Reads it from ``/proc``, and returns ``of unknown version`` if the text has no version. Without that file, runs
+    ``nvidia-smi`` for up to 20 seconds.
+    """
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())
@@ -227,8 +233,10 @@ def _find_driver_version() -> str | None:
 
 
 def _probe_plug_ins() -> Answer:
-    """Loads the plug-ins of all registries. Returns ``found``: a list with ``what`` (the registry), ``name``,
-    ``distribution`` and ``problem`` (None for none) of each."""
+    """Loads the plug-ins of all registries. Returns the list ``found``.
+
+    Each entry has ``what`` (the registry), ``name``, ``distribution`` and ``problem`` (None for none).
+    """
     return {
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
