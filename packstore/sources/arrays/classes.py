@@ -28,8 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 def parse_class_names(value: Any) -> tuple[str, ...] | None:
-    """Parses an attribute with names of classes: a list, an array, a mapping from numbers to names or back, or JSON of
-    these. Returns None for any other value, for empty and for repeated names."""
+    """Parses an attribute with names of classes; None for any other value, for no names, and for repeated names.
+
+    - a list or an array
+    - a mapping from numbers to names, or from names to numbers
+    - JSON of one of these
+    """
     if isinstance(value, (str, bytes)):
         try:
             value = json.loads(value)
@@ -49,11 +53,11 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
 
 
 def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-    """Makes an array of texts the labels, if no array has class numbers, and the texts are certainly classes.
+    """Makes an array of texts the labels, if no array has class numbers and the texts are certainly classes.
 
-    Returns the new roles and the names of the classes. Returns None instead of names if no array becomes the labels, or
-    its texts cannot be read. An array with a name for classes becomes a column if it has a text for each sample, and
-    texts repeat. Raises :class:`OSError` or :class:`ValueError` if such an array cannot be read.
+    Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Before that,
+    an array of names of classes becomes a column, as :func:`_add_repeated_names` decides. Raises :class:`OSError` or
+    :class:`ValueError` if the names of classes cannot be read.
     """
     roles = _add_repeated_names(roles, blocks)
     if any("label" in part.columns for part in roles.parts):
@@ -83,8 +87,8 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
 
 
 def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
-    """Makes the array of names of classes a column instead, if it has a text for each sample and texts repeat; else
-    returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read."""
+    """Makes the array of names of classes a column, if it has a text for each sample and texts repeat. Else returns the
+    roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]
@@ -107,11 +111,11 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
 
 
 def find_class_names(shown: str, roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
-    """Finds the names of the classes of numeric labels: in an array of texts, or in attributes.
+    """Finds the names of the classes of numeric labels: in an array of texts, else in attributes.
 
     Attributes may be those of the labels, the images or a group above them. Reads all labels. Returns None if there are
-    no names. Returns None too if the names do not fit the labels, and then logs a warning with ``shown``, the source's
-    path. Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read.
+    no names. Returns None and logs a warning if the names do not fit the labels; ``shown`` is the source's path in it.
+    Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read.
     """
     labels = (_read_labels(part, blocks) for part in roles.parts)
     most = max((int(each[np.isfinite(each)].max(initial=0)) for each in labels), default=0)
@@ -126,8 +130,12 @@ def find_class_names(shown: str, roles: ArrayRoles, blocks: BlockCache) -> tuple
 
 
 def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
-    """Yields possible names of classes: their origin for messages; the names, None if unusable; and True if they
-    certainly are classes."""
+    """Yields possible names of classes, each with three values:
+
+    - their origin, for messages
+    - the names, None if unusable
+    - True if they certainly are classes
+    """
     if roles.classes is not None:
         file, info = roles.classes
         if not 0 < info.shape[0] <= _MAX_CLASSES:
@@ -151,7 +159,7 @@ def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tupl
 
 
 def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
-    """Yields all texts of an array, up to 4096 at a time. Raises :class:`OSError` or :class:`ValueError` if they
+    """Yields all texts of an array, in lists of up to 4096. Raises :class:`OSError` or :class:`ValueError` if they
     cannot be read or decoded."""
     file, info = blocks.open_file(chosen.file), chosen.info
     for start in range(0, info.shape[0], _TEXTS):
@@ -159,7 +167,7 @@ def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
 
 
 def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
-    """Reads all class numbers of a group of arrays that belong together; empty without labels."""
+    """Reads all class numbers of a part, a group of arrays that belong together; empty without labels."""
     chosen = part.columns.get("label")
     if chosen is None or not chosen.length:
         return np.zeros(0, np.int64)
@@ -167,5 +175,5 @@ def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
 
 
 def _decode_name(value: Any) -> Any:
-    """Decodes bytes as UTF-8, replacing undecodable ones; returns any other value unchanged."""
+    """Decodes bytes as UTF-8, with a replacement for invalid ones; returns any other value unchanged."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

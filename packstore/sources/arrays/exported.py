@@ -21,22 +21,24 @@ _SHAPE = "shape of the image"
 
 
 class ExportedArrays(ExportedRows, ArraySource):
-    """Base of exports as arrays, whose names and shapes the export manifest gives. Opening raises :class:`SourceError`
+    """Base of exports as arrays, whose names and shapes are in the export manifest. Opening raises :class:`SourceError`
     if a file or array is missing or has another length. A sample with missing chunks is a bad sample."""
 
     gaps_are_bad = True
 
     def list_files(self) -> list[Path]:
-        """Lists the shards that the export manifest names; or the one folder whose groups are the shards."""
+        """Lists the shards that the export manifest names. If the shards are groups of one folder, lists that folder
+        alone."""
         return self.find_files(self.path) if self.grouped else [file for _, file in self.list_shards()]
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
-        """Assigns roles by the export manifest, which has the classes, too."""
+        """Assigns roles by the export manifest; returns None for the classes, since the manifest has them. Raises
+        :class:`SourceError` if a file or array is missing, or has another length."""
         return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of
-        its recorded shape."""
+        its recorded shape. Raises :class:`ValueError` or :class:`OSError` for damage and missing chunks."""
         found = super().read_values(ref)
         if (shape := found.pop(_SHAPE, None)) is not None:
             dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
@@ -52,8 +54,11 @@ class ExportedArrays(ExportedRows, ArraySource):
 def _choose_exported_arrays(
     export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], path: str, *, grouped: bool
 ) -> ArrayRoles:
-    """Assigns roles to the arrays of an export by its manifest, shard by shard. ``grouped`` means that the shards are
-    groups of one folder. Raises :class:`SourceError` if a file or array is missing, or has another length."""
+    """Assigns roles to the arrays of an export by its manifest, shard by shard.
+
+    ``grouped``: The shards are groups of one folder. Raises :class:`SourceError` if a file or array is missing, or has
+    another length.
+    """
     image = export_manifest.manifest.image
     names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export_manifest.held}
     if image.kind == "ragged" and not export_manifest.manifest.holds_files and export_manifest.image == "kept":

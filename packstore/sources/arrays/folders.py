@@ -31,8 +31,8 @@ _UNWRITTEN = 1 << 28
 
 
 class ChunkFolderSource(ArraySource):
-    """Source in one folder, whose arrays are folders in it, at most eight levels deep. Only the arrays that are read
-    belong to its stamp; other files are left out."""
+    """Source in one folder, whose arrays are folders in it. Only the files of the arrays that are read belong to its
+    stamp; other files are left out."""
 
     suffixes = ()
     grouped = True
@@ -60,7 +60,8 @@ class ChunkFolderSource(ArraySource):
         return [file for group in inside for name in _GROUP_FILES if (file := group / name).is_file()]
 
     def stamp(self) -> str:
-        """Returns a digest of the stamps of all files, since there may be many."""
+        """Returns a digest of size and times of all files: there may be too many for a text. Raises
+        :class:`SourceError` if one is missing."""
         digest = xxhash.xxh3_128()
         for file in chain(self.files(), self._list_group_files()):
             digest.update(f"{file}\0{stamp_files([file])}\0".encode("utf-8", "surrogateescape"))
@@ -68,7 +69,7 @@ class ChunkFolderSource(ArraySource):
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object from a file, or returns None if there is no file. Raises :class:`SourceError` if the file is
+    """Reads a JSON object from a file; returns None if there is no file. Raises :class:`SourceError` if the file is
     damaged, no object, or over 16 MiB."""
     if not path.is_file():
         return None
@@ -90,7 +91,7 @@ def walk_arrays(
     *,
     groups: bool,
 ) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yields name, folder and metadata of each array at and below ``root``. Skips hidden folders.
+    """Yields name, folder and metadata of each array at and below ``root``. Skips hidden and ignored folders.
 
     Args:
         root: Folder of an array or a group.
@@ -116,8 +117,11 @@ def walk_arrays(
 
 
 def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
-    """Raises :class:`SourceError` for an array of more bytes than its files can hold, compressed at most 1,100 to 1.
-    256 MiB may be missing: parts that equal the fill value need no file."""
+    """Raises :class:`SourceError` if the files in ``folder`` cannot hold the array's bytes.
+
+    Compression saves at most a factor of 1,100. Further 256 MiB may be missing: parts that equal the fill value need no
+    file.
+    """
     nbytes, stored = info.dtype.itemsize, _UNWRITTEN
     for size in info.shape:
         nbytes *= size
@@ -130,7 +134,7 @@ def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
 
 
 def pick_class_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Picks the values of metadata that may name classes; none without metadata."""
+    """Picks the values of metadata that may name classes; returns ``{}`` for None."""
     return {name: found[name] for name in ATTRIBUTES if name in found} if found else {}
 
 
@@ -150,14 +154,14 @@ def parse_array_shape(value: Any, least: int) -> tuple[int, ...] | None:
 
 
 def _list_array_files(folder: Path) -> Iterator[Path]:
-    """Yields the metadata and chunk files of an array."""
+    """Yields the metadata and chunk files in the folder of an array."""
     for file in _walk_files(folder):
         if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
             yield file
 
 
 def _walk_files(folder: Path) -> Iterator[Path]:
-    """Yields all files at and below a folder, sorted; does not follow links to folders."""
+    """Yields all files at and below a folder, sorted in each folder. Does not follow links to folders."""
     for directory, inside, names in os.walk(folder):
         inside.sort()
         for name in sorted(names):

@@ -26,14 +26,18 @@ MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "ui
 
 
 def pixel_mode(chosen: ColumnArray) -> Mode:
-    """Returns the mode (channels and dtype) in which an array of images is stored. Integers of 32 or 64 bits become
-    int32, floating-point numbers float32, int8 int16 and booleans uint8. Values beyond are bad samples."""
+    """Returns the mode (channels and dtype) in which an array of images is stored.
+
+    - Integers of 32 or 64 bits become int32, and a larger value makes a bad sample.
+    - Floating-point numbers become float32.
+    - int8 becomes int16, and bool becomes uint8.
+    """
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
     return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
 
 
 def cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Converts values to a dtype. Raises :class:`ValueError` if that would change a value."""
+    """Converts values to a dtype. Raises :class:`ValueError` if a value would change."""
     if pixels.dtype == dtype:
         return pixels
     found = pixels.astype(dtype)
@@ -46,7 +50,8 @@ def cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def to_class_number(value: Any) -> int:
-    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, or several numbers."""
+    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, infinity or NaN, and several
+    numbers."""
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(f"label: found {array.size} numbers, expected one")
@@ -57,7 +62,8 @@ def to_class_number(value: Any) -> int:
 
 
 def decode_text(text: Any) -> str:
-    """Decodes bytes as UTF-8, and converts any other value to a text. Raises :class:`ValueError` for other bytes."""
+    """Decodes bytes as UTF-8, and converts any other value to a text. Raises :class:`ValueError` if the bytes are not
+    UTF-8."""
     return text.decode("utf-8") if isinstance(text, bytes) else str(text)
 
 

@@ -35,8 +35,8 @@ class _LabelColumns:
     """Label columns of a dataset.
 
     Attributes:
-        python: For each, its name, its key in a python batch, and its key in the python meta file.
-        binary: Their names, in their order at the beginning of a binary row.
+        python: For each column: its name, its key in a python batch, and its key in the python meta file.
+        binary: Names of the columns, in their order at the beginning of a binary row.
     """
 
     python: tuple[tuple[str, str, str], ...]
@@ -60,8 +60,8 @@ class _AllLabels:
     """Labels of all batches.
 
     Attributes:
-        classes: Names of the classes, one tuple a label column.
-        batches: Labels, int64 of shape ``(rows, label columns)``, one array a batch.
+        classes: Names of the classes, one tuple for each label column.
+        batches: Labels, int64 of shape ``(rows, label columns)``, one array for each batch.
     """
 
     classes: tuple[tuple[str, ...], ...]
@@ -72,8 +72,8 @@ class CifarSource(Source):
     """CIFAR-10 (``label``) or CIFAR-100 (``label``: fine, ``coarse_label``), with the splits ``train`` and ``test``.
 
     Images are uint8 ``(32, 32, 3)`` RGB, read-only. The first survey or listing reads all files, and raises
-    :class:`SourceError` for missing or damaged ones. Memory holds all labels, and the pixels of at most two batches and
-    a few thousand images.
+    :class:`SourceError` for missing or damaged ones. Memory holds all labels, the pixels of at most two batches, and
+    12,288 further images.
     """
 
     def __init__(self, path: Path, options: SourceOptions, files: CifarFiles) -> None:
@@ -88,14 +88,14 @@ class CifarSource(Source):
         self._lock = threading.Lock()
 
     def stamp(self) -> str:
-        """Returns sizes and times of the files on disk."""
+        """Returns sizes and times of the files on disk. Raises :class:`SourceError` if one is missing."""
         return stamp_files(self._files.list_disk_paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
+        """Counts samples. The first call of this method or :meth:`entries` reads all files, for their labels.
 
-        Raises :class:`SourceError` for files that are missing, cut off, damaged or unsafe, and for labels out of range,
-        and :class:`NotInSourceError` for an unknown split.
+        Raises :class:`SourceError` for files that are missing, damaged or unsafe, and for labels out of range. Raises
+        :class:`NotInSourceError` for an unknown split.
         """
         labels = self._load_labels(progress)
         splits = dict.fromkeys(self._choose_splits(split), 0)
@@ -118,12 +118,12 @@ class CifarSource(Source):
         )
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims all files of the layout, or the archive."""
+        """Claims the archive, or all files of the layout."""
         self.claim_paths(claims, self._files.list_disk_paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields an entry for each image; ``ref`` is the number of its batch and its row there. The first call reads
-        all files."""
+        """Yields an entry for each image; ``ref`` is the number of its batch, and its row there. The first call reads
+        all files, and raises as :meth:`survey` does."""
         return self._yield_entries(self._load_labels(no_progress), self._choose_splits(split))
 
     def _yield_entries(self, labels: _AllLabels, splits: list[str]) -> Iterator[Entry]:
@@ -154,8 +154,8 @@ class CifarSource(Source):
         self._files.close()
 
     def _load_page(self, batch: int, number: int) -> NDArray[np.uint8]:
-        """Returns a page of 1,024 images ``(rows, 32, 32, 3)``, from the cache or the file. Caches up to 12 pages and 2
-        batches; drops the oldest ones. Raises :class:`SourceError` for an unreadable batch."""
+        """Returns a page: 1,024 images ``(rows, 32, 32, 3)``, from the cache or the file. Caches up to 12 pages and 2
+        batches, and drops the oldest. Raises :class:`SourceError` for an unreadable batch."""
         with self._lock:
             page = self._pages.get((batch, number))
             if page is not None:
@@ -184,8 +184,8 @@ class CifarSource(Source):
         return [split]
 
     def _load_labels(self, progress: ProgressCallback) -> _AllLabels:
-        """Returns all labels; the first call reads and checks all files, and reports progress. Raises
-        :class:`SourceError` for damage, labels out of range, and no images."""
+        """Returns all labels. The first call reads and checks all files, and reports progress. Raises
+        :class:`SourceError` for missing or damaged files, labels out of range, and no images."""
         if self._labels is not None:
             return self._labels
         layout = self._files.layout
@@ -209,7 +209,7 @@ class CifarSource(Source):
         return self._labels
 
     def _read_class_names(self, name: str, file: IO[bytes]) -> tuple[tuple[str, ...], ...]:
-        """Reads the names of classes from a meta file: one tuple for each label column in the file. Raises
+        """Reads the names of classes from a meta file; returns a tuple for each label column in the file. Raises
         :class:`SourceError` for damage."""
         try:
             if self._files.layout.binary:
@@ -223,7 +223,7 @@ class CifarSource(Source):
             raise SourceError(f"{self._files.shown_path(name)} cannot be read: {error.strerror or error}") from None
 
     def _parse_batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Parses a batch: returns pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label
+        """Parses a batch. Returns pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label
         columns)``. Raises :class:`SourceError` for damage."""
         try:
             return self._parse_binary_batch(file) if self._files.layout.binary else self._parse_python_batch(file)
@@ -276,7 +276,7 @@ def _count_key_bytes(split: str, count: int) -> int:
 
 def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
     """Returns ``CERTAIN`` if ``path`` holds the dataset ``name``, else ``NO``. Raises :class:`SourceError` for several
-    CIFAR datasets, and for a damaged archive."""
+    CIFAR datasets in a folder, a folder that cannot be listed, and a damaged archive."""
     files = find_cifar(path, None)
     if files is None:
         return Certainty.NO
@@ -285,7 +285,8 @@ def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_cifar(name: str, path: Path, options: SourceOptions) -> CifarSource:
-    """Opens the dataset ``name``. Raises :class:`SourceError` if ``path`` does not have it."""
+    """Opens the dataset ``name``. Raises :class:`SourceError` if ``path`` does not have it, and as :func:`find_cifar`
+    does."""
     files = find_cifar(path, name)
     if files is None:
         raise no_cifar_error(path, name)

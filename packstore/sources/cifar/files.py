@@ -53,7 +53,8 @@ class CifarLayout:
         return (*self.meta, *(name for _, name in self.batches))
 
     def matches_directory(self, directory: str, files: Iterable[str]) -> bool:
-        """Tells if a directory has this layout, maybe incomplete: by its name, or by a meta file and a batch."""
+        """Tells if a directory has this layout: by its name, or by a meta file and one batch. Other files may be
+        missing."""
         there = set(files)
         return directory == self.directory or (
             there.issuperset(self.meta[:1]) and any(name in there for _, name in self.batches)
@@ -61,7 +62,7 @@ class CifarLayout:
 
 
 def _list_batches(suffix: str) -> tuple[tuple[str, str], ...]:
-    """Returns split and name of CIFAR-10's six batches."""
+    """Returns split and name of CIFAR-10's six batches; ``suffix`` is that of the names."""
     train = tuple(("train", f"data_batch_{number}{suffix}") for number in range(1, 6))
     return (*train, ("test", f"test_batch{suffix}"))
 
@@ -94,9 +95,8 @@ class CifarFiles(ABC):
 
     @abstractmethod
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in the order that is fastest to read. A content can be read only until
-        the next one is yielded. Raises :class:`SourceError` for missing files, and for an archive that is cut off or
-        damaged."""
+        """Yields name and content of each file, in the order that is fastest to read. The next step closes the content.
+        Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
 
     @abstractmethod
     def open_file(self, name: str) -> IO[bytes]:
@@ -127,7 +127,8 @@ class DirectoryFiles(CifarFiles):
     """Files of a layout in a directory."""
 
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Opens each file in turn. Raises :class:`SourceError` if one is missing."""
+        """Opens each file in turn. Raises :class:`SourceError` if one is missing, too large for CIFAR, or cannot be
+        read."""
         self._check_complete(name for name in self.layout.files if (self.path / name).is_file())
         for name in self.layout.files:
             with self.open_file(name) as file:
@@ -150,7 +151,7 @@ class DirectoryFiles(CifarFiles):
 
 
 class TarFiles(CifarFiles):
-    """Files of a layout in a ``.tar.gz``: one pass finds all of them, later reads seek."""
+    """Files of a layout in a ``.tar.gz``. One pass finds all of them; later reads seek."""
 
     def __init__(self, path: Path, layout: CifarLayout, prefix: str) -> None:
         super().__init__(path, layout)
@@ -164,8 +165,9 @@ class TarFiles(CifarFiles):
         return [self.path]
 
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Reads each file into memory, in one pass over the whole archive, which verifies its checksum. Other reads
-        wait until the pass ends. Raises :class:`SourceError` for damage and missing files."""
+        """Reads each file into memory, in one pass over the whole archive. The pass verifies the archive's checksum,
+        and other reads wait until it ends. Raises :class:`SourceError` for damage, and for repeated, oversized and
+        missing files."""
         with self._lock:
             try:
                 yield from self._read_members()
@@ -173,8 +175,8 @@ class TarFiles(CifarFiles):
                 raise _damage_error(printable(str(self.path)), error) from None
 
     def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in one pass, and stores their offsets for :meth:`open_file`. Raises
-        :class:`SourceError` for repeated, oversized and missing files, and one of ``_BROKEN`` for damage."""
+        """Yields name and content of each file, in one pass. Stores their offsets for :meth:`open_file` at the end.
+        Raises :class:`SourceError` for repeated, oversized and missing files, and one of ``_BROKEN`` for damage."""
         self._gzip.seek(0)
         found: dict[str, tuple[int, int]] = {}
         with tarfile.open(fileobj=self._gzip, mode="r:") as tar:
@@ -207,7 +209,7 @@ class TarFiles(CifarFiles):
 
     def open_file(self, name: str) -> IO[bytes]:
         """Reads one file into memory. The first call finds all files, if :meth:`read_all_files` has not. Raises
-        :class:`SourceError` for damage."""
+        :class:`SourceError` as :meth:`read_all_files` does."""
         with self._lock:
             try:
                 if not self._found:
@@ -223,15 +225,15 @@ class TarFiles(CifarFiles):
 
 
 def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
-    """Finds the files of a CIFAR at ``path``, which may be its directory, its archive, or a folder that holds exactly
-    one of these. Returns None if there is no CIFAR. In a folder, an unpacked directory hides its archive.
+    """Finds the files of a CIFAR dataset. ``path`` may be its directory, its archive, or a folder that holds one of
+    these. Returns None if there is no CIFAR. An archive does not count if its directory is in the same folder.
 
     Args:
-        path: Where to look.
+        path: Directory, archive or folder.
         kind: ``cifar10`` or ``cifar100``; None takes either.
 
     Raises:
-        SourceError: There are several, the archive is damaged, or the folder cannot be listed.
+        SourceError: A folder holds several or cannot be listed, or the archive is damaged.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
     if path.is_file():
@@ -259,7 +261,7 @@ def _list_names(path: Path) -> set[str]:
 
 
 def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
-    """Opens the archive at ``path``. Returns None if the file is no gzip, or if its first 64 members belong to no
+    """Opens the archive at ``path``. Returns None if the file is no gzip, or if its first 64 members do not show a
     layout. Raises :class:`SourceError` for damage."""
     try:
         with path.open("rb") as file:

@@ -29,11 +29,11 @@ class BatchError(Exception):
 
 
 def load_dict(file: IO[bytes]) -> dict[str, Any]:
-    """Reads a dictionary from a pickle of any protocol; keys that are bytes become texts, values that are bytes
-    stay bytes. Executes nothing.
+    """Reads a dictionary from a pickle of any protocol, and executes nothing. Keys that are bytes become texts; values
+    that are bytes stay bytes.
 
-    Pass its arrays to :func:`build_array`. Raises :class:`BatchError` for a pickle that names other functions than
-    numpy's for arrays, a damaged pickle, one above 256 MiB or 2,000,000 operations, and any object but a dictionary.
+    :func:`build_array` builds its arrays. Raises :class:`BatchError` for a pickle above 256 MiB, and as
+    :func:`parse_dict` does.
     """
     data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
@@ -42,9 +42,14 @@ def load_dict(file: IO[bytes]) -> dict[str, Any]:
 
 
 def parse_dict(data: bytes) -> dict[str, Any]:
-    """Parses a dictionary from the bytes of a pickle; keys that are bytes become texts. Executes nothing. Raises
-    :class:`BatchError` for a damaged pickle, one of more than 2,000,000 operations, one that names other functions than
-    numpy's for arrays, and any object but a dictionary."""
+    """Parses a dictionary from the bytes of a pickle, and executes nothing. Keys that are bytes become texts.
+
+    Raises :class:`BatchError` for one of these pickles:
+
+    - It is damaged, or has more than 2,000,000 operations.
+    - It names functions other than numpy's for arrays.
+    - It holds another object than a dictionary.
+    """
     names = _allowed_globals(len(data))
 
     def find(module: str, name: str) -> Callable[..., Any]:
@@ -63,8 +68,8 @@ def parse_dict(data: bytes) -> dict[str, Any]:
 
 
 def build_array(value: Any) -> NDArray[Any]:
-    """Builds the array of a value from :func:`load_dict` (read-only if possible), or an int64 array from a list of
-    integers. Raises :class:`BatchError` for any other value."""
+    """Builds the array of a value from :func:`load_dict`, read-only if the pickle has its bytes. A list of integers
+    becomes an int64 array. Raises :class:`BatchError` for any other value, and an array whose parts do not fit."""
     if isinstance(value, _Array):
         return value.build()
     if isinstance(value, list) and all(type(item) is int for item in value):
@@ -76,7 +81,7 @@ def build_array(value: Any) -> NDArray[Any]:
 
 
 def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-    """Returns the bytes of an array in C order (or their :class:`Span`), its shape and its dtype. Raises
+    """Returns bytes, shape and dtype of an array in C order; a :class:`Span` may stand for the bytes. Raises
     :class:`BatchError` for an array in Fortran's order, and for any other value."""
     if not isinstance(value, _Array):
         raise BatchError(f"found {type(value).__name__}, expected an array")
@@ -87,7 +92,7 @@ def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
 
 
 def parse_name_list(value: Any) -> tuple[str, ...]:
-    """Converts a list of bytes or texts to names. Raises :class:`BatchError` for any other value."""
+    """Converts a list of texts, or of UTF-8 bytes, to names. Raises :class:`BatchError` for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, (bytes, str)) for item in value):
         raise BatchError(f"found {type(value).__name__}, expected a list of names")
     try:
@@ -97,7 +102,7 @@ def parse_name_list(value: Any) -> tuple[str, ...]:
 
 
 class Span(NamedTuple):
-    """Range of a long byte string in a pickle file; stands for the string, which is not read."""
+    """Range of a long byte string in a pickle file. It stands for the string, which is not read."""
 
     start: int
     stop: int
@@ -113,8 +118,8 @@ class Span(NamedTuple):
 
 
 class _DType(StandIn):
-    """Stand-in for ``numpy.dtype``: stores its name and byte order. Raises :class:`BatchError` for dtypes other than
-    uint8, int32, int64 and float64."""
+    """Stand-in for ``numpy.dtype``: stores its name and byte order. Making one raises :class:`BatchError` for dtypes
+    other than uint8, int32, int64 and float64."""
 
     __slots__ = ("name", "order")
 
@@ -154,7 +159,7 @@ class _Array(StandIn):
         _, self.shape, self.dtype, self.fortran, self.data = state
 
     def build(self) -> NDArray[Any]:
-        """Builds the array. Raises :class:`BatchError` if its parts do not fit."""
+        """Builds the array, read-only. Raises :class:`BatchError` if its parts do not fit."""
         made = self.validate_dtype()
         if not isinstance(self.data, bytes):
             raise BatchError("an array that is not of plain numbers")
@@ -165,8 +170,8 @@ class _Array(StandIn):
             raise BatchError(f"an array of the shape {self.shape}") from None
 
     def validate_dtype(self) -> np.dtype[Any]:
-        """Checks shape, dtype and number of bytes; returns the dtype. Raises :class:`BatchError` if they do not fit, or
-        for more than four axes."""
+        """Checks that shape, dtype and number of bytes fit; returns the dtype. Raises :class:`BatchError` if they do
+        not, or for more than four axes."""
         dtype, shape, data = self.dtype, self.shape, self.data
         if not isinstance(dtype, _DType) or not isinstance(data, (bytes, Span)):
             raise BatchError("an array that is not of plain numbers")
@@ -181,7 +186,7 @@ class _Array(StandIn):
 
 
 def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:
-    """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content, whatever the arguments."""
+    """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content; ignores the arguments."""
     return _Array()
 
 
@@ -211,8 +216,7 @@ class _Encode:
     """Stand-in for ``_codecs.encode``: encodes Latin-1, up to as many bytes in all as the pickle has. Raises
     :class:`BatchError` for more, for another encoding, and for characters beyond Latin-1.
 
-    A pickle has each byte string once, so only a hostile one exceeds this, by encoding one text again and again to fill
-    the memory.
+    A pickle has each byte string once. Only a hostile one encodes a text again and again, to fill the memory.
     """
 
     def __init__(self, size_bytes: int) -> None:
