@@ -252,6 +252,15 @@ def test_each_pixel_of_a_panoptic_mask_is_the_id_of_its_segment(tmp_path: Path) 
     assert [int((drawn == each).sum()) for each in found] == [each["area"] for each in segments]
 
 
+def test_the_mask_of_stuff_of_an_image_without_suffix(tmp_path: Path) -> None:
+    image = coco_image(0) | {"file_name": "0"}
+    document = {"images": [image], "annotations": [coco_object(1, 0, category_id=187)], "categories": THINGS[2:]}
+    files: dict[str, str | bytes] = {"train2017/0": jpeg(0), "annotations/stuff_train2017_pixelmaps/0.png": mask(0)}
+    fill(tmp_path, files | {"annotations/stuff_train2017.json": json.dumps(document)})
+    with closing(open_source(tmp_path)) as source:
+        assert source.read(next(source.entries())).values["stuff_mask"] == mask(0)
+
+
 def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None:
     panoptic(tmp_path)
     for name in ("instances", "person_keypoints", "captions"):

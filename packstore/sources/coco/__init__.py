@@ -7,6 +7,7 @@ size of a file of annotations in memory; afterwards a temporary file holds its c
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -51,8 +52,8 @@ class _Split(NamedTuple):
         folder: Folder of its images.
         documents: Images with their annotations.
         masks: Folders of its masks, by column.
-        places: Folder of each image in ``documents``, if these are in several folders.
-        chosen: If folders divide ``documents`` into splits: take only images in folders of this split.
+        places: Folder of each image in ``documents``, if the images are in several folders; else None.
+        chosen: Split whose folders hold the images, if ``documents`` has several splits; else None for all images.
     """
 
     folder: str
@@ -73,15 +74,20 @@ class CocoSource(FileRowSource):
     """Images of ``instances_*.json``, ``person_keypoints_*.json``, ``captions_*.json`` and ``panoptic_*.json``, joined
     by split.
 
-    Columns: ``boxes``, ``labels``; ``keypoints`` if all categories have the same number; ``captions``, a list of texts;
-    ``panoptic_mask``, the file, with ``segment_ids`` and ``segment_labels``; ``stuff_labels`` and ``stuff_mask``; and
-    ``json``: the entries of the image and of its annotations, masks included, without image ids and captions. If no
-    annotation has a box, as in iNaturalist, there is ``label`` instead, or ``tags`` if an image has several. An image
-    without annotations has 0 boxes; in a split without a file of objects, ``boxes`` is missing.
+    Columns, for files of annotations that exist:
 
-    Leaves out a split whose images are missing; names splits without their year, if possible. Opening raises
-    :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind,
-    and :class:`SourceError` if there are no annotations or no images.
+    - ``boxes`` and ``labels``; ``keypoints`` if all categories have the same number
+    - ``label`` instead if no annotation has a box, as in iNaturalist; ``tags`` if such an image has several labels
+    - ``captions``: a list of texts
+    - ``panoptic_mask`` with ``segment_ids`` and ``segment_labels``
+    - ``stuff_labels`` and ``stuff_mask``
+    - ``json``: entries of the image and of its annotations, without image ids and captions
+
+    An image without annotations has 0 boxes. In a split without a file of objects, ``boxes`` is missing.
+
+    Leaves out a split without any of its images. Splits have names without their year, if possible. Opening raises
+    :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind.
+    Opening raises :class:`SourceError` if there are no annotations or no images, or if a file is damaged.
     """
 
     kind = "coco"
@@ -129,11 +135,15 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or a list with the folder of each image if they are in several. If no folder
-        and no group of folders has all images, returns the folder that has most; None if none has any. If no folder has
-        the names, tries them without the first, the first two or the first three folders, and renames the images in
-        ``documents`` so. Raises :class:`AmbiguousSourceError` if several groups of folders have all images, and no
-        single folder has any."""
+        """Finds the folder of the images, or a list with the folder of each image if they are in several.
+
+        - If no folder and no group of folders has all images, returns the folder that has most. Returns None if none
+          has any.
+        - If no folder has the names, tries them without their first folder, then without two, then three. Renames the
+          images in ``documents`` to the names that exist.
+
+        Raises :class:`AmbiguousSourceError` if no single folder has any image, and several groups of folders have all.
+        """
         names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
@@ -154,8 +164,8 @@ class CocoSource(FileRowSource):
             return folder
 
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
-        """Finds the folders of panoptic masks and of masks of stuff, by column; leaves out a column whose folder is
-        missing. Adds the number of panoptic masks without a folder to ``documents.ignored``."""
+        """Finds the folders of panoptic masks and of masks of stuff, by column. Leaves out a column whose folder is
+        missing; for panoptic masks, adds their number to ``documents.ignored``."""
         found: dict[str, str | None] = {}
         if documents.masks:
             names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
@@ -174,8 +184,7 @@ class CocoSource(FileRowSource):
         return tuple(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns that the annotations of any split need. Opens masks to infer if they have one
-        channel."""
+        """Declares the columns that the annotations of any split need. Opens masks to see if they have one channel."""
         found: dict[str, Field] = {"image": Image()}
         classes, documents = self._classes, [each.documents for each in self._splits.values()]
         if self._most_tags:
@@ -200,8 +209,8 @@ class CocoSource(FileRowSource):
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split: its files of masks, and as ``entry`` its split and its number
-        there."""
+        """Yields a row for each image of a split. Its values are its files of masks, and ``entry``: split, and number
+        in ``documents``."""
         part = self._splits[split]
         documents, masks = part.documents, part.masks
         for number, folder, name in part.iter_images():
@@ -220,8 +229,8 @@ class CocoSource(FileRowSource):
             yield row._replace(value_bytes=row.value_bytes + part.documents.entry_size(number))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its masks, and converts its annotations to columns. Leaves out the columns of files of
-        annotations that its split does not have. Raises :class:`ValueError` for invalid annotations."""
+        """Reads an image with its masks, and converts its annotations to columns. A column is left out if the split has
+        no such annotations. Raises :class:`ValueError` for invalid annotations."""
         found = dict(super().read_values(ref))
         split, number = found.pop("entry")
         document = self._splits[split].documents.read_entry(number)
@@ -252,20 +261,20 @@ class CocoSource(FileRowSource):
         return self._files
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims copies of files of annotations as well, as evidence."""
+        """Claims the files of annotations, and as evidence also copies of them."""
         super().claim_files(claims)
         for file in self._copies:
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason for a file of annotations whose images are missing, and for an image that no annotations
-        name; None for other files."""
+        """Returns the reason why a file is left out: a file of annotations without images, or an image that no
+        annotations name. Returns None for other files."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts parts of files of annotations that no column holds, by reason: licenses, annotations of images that
-        are not listed, and others."""
+        """Counts parts of files of annotations that no column holds, by reason. Such are licenses, and annotations of
+        images that are not listed."""
         counts: Counter[str] = Counter()
         for documents in dict.fromkeys(each.documents for each in self._splits.values()):
             counts.update(documents.ignored)
@@ -278,8 +287,8 @@ class CocoSource(FileRowSource):
         super().close()
 
     def _shorten_split_names(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
-        """Shortens the names of splits, ``train2017`` to ``train``, unless another (``train2014``) would have the same
-        name; sorts them in packing order, and collects their files."""
+        """Shortens the names of splits, ``train2017`` to ``train``. A name stays if another split (``train2014``) would
+        have the same short name. Sorts the splits in packing order, and sets the files of annotations."""
         plain = {split: next(iter(files[split].values())).split for split in self._splits}
         counts = Counter(plain.values())
         names = {name if name and counts[name] == 1 else split: split for split, name in plain.items()}
@@ -287,8 +296,11 @@ class CocoSource(FileRowSource):
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
 
     def _split_by_folders(self) -> None:
-        """Replaces a single unnamed split by the splits in the names of its folders of images. If only some folders
-        have one, raises :class:`AmbiguousSourceError`, or changes nothing if the user named the kind of source."""
+        """Replaces a single unnamed split by the splits in the names of its folders of images.
+
+        If only some folders name a split, raises :class:`AmbiguousSourceError`. If the user has named the kind of
+        source, changes nothing instead.
+        """
         (name, only), *others = self._splits.items()
         if name or others:
             return
@@ -306,8 +318,8 @@ class CocoSource(FileRowSource):
             )
 
     def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
-        """Returns the message for a file of annotations without images: where they were looked for, and where the first
-        one is instead."""
+        """Returns the message for a file of annotations without images. It has the folders where images were expected,
+        and the place of the first image, if it is anywhere."""
         said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"
         if not name:
             return f"{said}: it names none"
@@ -319,7 +331,7 @@ class CocoSource(FileRowSource):
         return f"{said}. The first, {printable(name)}, {lies}; it was looked for {looked}"
 
     def _refuse_shared_images(self) -> None:
-        """Raises :class:`AmbiguousSourceError` if two splits have the same image, since keys are unique."""
+        """Raises :class:`AmbiguousSourceError` if two splits have the same image file, since keys are unique."""
         folders = Counter(each.folder for each in self._splits.values())
         scattered = any(each.places is not None for each in self._splits.values())
         seen: dict[str, str] = {}
@@ -333,7 +345,8 @@ class CocoSource(FileRowSource):
                     )
 
     def _merge_categories(self, kind: str) -> dict[int, str]:
-        """Merges the categories of all splits, sorted by id. Raises :class:`AmbiguousSourceError` if names differ."""
+        """Merges the categories of all splits, sorted by id. Raises :class:`AmbiguousSourceError` if the names of an id
+        differ."""
         found: dict[int, str] = {}
         for split, each in self._splits.items():
             for number, name in each.documents.categories[kind].items():
@@ -351,13 +364,13 @@ def _holding_folder(folder: str, name: str) -> str:
 
 
 def _png_name(name: str) -> str:
-    """Replaces the suffix of a file name by ``.png``."""
-    return f"{name.rpartition('.')[0]}.png"
+    """Replaces the suffix of a file name, if it has one, by ``.png``."""
+    return f"{posixpath.splitext(name)[0]}.png"
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Returns ``CERTAIN`` for a folder or archive with COCO's files of annotations, else ``NO``. Returns ``PARTIAL`` if
-    YOLO's labels are there too: each format may cover only some splits."""
+    YOLO's labels are there too, since each format may cover only some splits."""
     tree = open_tree(path)
     if tree is None or not find_annotation_files(tree):
         return Certainty.NO

@@ -24,19 +24,19 @@ _SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 class SplitAnnotations:
     """Annotations of the images of a split, joined from all files, in a temporary file.
 
-    Reading takes the JSON of all files in memory; afterwards some 40 bytes an image, and its name. Opening raises
-    :class:`SourceError` for an invalid file, and if the temporary file cannot be written, and
+    Reading takes the JSON of all files in memory. Afterwards each image takes some 40 bytes, and its name. Opening
+    raises :class:`SourceError` for an invalid file, and if the temporary file cannot be written. Opening raises
     :class:`AmbiguousSourceError` for two panoptic masks of an image.
 
     Attributes:
         categories: Names of categories by id: for ``objects``, ``panoptic`` segments, and ``stuff``.
         masks: File names of panoptic masks, by the number of the image.
         points: Number of keypoints of each object; 0 if there are none, or if categories differ.
-        annotated: A file has annotations of objects.
-        captioned: A file has captions.
+        annotated: True if a file has annotations of objects.
+        captioned: True if a file has captions.
         ignored: Number of values that are left out, by reason.
-        boxed: An annotation has a box or a shape; if none has, as in iNaturalist, they are classes of whole images.
-        most: Most annotations of an image.
+        boxed: True if an annotation has a box or a shape. If False, annotations are classes of whole images.
+        most: Largest number of annotations of an image.
     """
 
     def __init__(self, tree: Tree, files: Mapping[str, AnnotationFile]) -> None:
@@ -64,7 +64,8 @@ class SplitAnnotations:
         return len(self._names)
 
     def walk_image_names(self) -> Iterator[str]:
-        """Yields the file names of the images, in the order of their ids, as torchvision's ``CocoDetection`` does."""
+        """Yields the file names of the images in the order of their ids, which is that of torchvision's
+        ``CocoDetection``."""
         return (name.decode("utf-8", "surrogateescape") for name in self._names)
 
     def rename_images(self, names: Iterable[str]) -> None:
@@ -72,12 +73,12 @@ class SplitAnnotations:
         self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
     def entry_size(self, number: int) -> int:
-        """Returns the bytes that the entries of an image take in the temporary file."""
+        """Returns the bytes of an image's entries in the temporary file."""
         return self._spool.value_size(number)
 
     def read_entry(self, number: int) -> dict[str, Any]:
-        """Reads the entries of an image: ``image``, ``annotations``, ``captions``, ``panoptic`` and ``stuff``, if it
-        has them. Thread-safe."""
+        """Reads the entries of an image: ``image``, and of ``annotations``, ``captions``, ``panoptic`` and ``stuff``
+        those it has. Thread-safe."""
         found: dict[str, Any] = self._spool.read_value(number)
         return found
 
@@ -86,8 +87,9 @@ class SplitAnnotations:
         self._spool.close()
 
     def _take_entries_by_id(self, images: dict[Any, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the entries of each image in the order of ids; records its file name, its mask and facts about
-        annotations. Empties ``images``. Raises :class:`SourceError` if two images have one file name."""
+        """Yields the entries of each image in the order of ids, and removes them from ``images``. Records the image's
+        file name, its mask and facts about its annotations. Raises :class:`SourceError` if two images have one file
+        name."""
         seen: set[bytes] = set()
         for image_id in sorted(images, key=lambda each: (isinstance(each, str), each)):
             found = images.pop(image_id)
@@ -105,9 +107,13 @@ class SplitAnnotations:
             yield found
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
-        """Reads a file. Adds its images, categories and annotations to ``images`` (by id) and to the attributes. Counts
-        its licenses. Cleans the images' file names. Raises :class:`SourceError` if the file is not COCO's, contradicts
-        earlier files, or has no annotations although its name promises them."""
+        """Reads a file. Adds its images and annotations to ``images`` (by id), and its categories to
+        :attr:`categories`.
+
+        Image names become clean paths, and licenses are counted as left out. Raises :class:`SourceError` if the file is
+        not COCO's, or contradicts earlier files. Also raises it for a file without ``annotations`` whose name has the
+        kind of annotations.
+        """
         where = self._tree.name(file.path)
         document = read_json(self._tree, file.path, _MAX_BYTES)
         if not isinstance(document, dict):
@@ -144,9 +150,8 @@ class SplitAnnotations:
     def _add_annotations(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the annotations of a file to their images, without ``image_id``. Merges keypoints into the object with
-        the same id. Adds keypoints without such an object as an object. Leaves out and counts annotations of unlisted
-        images."""
+        """Adds the annotations of a file to their images, without ``image_id``. Keypoints are merged into the object
+        with the same id; without such an object they are one. Leaves out and counts annotations of unlisted images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
@@ -168,8 +173,8 @@ class SplitAnnotations:
     def _add_panoptic_masks(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the entries of panoptic masks to their images, without their ``image_id``. Leaves out and counts those
-        of unlisted images. Raises :class:`AmbiguousSourceError` for a second mask of an image, and :class:`SourceError`
+        """Adds the entries of panoptic masks to their images, without ``image_id``. Leaves out and counts masks of
+        unlisted images. Raises :class:`AmbiguousSourceError` for a second mask of an image, and :class:`SourceError`
         for a path out of the source."""
         for annotation in _read_list(where, document, "annotations"):
             found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
@@ -189,9 +194,11 @@ class SplitAnnotations:
             found["panoptic"] = annotation
 
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
-        """Adds the categories of a file to ``categories``, and increases :attr:`points` to their number of keypoints if
-        all have the same. Counts their values other than id and name. Raises :class:`SourceError` for a category
-        without a number or a name, and for two names of one id."""
+        """Adds the categories of a file to ``categories``, and counts their values other than id and name.
+
+        If all categories have the same number of keypoints, :attr:`points` becomes at least this number. Raises
+        :class:`SourceError` for a category without a number or a name, and for two names of one id.
+        """
         counts = set()
         further: Counter[str] = Counter()
         for category in _read_list(where, document, "categories"):
@@ -211,8 +218,8 @@ class SplitAnnotations:
 
 
 def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
-    """Converts the boxes of annotations from ``xywh`` to ``xyxy``. Raises :class:`ValueError` if one is missing or not
-    4 numbers."""
+    """Converts the boxes of annotations from ``xywh`` to ``xyxy``. Raises :class:`ValueError` if an annotation has no
+    box of 4 numbers."""
     found = []
     for annotation in annotations:
         box = annotation.get("bbox")
@@ -248,9 +255,8 @@ def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list
 
 
 def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
-    """Returns the keypoints ``(points, 3)`` of each annotation. An annotation without keypoints has zeros, which mean
-    "not labelled". Raises :class:`ValueError` for another number of keypoints, and for values that are no
-    coordinates."""
+    """Returns the keypoints ``(points, 3)`` of each annotation. Without keypoints they are zeros, which mean "not
+    labelled". Raises :class:`ValueError` for another number of keypoints, and for values that are no coordinates."""
     found = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))
@@ -272,8 +278,8 @@ def _read_list(where: str, document: dict[str, Any], name: str) -> list[dict[str
 
 
 def _name_from_url(url: Any) -> str | None:
-    """Returns the last two parts of an image's URL as its path, since LVIS has no file names (``lvis.LVIS.download``);
-    None if the URL is no text."""
+    """Returns the last two parts of an image's URL: LVIS has no file names, and its images have these paths. Returns
+    None if ``url`` is no text."""
     return "/".join(url.split("/")[-2:]) if isinstance(url, str) else None
 
 
@@ -283,17 +289,16 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_coordinate(value: Any) -> bool:
-    """Tells if a value is a number between -1e30 and 1e30, and not NaN."""
+    """Tells if a value is a number between -1e30 and 1e30; False for NaN."""
     return isinstance(value, (int, float)) and abs(value) < _LARGEST  # NaN is not
 
 
 def _describe_entry(entry: dict[str, Any]) -> str:
-    """Returns the first 80 characters of the file name of an entry, or of the whole entry if it has none, for
-    messages."""
+    """Returns the first 80 characters of an entry's file name, or else of the whole entry, for messages."""
     return printable(f"{entry.get('file_name', entry)!r:.80}")
 
 
 def _strip_absolute(name: str) -> str:
-    """Returns the last part of an absolute path, which was valid on another machine; returns other paths unchanged."""
+    """Returns the last part of an absolute path, which was valid on another machine. Returns other paths unchanged."""
     absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", name)
     return re.split(r"[\\/]", name)[-1] if absolute else name

@@ -27,7 +27,7 @@ _LOOKED_AT = 4
 
 
 class Database:
-    """Open LMDB of another program. Opening raises :class:`SourceError` for any other file, and for a damaged one.
+    """Open LMDB of another program. Opening raises :class:`SourceError` for any other file, and for a damaged LMDB.
 
     Attributes:
         path: Path as given: a directory with ``data.mdb``, or the file itself.
@@ -52,7 +52,7 @@ class Database:
         self.entries = self._pages.entries
 
     def walk_entries(self) -> Iterator[TreeEntry]:
-        """Yields each key, in their order, with the size of its value. Raises :class:`SourceError` for a damaged
+        """Yields the keys in sorted order, each with the size of its value. Raises :class:`SourceError` for a damaged
         page."""
         for item in self._pages.walk_entries(overflow=False):
             if isinstance(item, str):
@@ -60,7 +60,7 @@ class Database:
             yield item
 
     def read_first_entries(self) -> list[tuple[bytes, bytes]]:
-        """Reads key and value of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
+        """Reads keys and values of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
         :class:`ValueError` for a damaged page."""
         found = []
         for key, _ in islice(self.walk_entries(), _LOOKED_AT):
@@ -86,7 +86,7 @@ class Database:
             return None
 
     def _damage_error(self, what: str) -> SourceError:
-        """Returns the error for a damaged database; ``what`` says the damage."""
+        """Returns the error for a database with the damage ``what``."""
         return SourceError(f"{printable(str(self.path))} is not a readable LMDB, or is damaged: {what}")
 
 
@@ -94,7 +94,7 @@ class SplitDatabase(NamedTuple):
     """Path of a database and its split.
 
     Attributes:
-        split: Name of the split; ``""`` if it has none.
+        split: Name of the split; ``""`` if there is none.
         path: Path of the database.
     """
 
@@ -104,7 +104,8 @@ class SplitDatabase(NamedTuple):
 
 class LmdbSource(RowSource):
     """Base of sources with one LMDB of another program, or several in a folder, named by split (``train.lmdb``,
-    ``ilsvrc12_val_lmdb``). Opening raises :class:`SourceError` if there is none, or one is not of this kind.
+    ``ilsvrc12_val_lmdb``). Opening raises :class:`SourceError` if there is no LMDB, or if one is damaged or not of this
+    kind.
 
     The reference of a row begins with the number of its database.
     """
@@ -124,14 +125,14 @@ class LmdbSource(RowSource):
     @classmethod
     @abstractmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells by its first entries if this kind reads a database. Raises :class:`RefusedLmdbError` for a database
-        that is certainly of this kind, but cannot be read."""
+        """Tells by its first entries if a database is of this kind. Raises :class:`RefusedLmdbError` for a database
+        that certainly is, but cannot be read."""
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
         """Finds the LMDBs at a path, in packing order; returns ``[]`` if there are none. A path that is an LMDB itself
-        has the split ``""``. Raises :class:`AmbiguousSourceError` for several LMDBs if two names mean the same split,
-        or a name means none."""
+        has the split ``""``. Of several LMDBs, each must have a split of its own in its name: else raises
+        :class:`AmbiguousSourceError`."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
         found = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
@@ -147,9 +148,12 @@ class LmdbSource(RowSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind and none is a packstore store. Raises
-        :class:`AmbiguousSourceError` and :class:`RefusedLmdbError`, and :class:`SourceError` for a file that cannot be
-        read; ``NO`` also for a damaged LMDB, and for a folder that cannot be listed."""
+        """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind and none is a packstore store. Returns ``NO``
+        for anything else, damaged LMDBs and folders that cannot be listed.
+
+        Raises :class:`AmbiguousSourceError` if LMDBs have no split each. Raises :class:`RefusedLmdbError` if
+        :meth:`is_of_kind` does, and :class:`SourceError` for a file that cannot be read.
+        """
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)
         except PermissionError:
@@ -169,8 +173,7 @@ class LmdbSource(RowSource):
         return Certainty.CERTAIN
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in the names of the databases, in packing order; ``[""]`` for a single database without
-        one."""
+        """Returns the splits of the databases, in packing order; ``[""]`` for a single database without split."""
         return list(dict.fromkeys(each.split for each in self._found))
 
     def list_databases(self, split: str) -> list[tuple[int, Database]]:
@@ -178,8 +181,8 @@ class LmdbSource(RowSource):
         return [(n, self.databases[n]) for n, each in enumerate(self._found) if each.split == split]
 
     def make_key(self, split: str, key: str) -> str:
-        """Makes the key of a sample from the key in the LMDB. Several LMDBs may have equal keys, so then the split
-        comes first."""
+        """Makes the key of a sample from the key in its LMDB. If there are several LMDBs, whose keys may be equal, the
+        key begins with the split."""
         return f"{split}/{key}" if len(self.databases) > 1 else key
 
     def read_image(self, database: int, key: bytes) -> bytes:
@@ -206,16 +209,18 @@ class RefusedLmdbError(SourceError):
 
 
 def is_lmdb(path: Path) -> bool:
-    """Tells if a path is an LMDB: a directory with ``data.mdb``, or the file itself. Raises :class:`SourceError` if the
-    file cannot be read."""
+    """Tells if a path is an LMDB: the file itself, or a directory with it as ``data.mdb``. Raises :class:`SourceError`
+    if the file cannot be read."""
     file = path / DATA_FILE if path.is_dir() else path
     return first_bytes(file, _MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Lists the LMDBs in a folder, sorted: folders, and files whose suffix is ``.lmdb``, ``.mdb`` or ``_lmdb``. Passes
-    over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or also has images or other folders. Raises
-    :class:`OSError`, and :class:`SourceError` for a file that cannot be read."""
+    """Lists the LMDBs in a folder, sorted: folders, and files whose name ends in ``.lmdb``, ``.mdb`` or ``_lmdb``.
+
+    Passes over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or if images or other folders are in
+    it. Raises :class:`OSError` if it cannot be listed, and :class:`SourceError` for a file that cannot be read.
+    """
     if not path.is_dir():
         return []
     found = []
@@ -234,7 +239,7 @@ def find_lmdbs(path: Path) -> list[Path]:
 
 
 def _split_from_name(path: Path) -> str:
-    """Returns the first word in the name of an LMDB that is a split, or ``""`` if no word is one."""
+    """Returns the first word in the name of an LMDB that is a split, else ``""``."""
     name = path.name.lower().removesuffix(".lmdb").removesuffix("_lmdb").removesuffix(".mdb")
     words = name.replace("-", "_").replace(".", "_").split("_")
     return next((word for word in words if word in SPLIT_ORDER), "")

@@ -22,14 +22,14 @@ _LINE = re.compile(r"(.+) \((\d+), ?(\d+)(?:, ?(\d+))?\) \d+")
 
 
 class BasicSrSource(LmdbSource):
-    """Source of BasicSR's LMDBs, in the order of their lists, as in BasicSR. Listing raises :class:`SourceError` for an
-    invalid or repeated line, and if the LMDB has more or fewer images than its list."""
+    """Source of BasicSR's LMDBs, in the order of their lists. Listing raises :class:`SourceError` for an invalid or
+    repeated line, and if the LMDB has more or fewer images than its list."""
 
     kind = "basicsr"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if the database has a ``meta_info.txt`` whose first line is BasicSR's."""
+        """Tells if ``meta_info.txt`` beside the database has a first line of BasicSR's."""
         file = database.path / _LIST
         if not file.is_file():
             return False
@@ -41,9 +41,8 @@ class BasicSrSource(LmdbSource):
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each line of the lists. The row's key is the file name, and its size is the size of the
-        pixels. Raises :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer
-        entries."""
+        """Yields a row for each line of the lists. The row's key is the file name; its size is that of the pixels.
+        Raises :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer entries."""
         for number, database in self.list_databases(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -64,8 +63,8 @@ class BasicSrSource(LmdbSource):
                 raise SourceError(f"{printable(str(file))} lists {count} images; the LMDB has {database.entries}")
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the image of a line; its key is the name up to the first dot. Raises :class:`ValueError` if it is
-        missing, damaged or too large."""
+        """Reads the image of a line. The image's key in the LMDB is the file name up to the first dot. Raises
+        :class:`ValueError` if it is missing, damaged or too large."""
         number, name = ref
         return {"image": self.read_image(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
 

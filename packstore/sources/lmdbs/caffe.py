@@ -106,8 +106,8 @@ def _is_image_datum(data: bytes) -> bool:
 
 
 def parse_datum(data: bytes) -> _Datum:
-    """Parses a message; a number that is missing is 0. Raises :class:`ValueError` if ``data`` is no ``Datum``, or has
-    floating point numbers."""
+    """Parses a message; a missing number is 0. Raises :class:`ValueError` if ``data`` is no ``Datum``, or has
+    floating-point numbers."""
     message, numbers, place = Message.from_bytes(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
         if field in _NUMBERS and wire == 0:

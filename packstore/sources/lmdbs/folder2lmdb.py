@@ -25,15 +25,15 @@ _MISSING = -1
 
 
 class Folder2LmdbSource(LmdbSource):
-    """Source of folder2lmdb's LMDBs; samples are in the order of their numbers, as in its Dataset. A missing number is
-    a bad sample; other keys and a wrong ``__len__`` raise :class:`SourceError`."""
+    """Source of folder2lmdb's LMDBs; samples are in the order of their numbers. A missing number is a bad sample.
+    Listing raises :class:`SourceError` for other keys and a wrong ``__len__``."""
 
     kind = "folder2lmdb"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if ``__len__`` is no pickle, as
-        from pyarrow."""
+        """Tells if the keys ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if ``__len__`` is no
+        pickle: pyarrow wrote it."""
         length = database.read_value(_LENGTH)
         if length is None or database.read_value(_KEYS) is None:
             return False
@@ -46,7 +46,8 @@ class Folder2LmdbSource(LmdbSource):
 
     @cached_property
     def _sizes(self) -> list[array[int]]:
-        """Sizes of the values by number, for each database; -1 for a missing value."""
+        """Sizes of the values by number, for each database; -1 for a missing value. Raises as :func:`_read_sizes`
+        does."""
         return [_read_sizes(database) for database in self.databases]
 
     def fields(self) -> Mapping[str, Field]:
@@ -54,15 +55,15 @@ class Folder2LmdbSource(LmdbSource):
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each number, also for a missing number. The row's size is the size of the pickle. Raises
-        :class:`SourceError` for other keys, or a wrong number of samples."""
+        """Yields a row for each number, also for a missing one. The row's size is that of the pickle, 0 if it is
+        missing. Raises :class:`SourceError` for other keys, or a wrong number of samples."""
         for number, _ in self.list_databases(split):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(index_key(split, index), (number, index), max(0, size), 8)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads image file and label from the pickle, without running it. Raises :class:`ValueError` for any other
-        content, and a pickle that is too large for an image within ``max_pixels``."""
+        """Reads image file and label from the pickle, without running it. Raises :class:`ValueError` if it is missing,
+        has other content, or is too large for an image within ``max_pixels``."""
         number, index = ref
         data = self.databases[number].read_value(b"%d" % index)
         if data is None:
@@ -79,9 +80,11 @@ class Folder2LmdbSource(LmdbSource):
 
 
 def load_pickle(data: bytes) -> Any:
-    """Parses a pickle of plain values and bytes; runs nothing from it. Raises :class:`ValueError` for a damaged pickle,
-    one of more than 1,000 operations, and one that calls a function other than ``_codecs.encode``, which Python 3 uses
-    for bytes."""
+    """Parses a pickle of plain values and bytes; runs nothing from it.
+
+    Raises :class:`ValueError` for a damaged pickle, and one of more than 1,000 operations. Also raises it for a pickle
+    that calls any function but ``_codecs.encode``, by which Python 3 writes bytes.
+    """
     left = len(data)
 
     def encode(text: Any, encoding: Any = "latin1") -> bytes:
@@ -110,8 +113,8 @@ def load_pickle(data: bytes) -> Any:
 
 
 def _read_sizes(database: Database) -> array[int]:
-    """Reads the sizes of the values by number; -1 for a missing value. Raises :class:`SourceError` for other keys, or a
-    wrong number of samples."""
+    """Reads the sizes of the values by number; -1 for a missing value. Raises :class:`SourceError` for other keys, and
+    if ``__len__`` is not the number of samples."""
     shown = printable(str(database.path))
     try:
         count = load_pickle(database.read_value(_LENGTH) or b"")

@@ -24,21 +24,21 @@ _NAME = re.compile(rf"(?:({'|'.join(CLASSES)})_(train|val)|(test))_lmdb")
 
 
 class LsunSource(LmdbSource):
-    """Source of LSUN's LMDBs; the key of a sample is split, class and key in the LMDB. Classes are those that have an
+    """Source of LSUN's LMDBs. The key of a sample is split, class and key in the LMDB. The classes are those with an
     LMDB; images of ``test`` have no label."""
 
     kind = "lsun"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if the database has a name of LSUN's, and more than half of its first values are images."""
+        """Tells if the database has a name of LSUN's, and more than half of its first 4 values are images."""
         found = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
         return _match_name(database.path) is not None and 2 * sum(found) > len(found)
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
-        """Finds the LMDBs with names of LSUN's at a path, or directly in it, by split and then class in the publisher's
-        order; ignores others."""
+        """Finds the LMDBs with names of LSUN's: ``path`` itself, or those in the folder ``path``. They are in the order
+        of splits, then of the publisher's classes. Ignores others."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
         order = in_packing_order(split for split, _, _ in found)
@@ -47,8 +47,8 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Returns ``NO`` for names that are not LSUN's, without opening a database; else ``CERTAIN`` if all databases
-        are of this kind."""
+        """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind, else ``NO``. Opens no database if no name is
+        LSUN's."""
         inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match_name(path) else []
         if not _match_name(path) and not any(map(_NAME.fullmatch, inside)):
             return Certainty.NO
@@ -61,13 +61,14 @@ class LsunSource(LmdbSource):
         return tuple(name for name in CLASSES if name in present)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label; without classes, or in ``test``, images have no label."""
+        """Declares image and label. In ``test`` the label is missing; if there is no other split, declares the image
+        alone."""
         if not self._classes:
             return {"image": Image()}
         return {"image": Image(), "label": Label(self._classes, optional="test" in self.splits())}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each entry; the key has ``test`` in place of a class if the LMDB has none."""
+        """Yields a row for each entry. If the LMDB is of no class, ``test`` stands for the class in the key."""
         for number, database in self.list_databases(split):
             match = _match_name(database.path)
             name = match[1] if match and match[1] else "test"
@@ -75,7 +76,7 @@ class LsunSource(LmdbSource):
                 yield Row(f"{split}/{name}/{decode_key(key)}", (number, key), size, 8)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the image, and as ``label`` the class in the name of its LMDB; an image of ``test`` has no label.
+        """Reads the image, and as ``label`` the class in the name of its LMDB. An image of ``test`` has no label.
         Raises :class:`ValueError` for a missing, damaged or too large image."""
         number, key = ref
         found: dict[str, Any] = {"image": self.read_image(number, key)}
@@ -86,8 +87,8 @@ class LsunSource(LmdbSource):
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of an LMDB with LSUN's pattern, whose groups are class, split, and ``test``. Returns None if the
-    name does not match."""
+    """Matches the name of an LMDB with LSUN's pattern; returns None if it does not match. The groups are class, split,
+    and ``test``."""
     return _NAME.fullmatch(path.name)
 
 

@@ -73,7 +73,7 @@ class OcrSource(LmdbSource):
 
 
 def _is_label(key: bytes, images: int) -> bool:
-    """Tells if ``key`` is that of the label of one of ``images`` images."""
+    """Tells if ``key`` is the key of a label, with a number from 1 to ``images``."""
     number = key.removeprefix(b"label-")
     return number.isdigit() and 1 <= int(number) <= images and key == b"label-%09d" % int(number)
 
