@@ -49,13 +49,15 @@ class MetadataRow:
     values: Mapping[str, Any]
 
     def first_path(self, name: str) -> str | None:
-        """Returns the first path of :meth:`list_paths`, or None if the cell is empty."""
+        """Returns the first path of :meth:`list_paths`, or None if the cell is empty. Raises as that method does."""
         return next(iter(self.list_paths(name)), None)
 
     def list_paths(self, name: str) -> list[str]:
-        """Returns the paths in the tree of all files that a column names; none for an empty cell. Raises
-        :class:`SourceError` for a value that is no path, or no list of paths in a column of lists, and for a path out
-        of the source."""
+        """Returns the paths in the tree of all files that a cell names; none for an empty cell.
+
+        Raises :class:`SourceError` for a value that is no path within the source. In a column of lists, it must be a
+        list of such.
+        """
         value = self.values.get(name)
         if value is None or value == "":
             return []
@@ -66,8 +68,10 @@ class MetadataRow:
         return [self._clean_path(name, each) for each in value]
 
     def _clean_path(self, name: str, value: Any) -> str:
-        """Converts a path relative to the file's folder to one in the tree. Raises :class:`SourceError` for a URL, a
-        path that leads out of the source, and other values."""
+        """Converts a path relative to the file's folder to a path in the tree.
+
+        Raises :class:`SourceError` for a URL, for a path that leads out of the source, and for a value that is no text.
+        """
         if not isinstance(value, str) or "://" in value:
             raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, expected a path")
         try:
@@ -83,7 +87,7 @@ class Metadata:
     Attributes:
         tree: Tree of the files.
         files: Their paths, sorted.
-        images: Columns that name images, those of lists last, each with the name of its images.
+        images: Columns that name images, each with the name of its images; columns of lists come last.
         fields: Fields of the other columns.
         convert: Converts a value in the file to the value of its field, by column.
     """
@@ -95,8 +99,8 @@ class Metadata:
     convert: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[MetadataRow]:
-        """Yields all rows in order; reads each file as a whole. Raises :class:`SourceError` for a damaged file, and one
-        over 2 GiB."""
+        """Yields all rows in order; reads each file as a whole. Raises :class:`SourceError` for a damaged file, and
+        for a file over 2 GiB."""
         for file in self.files:
             folder, _, name = file.rpartition("/")
             shown = self.tree.name(file)
@@ -118,10 +122,10 @@ class Metadata:
 
 
 def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any]) -> Metadata:
-    """Reads all rows once, and declares the columns by their values. ``features`` are those in the dataset card.
+    """Reads all rows once, and declares the columns by their values. ``features``: those in the dataset card.
 
-    Raises :class:`SourceError` for files of several formats, without rows, without a column that names files, or with
-    more than 4096 columns.
+    A column is optional if a row lacks its value. Raises :class:`SourceError` for files of several formats, without
+    rows, without a column that names files, or with more than 4096 columns.
     """
     files = tuple(sorted(files))
     kinds = sorted({file.rpartition(".")[2] for file in files})
@@ -162,8 +166,10 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
 
 
 def has_file_names(tree: Tree, file: str) -> bool:
-    """Tells if a metadata file has a column that names files, and a row; reads only its beginning. For Parquet, tells
-    if the text ``file_name`` occurs in the first 64 MiB."""
+    """Tells if a metadata file has a column that names files, and a row. Reads only its beginning.
+
+    For Parquet, only tells if the text ``file_name`` occurs in the first 64 MiB.
+    """
     if file.endswith(".parquet"):
         return _FILE.encode() in tree.first_bytes(file, 64 << 20)
     start = tree.first_bytes(file, 1 << 16)
@@ -186,7 +192,7 @@ class ColumnValues:
         missing: Number of missing values among them.
         kinds: Kinds of the others: ``int``, ``float``, ``bool``, ``text``, ``document``; of lists, ``ints``,
             ``numbers``, ``empty``.
-        names: Different texts; None if they are too many for classes.
+        names: Different texts; None if there are more than 1,048,576.
         negative: An ``int`` is below 0.
         text: The file stores every value as text, as CSV does. ``kinds`` then say what the texts look like.
     """
@@ -199,7 +205,7 @@ class ColumnValues:
     text: bool = False
 
     def add_value(self, value: Any, *, text: bool) -> None:
-        """Adds a value to the summary. ``text``: the file stores every value as text, so numbers are parsed."""
+        """Adds a value to the summary. ``text``: the file stores every value as text. Numbers are parsed then."""
         self.count += 1
         self.text = text
         kind = _classify_text(value) if text and value is not None else _classify_value(value)
@@ -214,10 +220,10 @@ class ColumnValues:
                 self.names = None
 
     def declare_field(self, name: str, feature: Any) -> tuple[Field, Callable[[Any], Any]]:
-        """Returns the field that fits all values added (:class:`Json` if no other does), and the function that converts
-        a value.
+        """Returns the field that fits all values added, and the function that converts a value. :class:`Json` fits any
+        values.
 
-        Whole numbers and texts are classes if ``feature`` names the classes, or the column's ``name`` is ``label``.
+        Whole numbers and texts are classes if ``feature`` names the classes, or if the column's ``name`` is ``label``.
         """
         if self.text and self.kinds & {"text", "bool"} and self.kinds != {"bool"}:
             self.kinds = {"text"}
@@ -239,8 +245,11 @@ class ColumnValues:
 
 
 def _classify_text(value: str) -> str:
-    """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``; ``missing`` for an empty
-    one, ``text`` for ``NA`` and the like."""
+    """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
+
+    An empty text is ``missing``. ``NA`` and the like are ``text``, and so is a number with a leading zero and a
+    fraction.
+    """
     if value in _MISSING:
         return "text" if value else "missing"
     if _INTEGER.fullmatch(value):
@@ -251,8 +260,13 @@ def _classify_text(value: str) -> str:
 
 
 def _classify_value(value: Any) -> str:
-    """Returns the kind of a value of JSON or Arrow: ``int``, ``float``, ``bool`` or ``text``; of a list ``ints``,
-    ``numbers`` or ``empty``; ``missing`` for None; ``document`` for anything else, and for integers beyond 64 bits."""
+    """Returns the kind of a value of JSON or Arrow.
+
+    - None: ``missing``.
+    - Single values: ``int``, ``float``, ``bool`` or ``text``.
+    - Lists: ``ints``, ``numbers`` or ``empty``.
+    - Anything else, and integers beyond 64 bits: ``document``.
+    """
     if value is None:
         return "missing"
     if isinstance(value, bool):
@@ -274,18 +288,19 @@ def _keep_value(value: Any) -> Any:
 
 
 def _to_class_number(value: Any) -> int | None:
-    """Converts a value to a class number, or returns None if it is missing or below 0, which means an unknown class."""
+    """Converts a value to a class number. Returns None if it is missing, or below 0: that means an unknown class."""
     number = -1 if value is None or value in _MISSING else int(value)
     return None if number < 0 else number
 
 
 def _to_text(value: Any) -> str | None:
-    """Converts a value to a text, or returns None if it is missing or empty."""
+    """Converts a value to a text. Returns None if it is missing or empty."""
     return None if value is None or value == "" else str(value)
 
 
 def _make_number_parser(kind: type[int] | type[float]) -> Callable[[Any], Any]:
-    """Returns a function that parses texts as numbers of a type, and returns None for a missing number."""
+    """Returns a function that parses texts as numbers of a type. The function returns None for a missing number, and
+    raises :class:`ValueError` for other texts."""
     return lambda value: None if value is None or value in _MISSING else kind(value)
 
 
@@ -301,14 +316,17 @@ def names_lists(name: str) -> bool:
 
 
 def _derive_image_name(name: str) -> str:
-    """Returns the name of the images that a column names: ``mask`` for ``mask_file_name``."""
+    """Returns the name of the images that a column names: ``mask`` for ``mask_file_name``. Columns without such a
+    name have ``image``, or ``images`` for lists."""
     before = name.removesuffix("s")[: -len(_FILE) - 1]
     return before or ("images" if names_lists(name) else "image")
 
 
 def _read_csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields line and values of each row; skips blank lines, and a short row lacks the last columns. Raises
-    :class:`SourceError` for a repeated column, too many fields, malformed CSV, and another encoding than UTF-8."""
+    """Yields line and values of each row. Skips blank lines; a short row lacks the last columns.
+
+    Raises :class:`SourceError` for a repeated column, too many fields, malformed CSV, and another encoding than UTF-8.
+    """
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     try:
         header = next(reader, [])
@@ -337,7 +355,7 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields line and values of each object in JSON Lines; skips blank lines. Raises :class:`SourceError` for a line
+    """Yields line and values of each object in JSON Lines. Skips blank lines. Raises :class:`SourceError` for a line
     that is no object."""
     for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
@@ -369,9 +387,11 @@ def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, 
 def _declare_parquet_columns(
     tree: Tree, files: Iterable[str], features: Mapping[str, Any]
 ) -> dict[str, tuple[Field, Callable[[Any], Any]]]:
-    """Declares the columns of Parquet files by the first rows of the first file that has any; returns each with the
-    function that converts its values. Raises :class:`SourceError` for a damaged file, and for a column that no field
-    holds."""
+    """Declares the columns of Parquet files by the first 1,024 rows of the first file that has any.
+
+    Returns each column's field, and the function that converts its values; ``{}`` if no file has rows. Raises
+    :class:`SourceError` for a damaged file, and for a column that no field holds.
+    """
     fields: dict[str, Field] = {}
     for file in files:
         try:
@@ -389,5 +409,6 @@ def _declare_parquet_columns(
 
 
 def _open_parquet(data: bytes) -> Any:
-    """Opens the bytes of a Parquet file. Raises :class:`SourceError` if pyarrow is not installed."""
+    """Opens the bytes of a Parquet file. Raises :class:`SourceError` if pyarrow is not installed, and pyarrow's
+    errors for a damaged file."""
     return load_pyarrow("pyarrow.parquet").ParquetFile(load_pyarrow().BufferReader(data))

@@ -50,6 +50,7 @@ class _Volume(NamedTuple):
 
     Attributes:
         mask: Path of its mask; ``""`` for none.
+        left: Number of texts and extensions in its header.
         error: Reason why it cannot be read; ``""`` for a good header.
     """
 
@@ -71,13 +72,15 @@ class _Volume(NamedTuple):
 
 
 class NiftiSource(HeaderScanSource):
-    """Slices or volumes of NIfTI files, in their stored values; with masks from the folder of labels beside them. A
-    mask of another shape, or with values that are no whole numbers, makes a bad sample. Raises
-    :class:`AmbiguousSourceError` unless ``--column image=`` chooses slices or volumes, :class:`UsageError` for any
-    other ``--column``, and :class:`SourceError` for volumes of different channels, unless they are gray and RGB of 8
-    bits.
+    """Source of the slices or volumes in NIfTI files, in their stored values. Masks come from the folder of labels
+    beside them.
 
-    An image has the second axis of its volume as height and the first as width, as ``data[:, :, k].T``.
+    An image has the second axis of its volume as height and the first as width, as ``data[:, :, k].T``. A mask of
+    another shape, or with values that are no whole numbers, makes a bad sample.
+
+    Opening raises :class:`AmbiguousSourceError` unless ``--column image=`` chooses slices or volumes. It raises
+    :class:`UsageError` for any other ``--column``. Declaring the image raises :class:`SourceError` if the volumes'
+    channels differ, unless they are gray and RGB of 8 bits.
     """
 
     kind = "nifti"
@@ -98,18 +101,21 @@ class NiftiSource(HeaderScanSource):
         self.evidence = f"NIfTI files, taken as {self._record_unit}"
 
     def scan_headers(self) -> int:
-        """Reads all headers on the first call; returns the number of volumes, without masks."""
+        """Reads all headers on the first call. Returns the number of volumes, damaged ones included, masks excluded."""
         return len(self._volumes)
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in the paths of volumes; only the split ``""`` if some volume's path names none."""
+        """Returns the splits in the paths of volumes. Returns only the split ``""`` if some path names none."""
         found = {_find_split(volume.path) for volume in self._volumes}
         return in_packing_order(found) if "" not in found else ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image; the slice's number and a mask, or the volume and ``volume_mask``; the volume's number and
-        time step; and slope, intercept, affine and orientation of the header. Masks are declared if the source has
-        any."""
+        """Declares the image and its columns. Masks are declared if the source has any.
+
+        - Slices: ``slice``, the number of the slice, and ``mask``.
+        - Volumes: ``volume`` and ``volume_mask``.
+        - Both: ``number`` of the volume, ``time`` step, and ``slope``, ``intercept``, ``affine`` and ``orientation``.
+        """
         mode, masks = self._mode, {self._masks[volume.mask].dtype for volume in self._volumes if volume.mask}
         mask_dtype = "uint8" if masks == {"uint8"} else "int32"
         found: dict[str, Field] = {"image": declare_image_field(mode)}
@@ -148,9 +154,12 @@ class NiftiSource(HeaderScanSource):
                 yield Row(key, (*volume.ref, rest), plane, 256 + values, *times)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads a slice as ``image``, or a volume with its middle slice as ``image``, in stored values, and the
-        header's columns. The mask is left out if there is none. Raises :class:`ValueError` for a damaged file, values
-        that the mode does not hold, and a mask of another shape."""
+        """Reads a slice as ``image``, with the header's columns. For volumes, reads ``volume``, and its middle slice as
+        ``image``.
+
+        Values are as stored. Leaves out the mask if there is none. Raises :class:`ValueError` for a damaged file, for
+        values that the mode does not hold, and for a mask that does not fit.
+        """
         *file, rest = ref
         if file[1] < 0:
             raise ValueError(rest)
@@ -175,7 +184,7 @@ class NiftiSource(HeaderScanSource):
         return found
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims a volume and its mask; a damaged volume alone."""
+        """Claims a volume and its mask. Claims a damaged volume without its mask."""
         file, size, _, rest = row.ref
         claims.claim(file)
         if size >= 0 and rest[3] is not None:
@@ -192,16 +201,18 @@ class NiftiSource(HeaderScanSource):
         return {"texts and extensions in headers": left} if left else {}
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason for NIfTI files that are left out: masks without a volume. For other files, returns the
+        """Returns the reason for NIfTI files that are left out: masks without a volume. For other files, returns the
         base's reason."""
         if name.lower().endswith(_SUFFIXES):
             return "segmentations without a volume"
         return super().left_reason(folder, name)
 
     def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps headers and values of the last
-        three files in memory. Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a
-        damaged one."""
+        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps those of the last three files in
+        memory.
+
+        Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one.
+        """
 
         def read() -> tuple[NiftiHeader, NDArray[Any]]:
             return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)
@@ -210,8 +221,11 @@ class NiftiSource(HeaderScanSource):
         return found
 
     def _read_mask(self, ref: tuple[str, int, int], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Reads the mask of a volume, as uint8 if it is stored so, else int32. Raises :class:`ValueError` if the mask
-        is damaged, has another shape than ``shape``, or values that are no whole numbers."""
+        """Reads the mask of a volume, as uint8 if it is stored as such, else as int32.
+
+        Raises :class:`ValueError` if the mask is damaged, has several channels or times, or has another shape than
+        ``shape``. Raises it also for values that are no whole numbers.
+        """
         file = ref[0]
         try:
             values = self._read_volume(*ref)[1]
@@ -226,8 +240,10 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the stored values of all volumes; a value that it does not hold makes a bad sample. Raises
-        :class:`SourceError` for volumes of different channels, unless they are gray and RGB, all uint8."""
+        """Mode that holds the stored values of all volumes. If no mode holds them all, larger values make bad samples.
+
+        Raises :class:`SourceError` if the volumes' channels differ, unless they are gray and RGB, all uint8.
+        """
         volumes = [volume for volume in self._volumes if not volume.error]
         channels = {volume.channels for volume in volumes} or {1}
         dtypes = {PACKED_DTYPES[volume.dtype] for volume in volumes} or {"uint8"}
@@ -258,8 +274,10 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _all_files(self) -> Mapping[str, _Volume]:
-        """All files with their headers, by path, sorted. Files that cannot be read have an ``error``. Raises
-        :class:`SourceError` if there are none."""
+        """All files with their headers, by path, sorted. A file that cannot be read has an ``error``.
+
+        Raises :class:`SourceError` if there are no files.
+        """
         found: dict[str, _Volume] = {}
         paths = dict.fromkeys(self.find_files(lambda path: path.lower().endswith(_SUFFIXES)))
         for path in paths:
@@ -300,9 +318,12 @@ def _possible_mask_paths(path: str) -> Iterator[str]:
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
-    """Lists folders that may lie beside the folder of a file: each of ``words`` with the ending of that folder's name
-    (``Tr``, ``Ts``, ``Val``). Returns none if the file's folder is named by one of ``words``, or is no folder of images
-    or labels."""
+    """Lists folders that may lie beside the folder of a file: ``labelsTr`` for a file in ``imagesTr`` and the word
+    ``labels``.
+
+    Returns none if one of ``words`` already names the file's folder. Returns none also if that is no folder of images
+    or labels.
+    """
     above, _, folder = path.rpartition("/")[0].rpartition("/")
     match = _FOLDER.fullmatch(folder)
     if match is None or match[1].lower() in words:
@@ -311,7 +332,7 @@ def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
 
 
 def _find_split(path: str) -> str:
-    """Finds the split in a path: ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``, ``""`` for none."""
+    """Finds the split in a path: ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``; ``""`` for none."""
     for folder in path.lower().split("/")[:-1]:
         match = _FOLDER.fullmatch(folder)
         if folder in SPLIT_ORDER:
@@ -322,8 +343,10 @@ def _find_split(path: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with NIfTI files, and partial if it has images of other formats, too. Of the
-    files ``.gz`` of a folder it looks at the first 64."""
+    """Recognises a folder or archive with NIfTI files: ``CERTAIN``; ``PARTIAL`` if it also has images of other formats.
+
+    Of the ``.gz`` files of a folder, looks only at the first 64.
+    """
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

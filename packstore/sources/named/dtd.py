@@ -21,7 +21,8 @@ _JOINT = "labels/labels_joint_anno.txt"
 class Dtd(NamedSource):
     """Source of DTD's images with their class as ``label``, in the order of the lists of partition 1.
 
-    If the joint list exists, ``labels`` has all textures of each image. Refuses a list that lacks a class of another.
+    If the joint list exists, ``labels`` has all textures of each image. Raises :class:`SourceError` if the lists of the
+    splits do not have the same classes.
     """
 
     kind = "dtd"
@@ -40,8 +41,11 @@ class Dtd(NamedSource):
         return found | ({} if self._joint_table is None else {"labels": Labels(self._classes, of=False)})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split with ``label``, and with ``labels`` too if the joint list exists; an image that
-        this list lacks has its class alone there. Raises :class:`SourceError` for an invalid line."""
+        """Yields the rows of a split with ``label``; with ``labels`` too if the joint list exists.
+
+        If this list lacks an image, ``labels`` has only the image's class. Raises :class:`SourceError` for an invalid
+        line.
+        """
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._list_split(split):
             label = numbers[image.partition("/")[0]]
@@ -64,7 +68,7 @@ class Dtd(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Class names, sorted. Raises :class:`SourceError` if the list of a split lacks a class of another."""
+        """Class names, sorted. Raises :class:`SourceError` if the lists of the splits do not have the same classes."""
         found = {split: {image.partition("/")[0] for image in self._list_split(split)} for split in self.splits()}
         all_of_them = sorted(set().union(*found.values()))
         for split, classes in found.items():

@@ -43,12 +43,15 @@ _MAX_LABELS = 64 << 20
 class YoloSource(FileRowSource):
     """Source of the images that ``data.yaml`` names, or of the folders ``images`` with ``labels`` beside them.
 
-    Columns: ``boxes`` and ``labels``; ``keypoints`` if ``data.yaml`` has ``kpt_shape``; ``polygons`` if a line has one:
-    for each object the list of numbers in the file, fractions of the sides, or null if it has a box. The box of a
-    polygon is the smallest around it. An image without a file of labels has 0 boxes.
+    An image without a file of labels has 0 boxes. A split whose images are missing is left out. The columns:
 
-    Leaves out a split whose images are missing. Raises :class:`SourceError` for an image that is listed twice, and at
-    opening if no images are found. Labels more than 1% outside the image are bad samples.
+    - ``boxes`` and ``labels``. The box of a polygon is the smallest around it.
+    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``.
+    - ``polygons``, if a line has one: its numbers as in the file, fractions of the sides; None for an object with a
+      box.
+
+    Opening raises :class:`SourceError` if no images are found. Listing raises it for an image that is listed twice. A
+    label with a fraction more than 1% below 0 or above 1 is a bad sample.
     """
 
     kind = "yolo"
@@ -64,13 +67,15 @@ class YoloSource(FileRowSource):
         self.evidence = f"{described}images in {places} with labels beside them"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order. Lists all images at the first call, and raises :class:`SourceError` for
-        one that is listed twice."""
+        """Returns the splits in packing order. Lists all images at the first call.
+
+        Raises :class:`SourceError` for an image that is listed twice.
+        """
         self._label_folders  # noqa: B018 - raises for images in several splits
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns; reads files of labels up to the first with a polygon."""
+        """Declares the columns. Without keypoints, reads files of labels up to the first with a polygon."""
         found: dict[str, Field] = {
             "image": Image(),
             "boxes": Boxes(),
@@ -89,8 +94,10 @@ class YoloSource(FileRowSource):
             yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and parses its labels, with boxes and keypoints in pixels, and polygons as in the file. Raises
-        :class:`ValueError` for an invalid line, and for an image of unknown size."""
+        """Reads an image and parses its labels. Boxes and keypoints are in pixels, polygons as in the file.
+
+        Raises :class:`ValueError` for an invalid line, and for an image of unknown size.
+        """
         found = dict(super().read_values(ref))
         try:
             width, height = upright_size(found["image"])
@@ -107,7 +114,8 @@ class YoloSource(FileRowSource):
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
     def _list_images(self, split: str) -> Iterator[str]:
-        """Yields the paths of the images of a split, from lists and folders."""
+        """Yields the paths of the images of a split, from lists and folders. Raises :class:`SourceError` for a path
+        out of the source."""
         for place in self._layout.splits[split]:
             if place.endswith(".txt"):
                 yield from read_image_list(self.tree, place)
@@ -131,13 +139,14 @@ class YoloSource(FileRowSource):
         return frozenset(self._label_path(image).rpartition("/")[0] for image in seen)
 
     def _label_path(self, image: str) -> str:
-        """Returns the path of the file of labels of an image, in the common folder of labels if there is one."""
+        """Returns the path of the file of labels of an image. It lies in the common folder of labels, if there is
+        one."""
         if self._layout.labels is None:
             return label_path(image)
         return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason for files of labels without an image, and for images that no list names; None for other
+        """Returns the reason for files of labels without an image, and for images that no list names. None for other
         files."""
         if name.endswith(".txt") and folder in self._label_folders:
             return "files of labels without an image"
@@ -149,8 +158,10 @@ class YoloSource(FileRowSource):
 
     @cached_property
     def _has_polygons(self) -> bool:
-        """True if a line has a polygon; always False with keypoints. Reads files of labels up to the first such line,
-        and skips unreadable ones."""
+        """True if a line has a polygon; always False with keypoints.
+
+        Reads files of labels up to the first such line. Skips files that are missing or unreadable.
+        """
         if self._layout.points:
             return False
         for split in self.splits():
@@ -165,8 +176,10 @@ class YoloSource(FileRowSource):
 
 
 def label_path(image: str) -> str:
-    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``. Without such a
-    folder, the file is beside the image."""
+    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``.
+
+    Without a folder ``images``, the file is beside the image.
+    """
     before, found, after = f"/{image}".rpartition("/images/")
     path = f"{before}/labels/{after}"[1:] if found else image
     folder, slash, name = path.rpartition("/")
@@ -174,10 +187,17 @@ def label_path(image: str) -> str:
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
-    """Parses a file of labels to ``boxes``, ``labels``, ``polygons``, and, with ``points`` (number of keypoints, and of
-    numbers in each), ``keypoints``. Boxes and keypoints are in pixels of an image of ``width`` and ``height``. Polygons
-    stay fractions, and are None for an object with a box. Raises :class:`ValueError` with the number of the wrong
-    line."""
+    """Parses a file of labels to ``boxes``, ``labels``, ``polygons`` and, with ``points``, ``keypoints``.
+
+    Boxes and keypoints are in pixels, polygons stay fractions. An object with a box has None as polygon. Raises
+    :class:`ValueError` with the number of the wrong line.
+
+    Args:
+        text: Content of the file.
+        width: Width of the upright image.
+        height: Height of the upright image.
+        points: Number of keypoints of an object, and of numbers in each; None without keypoints.
+    """
     boxes, labels, keypoints = [], [], []
     polygons: list[list[float] | None] = []
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
@@ -212,7 +232,7 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
 
 
 def _check_fractions(places: list[float]) -> list[float]:
-    """Returns coordinates unchanged. Raises :class:`ValueError` if one is more than 1% outside the image."""
+    """Returns fractions unchanged. Raises :class:`ValueError` if one is more than 1% below 0 or above 1."""
     outside = next((place for place in places if not _LEAST <= place <= _MOST), None)
     if outside is not None:
         raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
@@ -226,10 +246,14 @@ def _has_labels(tree: Tree, images: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder or archive with a file like ``data.yaml``, or with labels beside a folder of
-    images. Returns ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images.
-    Else returns ``NO``. Raises :class:`AmbiguousSourceError` if it is unclear which folders hold the images of a folder
-    ``labels``."""
+    """Recognises YOLO in a folder or archive: a file like ``data.yaml``, or labels in or beside a folder of images.
+
+    - ``CERTAIN``, in general.
+    - ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images.
+    - ``NO`` for other paths.
+
+    Raises :class:`AmbiguousSourceError` if it is unclear which folders hold the images of a folder ``labels``.
+    """
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
