@@ -40,7 +40,7 @@ from packstore.sources.text_labels import LabelTexts
 
 @dataclass(slots=True)
 class FileSizes:
-    """Rows and mean sizes in the groups of a file, in some 24 bytes a group.
+    """Rows and mean sizes in the groups of a file.
 
     Attributes:
         rows: Number of rows of each group.
@@ -56,24 +56,27 @@ class FileSizes:
 
 
 class ScannedTables(ShardSource):
-    """Base of sources whose samples are rows of tables: finds the tables, and declares their columns. The first use of
-    the columns scans all files, and raises :class:`SourceError` if one has other columns or classes than the first."""
+    """Base of sources whose samples are rows of tables: finds the tables, and declares their columns.
+
+    The first use of the columns scans all files. It raises :class:`SourceError` if one has other columns or classes
+    than the first.
+    """
 
     @abstractmethod
     def find_tables(self) -> Iterable[tuple[str, Path]]:
-        """Yields split and path of each file, those of a split in order. Raises :class:`SourceError` for damaged
-        lists of files."""
+        """Yields split and path of each file; the files of a split come in order. Raises :class:`SourceError` for
+        damaged lists of files."""
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:
         """Opens a file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
 
     def list_shards(self) -> list[tuple[str, Path]]:
-        """Lists split and path of each file; known names of splits in lower case."""
+        """Lists split and path of each file. Known names of splits are in lower case."""
         return [(lower_known_split(split), file) for split, file in self.find_tables()]
 
     def card_features(self) -> Mapping[str, Any]:
-        """Returns features by column, from a dataset card, for tables whose schema has none; none in this base."""
+        """Returns features by column from a dataset card, for tables whose schema has none. The base returns none."""
         return {}
 
     def open_shard(self, number: int) -> OpenTable:
@@ -88,7 +91,7 @@ class ScannedTables(ShardSource):
 
     @contextmanager
     def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
-        """Opens the table of a shard, and closes it at the end of the block. Converts the errors of the block to
+        """Opens the table of a shard, and closes it at the end of the block. Converts errors in the block to
         :class:`SourceError` with the name of the file."""
         try:
             with closing(self.open_shard(number)) as table:
@@ -117,8 +120,11 @@ class ScannedTables(ShardSource):
         return self._declare_columns(TableFacts())
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the columns by the first rows and ``facts``. Raises :class:`SourceError`, with the path of the
-        source, for a column that no field holds, and for tables without images."""
+        """Declares the columns by the first rows and ``facts``.
+
+        Raises :class:`SourceError` with the path of the source, for a column that no field holds and for tables without
+        images.
+        """
         try:
             return self._choose_columns(facts)
         except SourceError as error:
@@ -131,7 +137,8 @@ class ScannedTables(ShardSource):
 
     @cached_property
     def _first_batch(self) -> Any:
-        """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` for no rows."""
+        """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` if no file has
+        rows."""
         for number in range(len(self.shards)):
             with self._open_for_scan(number) as table:
                 for group, rows in enumerate(table.read_overview().groups):
@@ -141,8 +148,8 @@ class ScannedTables(ShardSource):
 
     @cached_property
     def _features(self) -> Mapping[str, Any]:
-        """Features in the schema of the first rows, or else in the card. Raises :class:`SourceError` if they are
-        damaged."""
+        """Features in the schema of the first rows. If that has none, those in the card. Raises :class:`SourceError`
+        if they are damaged."""
         try:
             return read_features(self._first_batch.schema) or self.card_features()
         except ValueError as error:
@@ -150,9 +157,11 @@ class ScannedTables(ShardSource):
 
     @cached_property
     def _scan_result(self) -> tuple[list[FileSizes], TableFacts]:
-        """Sizes and facts of all files, found once: from their overviews, and by reading columns of possible classes
-        and boxes. Raises :class:`SourceError` for a damaged file, or one with other columns or classes than the
-        first."""
+        """Sizes and facts of all files, from their overviews. Reads columns of possible classes and boxes.
+
+        Raises :class:`SourceError` for a damaged file. Raises it also for a file with other columns or classes than the
+        first.
+        """
         main = next(column.column for column in self._probed_columns if column.name == "image")
         further = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
         further.pop("image")
@@ -173,8 +182,10 @@ class ScannedTables(ShardSource):
         return sizes, TableFacts(optional, negative, pathless, self._find_text_classes(), self._find_objects())
 
     def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
-        """Finds the only column of texts that certainly names the class of each row, and the classes. Returns None for
-        none or several such columns, and if a column has class numbers. Reads the whole column."""
+        """Finds the only column of texts that certainly names the class of each row. Returns its name and the classes.
+
+        Returns None for none or several such columns, and if a column has class numbers. Reads the whole column.
+        """
         schema = self._first_batch.schema
         columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in columns if is_text_label(name, type, feature)]
@@ -191,9 +202,12 @@ class ScannedTables(ShardSource):
         return None if classes is None else (named[0], classes)
 
     def _find_objects(self) -> ObjectColumn | None:
-        """Finds the column that holds boxes, and decides their convention; None if there is none, or boxes stay JSON.
-        Reads the column unless the convention is known. If boxes stay JSON, warns in the log of names of classes that
-        are lost. Raises :class:`AmbiguousSourceError` if it is not clear."""
+        """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
+        known.
+
+        Returns None if there is no such column, or boxes stay JSON. In the latter case, warns in the log of names of
+        classes that are lost. Raises :class:`AmbiguousSourceError` if the convention is not clear.
+        """
         found = find_box_column(self._first_batch.schema, self._features)
         if found is None:
             return None
@@ -208,9 +222,11 @@ class ScannedTables(ShardSource):
         return decided
 
     def _decide_convention(self, found: ObjectColumn, convention: str | None) -> ObjectColumn | None:
-        """Reads all boxes, and returns their column with its convention; None if there are none, or some have not four
-        numbers and one label. Raises :class:`AmbiguousSourceError` if ``convention`` is None and the boxes fit several
-        conventions or none."""
+        """Reads all boxes, and returns their column with its convention.
+
+        Returns None if there are no boxes, or some box lacks four numbers and one label. Raises
+        :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
+        """
         facts = ObjectFacts(found)
         sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
@@ -243,9 +259,15 @@ def _read_json_values(array: Any) -> Iterator[Any]:
 def _average_group_sizes(
     path: Path, overview: TableOverview, file_bytes: int, main: str, further: Mapping[str, str]
 ) -> FileSizes:
-    """Computes the mean bytes a row in each group of a file: for ``main``, the column of the main image, for all other
-    columns together, and for the ``further`` columns of images. Raises :class:`SourceError` for more rows than
-    bytes."""
+    """Computes the mean bytes a row in each group of a file. Raises :class:`SourceError` for more rows than bytes.
+
+    Args:
+        path: The file.
+        overview: Summary of its groups.
+        file_bytes: Its size.
+        main: Column of the main image. All other columns are averaged together.
+        further: Columns of further images, by name; each is also averaged alone.
+    """
     sizes = FileSizes()
     for rows, nbytes in overview.groups:
         if not 0 <= rows <= file_bytes:

@@ -22,9 +22,11 @@ _BOXES = "images_box.txt"
 
 
 class FgvcAircraft(NamedSource):
-    """Source of FGVC-Aircraft's images in the order of ``images_variant_train.txt``, ``…_val.txt`` and ``…_test.txt``:
-    the variant as ``label``, ``family``, ``manufacturer``, and ``boxes`` if their list exists. Refuses an image that a
-    list lacks."""
+    """Source of FGVC-Aircraft's images in the order of ``images_variant_train.txt``, ``…_val.txt`` and ``…_test.txt``.
+
+    ``label`` is the variant. ``family`` and ``manufacturer`` are columns, and so are ``boxes`` if their list exists.
+    Listing the images raises :class:`SourceError` for one that a list lacks.
+    """
 
     kind = "fgvcaircraft"
     title = "FGVC-Aircraft"
@@ -42,8 +44,8 @@ class FgvcAircraft(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder with the markers: ``data`` within the published folder, or the given folder itself; returns
-        None if there is none."""
+        """Finds the folder with the markers: ``data`` within the published folder, or the given folder itself.
+        Returns None if neither has them."""
         in_data = tuple("|".join(f"data/{name}" for name in marker.split("|")) for marker in cls.markers)
         within = find_marked_folder(tree, in_data)
         return find_marked_folder(tree, cls.markers) if within is None else f"{within}/data" if within else "data"
@@ -59,9 +61,11 @@ class FgvcAircraft(NamedSource):
         return found | ({"boxes": Boxes()} if self.exists(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split: variant, family and manufacturer as class numbers, and the box if the list of
-        boxes exists. Raises :class:`SourceError` for an image that is missing from a list, or listed with an unknown
-        class name."""
+        """Yields the rows of a split: variant, family and manufacturer as class numbers, and the box if its list
+        exists.
+
+        Raises :class:`SourceError` for an image that a list lacks, or lists with an unknown class name.
+        """
         tables = {column: self.read_table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
         for image, *_ in tables["label"]:
             values: dict[str, Any] = {
@@ -72,8 +76,8 @@ class FgvcAircraft(NamedSource):
             yield FileRow(self.tree_path(f"images/{image}.jpg"), values)
 
     def _find_class_number(self, table: TextTable, column: str, image: str) -> int:
-        """Returns the class number of an image in the column ``column``. Raises :class:`SourceError` if the table has
-        no known class for it."""
+        """Returns the class number of an image in a column. Raises :class:`SourceError` if the table has no known
+        class for the image."""
         line = table.find_line(image) or [image]
         number = self._class_numbers[column].get(" ".join(line[1:]))
         if number is None:
@@ -89,8 +93,8 @@ class FgvcAircraft(NamedSource):
 
     @cached_property
     def _class_numbers(self) -> dict[str, dict[str, int]]:
-        """Class numbers by name for each of the three columns, in the order of its file of names. A name that occurs
-        twice counts once."""
+        """Class numbers by name, for each of the three columns. Names are numbered in the order of their file; a
+        repeated name counts once."""
         return {
             column: {name: n for n, name in enumerate(dict.fromkeys(" ".join(line) for line in self.read_table(file)))}
             for column, (_, file) in _LEVELS.items()

@@ -51,13 +51,15 @@ _MOST_FURTHER, _MEASURED, _NAMED = 64, 512, 8
 
 
 class TableSource(FileRowSource):
-    """Images that tables name, in the order in which they are named first. Opening reads all rows into a temporary
-    file. Raises :class:`AmbiguousSourceError` for an image that two tables name, and if boxes fit several conventions.
-    Raises :class:`SourceError` for an image in two splits, or with more than 64 further images. Rows that name no image
-    are left out.
+    """Source of the images that tables name, in the order in which they are first named. Rows that name no image are
+    left out.
 
-    All rows of an image are one sample. Boxes of the rows are joined, and values that differ between rows become lists.
-    Keypoints are those of its first row.
+    All rows of an image are one sample. It has the boxes of all rows. Values that differ between rows become lists;
+    keypoints are those of the first row.
+
+    Opening reads all rows into a temporary file. It raises :class:`AmbiguousSourceError` for an image that two tables
+    name, and if boxes fit several conventions. It raises :class:`SourceError` for an image in two splits, and for more
+    than 64 further images of a column.
     """
 
     kind = "table"
@@ -82,9 +84,12 @@ class TableSource(FileRowSource):
         self.evidence = self._describe_evidence()
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
-        """Finds the tables, joined and without copies, and sets ``_tables`` and ``_copies``. Raises
-        :class:`SourceError` if there is none, and :class:`UsageError` if none has the column of images that the user
-        names."""
+        """Finds the tables and joins those of the same images. Sets ``_tables``, and ``_copies``: tables that repeat
+        others.
+
+        Raises :class:`SourceError` if there is no table. Raises :class:`UsageError` if none has the column of images
+        that the user names.
+        """
         self._tables: Sequence[Any]
         tables, self._copies = separate_repeated_tables(self.tree, find_tables(self.tree, given, self.options.named))
         self._tables = join_tables(self.tree, tables)
@@ -96,8 +101,11 @@ class TableSource(FileRowSource):
             )
 
     def _read_rows(self) -> Iterator[NamedRow]:
-        """Yields each row that names an image, with the cells of joined tables; then those of images that only the
-        joined tables name. Counts rows without an image in ``_missing``."""
+        """Yields each row that names an image, with the cells of joined tables. Counts rows without an image in
+        ``_missing``.
+
+        After the rows of a table, yields a row for each image that only the joined tables name.
+        """
         index = ImageIndex(self.tree)
         for number, table in enumerate(self._tables):
             joined = JoinedRows(self.tree, table, index)
@@ -133,7 +141,7 @@ class TableSource(FileRowSource):
         return f"{files} with the columns {', '.join(parts)}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys the rows, and adds a note about columns whose names were changed."""
+        """Surveys the rows. Adds a note about columns whose names were changed."""
         survey = super().survey(split, progress)
         where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
         changed = [
@@ -152,7 +160,7 @@ class TableSource(FileRowSource):
         return in_packing_order(self._split_names)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each image of a split, with its number and the paths of its further images."""
+        """Yields one row for each image of a split. It has the image's number and the paths of its further images."""
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
             values: dict[str, Any] = {"entry": image}
@@ -162,9 +170,16 @@ class TableSource(FileRowSource):
             yield FileRow(self._rows.image_path(image), values)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and further images; ``boxes``, with ``segmentations`` if these are masks; ``label`` or
-        ``labels``, and ``tags``, classes of rows without a box; ``parents``, the classes above; a column for each set
-        of flags; ``keypoints`` with ``keypoint_labels``; and a column for each other column of the tables."""
+        """Declares the columns:
+
+        - ``image`` and further images.
+        - ``boxes``; with ``segmentations`` if the rows have masks.
+        - ``label`` or ``labels``, and ``tags``: classes of rows without a box.
+        - ``parents``: the classes above.
+        - Flags: ``label``, or ``labels`` with ``uncertain`` and ``unmentioned``.
+        - ``keypoints`` with ``keypoint_labels``.
+        - A column for each other column of the tables.
+        """
         roles = self._roles
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
@@ -203,9 +218,11 @@ class TableSource(FileRowSource):
         return found | self._build_values(rows, found[self.main])
 
     def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
-        """Builds the values of an image, without the image, from the cells of its rows. Of columns that differ within
-        no image, and of keypoints, takes the first row. Raises :class:`ValueError` for a cell that cannot be
-        converted."""
+        """Builds all values of an image but the image, from the cells of its rows.
+
+        Keypoints, and columns that never differ within an image, come from the first row. Raises :class:`ValueError`
+        for a cell that cannot be converted.
+        """
         roles = self._roles
         found, boxed = self._read_boxes(rows, image)
         if roles.label:
@@ -226,8 +243,11 @@ class TableSource(FileRowSource):
     def _read_boxes(
         self, rows: list[dict[str, Any]], image: bytes
     ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
-        """Reads the boxes, as corners in pixels, or the run lengths of masks with their boxes. Returns the values, and
-        each row that has boxes with their number. Raises :class:`ValueError` for a malformed cell."""
+        """Reads the boxes of an image, as corners in pixels; or run lengths of masks, with the boxes around them.
+
+        Returns the values, and the rows that have boxes, each with the number of its boxes. Raises :class:`ValueError`
+        for a malformed cell.
+        """
         roles = self._roles
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
@@ -241,10 +261,14 @@ class TableSource(FileRowSource):
         return {}, []
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-        """Reads the classes of an image. With boxes, returns ``labels``, one for each box, and ``tags``, those of rows
-        without a box. Else returns the image's own ``label`` or ``labels``, None if it has none. A repeated class
-        counts once, unless other columns differ between the rows. Raises :class:`ValueError` if boxes and classes
-        differ in number."""
+        """Reads the classes of an image.
+
+        - With boxes: ``labels`` has one class for each box; ``tags`` has the classes of rows without a box.
+        - Without boxes: ``label`` or ``labels`` of the image, None if it has no class.
+
+        A repeated class of an image counts once, unless other columns differ between its rows. Raises
+        :class:`ValueError` if boxes and classes differ in number.
+        """
         label, column = self._roles.label, self._class_column
         if self._roles.boxes or self._roles.runs:
             labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
@@ -258,8 +282,10 @@ class TableSource(FileRowSource):
         return {"labels": kept if classes else None}
 
     def _read_points(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads the keypoints of a row and their names, as the columns ``keypoints`` and ``keypoint_labels``. If some
-        row lacks a coordinate, points have a third number: 2, or 0 for a missing point."""
+        """Reads the keypoints of a row and their names, as the columns ``keypoints`` and ``keypoint_labels``.
+
+        If any row of the tables lacks a coordinate, points have a third number: 2, or 0 for a missing point.
+        """
         found: list[list[float | None]] = []
         for _, x, y in self._roles.points:
             point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
@@ -284,7 +310,8 @@ class TableSource(FileRowSource):
         return [*find_descriptions(self.tree, self._table_files), *hierarchies]
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims also Kaggle's sample submissions, and tables that repeat others, as evidence."""
+        """Claims the files as the base does. Claims Kaggle's sample submissions, and tables that repeat others, as
+        evidence."""
         super().claim_files(claims)
         for file in (*find_sample_submissions(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
@@ -294,15 +321,17 @@ class TableSource(FileRowSource):
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def close(self) -> None:
-        """Closes the temporary file of rows, too."""
+        """Closes the source and the temporary file of rows."""
         if hasattr(self, "_rows"):
             self._rows.close()
         super().close()
 
     @cached_property
     def _column_names(self) -> dict[str, str]:
-        """Names in the store of further images and of columns without a special meaning, by their names in the table. A
-        column that only has a number becomes ``columnNUMBER``; a name that is taken is changed."""
+        """Names in the store of further images and of columns without a special meaning, by their names in the table.
+
+        A name that is only a number becomes ``columnNUMBER``. A name that is taken, or not allowed, is changed.
+        """
         taken = [
             "image",
             "boxes",
@@ -326,8 +355,10 @@ class TableSource(FileRowSource):
         return {name: names[called] for name, called in own.items()}
 
     def _declare_further_image(self, name: str) -> Image | Mask:
-        """Declares a column of further images. If the column's name means masks, declares masks of the form that the
-        first readable file in the first 512 rows has. Else declares images."""
+        """Declares a column of further images, as optional images.
+
+        If the column's name means masks, declares masks of the form of the first readable file in the first 512 rows.
+        """
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (cells.get(name) for _, cells in islice(self._rows, _MEASURED))
@@ -339,14 +370,14 @@ class TableSource(FileRowSource):
         return any(name in self._varying_columns for name in self._roles.rest)
 
     def _lacks_values(self, name: str) -> bool:
-        """Tells if some row has no value of a column."""
+        """Tells if some row has no value of a column, or an empty text."""
         facts = self._rows.facts[name]
         return facts.values.count < len(self._rows) or facts.values.missing > 0 or facts.empty
 
     @cached_property
     def _varying_columns(self) -> frozenset[str]:
-        """Columns that have different values in the rows of some image: the one of labels, and those without a special
-        meaning."""
+        """Columns that have different values in the rows of some image. Only the column of labels and those without
+        a special meaning can be among them."""
         found: set[str] = set()
         names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
         for number in self._rows.images_with_several():
@@ -358,9 +389,11 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
-        """Field of each column without a special meaning, and the function that converts its cells. An image may
-        have several rows. If a column's values differ among the rows of an image, the field holds a list for each
-        image: of numbers if all are present, else JSON."""
+        """Field of each column without a special meaning, and the function that converts its cells.
+
+        If values differ among the rows of an image, the field holds a list for each image. It is a list of numbers if
+        no value is missing, else JSON.
+        """
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             declared, convert = self._rows.facts[name].values.declare_field("", None)
@@ -376,7 +409,7 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _class_column(self) -> ClassColumn:
-        """Classes of the column of labels."""
+        """Classes of the column of labels. Raises :class:`SourceError` for more than 65,536."""
         return ClassColumn(self.tree.name(), self._roles, self._rows.facts[self._roles.label], self._class_titles)
 
     @cached_property
@@ -393,7 +426,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _flag_columns(self) -> FlagColumns:
-        """Columns that are a class each."""
+        """The columns that are a class each. Raises :class:`SourceError` if one has other values than 0, 1, -1 and
+        blank."""
         return FlagColumns(self.tree.name(), self._roles.flags, self._rows)
 
     @cached_property
@@ -412,8 +446,11 @@ class TableSource(FileRowSource):
         return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
 
     def _find_convention(self) -> str:
-        """Finds the convention of boxes, or returns the one that the user names; empty without boxes. Raises
-        :class:`AmbiguousSourceError` if several fit, and :class:`SourceError` for a row without a valid box."""
+        """Finds the convention of boxes, or returns the convention that the user names. Returns ``""`` without boxes.
+
+        Raises :class:`AmbiguousSourceError` if several fit. Raises :class:`SourceError` for a cell that holds no valid
+        box.
+        """
         if not self._roles.boxes:
             return ""
         where = self.tree.name(self._tables[0].file)
