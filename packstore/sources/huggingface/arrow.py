@@ -28,10 +28,10 @@ _MAX_BYTES = 16 << 20
 
 
 class _ArrowFile(OpenTable):
-    """Arrow file mapped into memory: only rows that are read take memory. Opening raises :class:`ValueError` for a
-    stream with dictionary-encoded columns.
+    """Arrow file mapped into memory: only rows that are read take memory.
 
-    A read beyond the end of a mapped file ends the process, so the size of the file is checked before each row.
+    Opening raises :class:`ValueError` for a stream with dictionary-encoded columns. A read beyond the end of a mapped
+    file ends the process. Therefore the size of the file is checked again before reads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,8 +60,8 @@ class _ArrowFile(OpenTable):
             raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
 
     def read_overview(self) -> TableOverview:
-        """Reads and validates all record batches: each is a group of the overview. Finds the columns with nulls, paths
-        and negative labels."""
+        """Reads and validates all record batches; each is a group of the overview. Finds the columns with nulls,
+        paths and negative labels."""
         overview = TableOverview(self._schema)
         features = read_features(self._schema)
         for batch in self._read_batches():
@@ -90,8 +90,11 @@ class _ArrowFile(OpenTable):
                 overview.negative.add(name)
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields the record batch ``group``, validated, whatever ``rows`` is. Reads all batches of a stream first, if
-        no other method has. Raises :class:`ValueError` if the file became shorter."""
+        """Yields the record batch ``group``, validated, as a whole: ``rows`` has no effect.
+
+        The first call for a stream reads all batches to find their positions. Raises :class:`ValueError` if the file
+        became shorter.
+        """
         self.require_readable()
         if self._random:
             batch = self._reader.get_batch(group)
@@ -119,8 +122,8 @@ class _ArrowFile(OpenTable):
         self._file.close()
 
     def _read_batches(self) -> Iterator[Any]:
-        """Yields all record batches; of a stream, stores the position of each for :meth:`read_group`. Raises
-        :class:`ValueError` if the file was cut."""
+        """Yields all record batches. Stores the positions of a stream's batches for :meth:`read_group`. Raises
+        :class:`ValueError` if the file became shorter."""
         if self._random:
             for number in range(self._reader.num_record_batches):
                 self.require_readable()
@@ -141,15 +144,20 @@ class _ArrowFile(OpenTable):
 
 
 class ArrowSource(HfTableSource):
-    """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file; splits keep their names.
-    Refuses datasets of an older version that have indices."""
+    """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file. Splits keep their names.
+
+    Opening raises :class:`SourceError` for a dataset of an older version that has indices.
+    """
 
     kind = "arrow"
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
-        """Yields split and path of each file that ``state.json`` names; for an Arrow file, only the file itself, with
-        the split ``""``. Raises :class:`SourceError` if a ``state.json`` is damaged, names a file outside its folder,
-        or is of an old version with indices."""
+        """Yields split and path of each file that ``state.json`` names. For an Arrow file, yields only this file, with
+        the split ``""``.
+
+        Raises :class:`SourceError` if a list of files or splits is damaged, or names a path outside its folder. Raises
+        it also for an old version with indices.
+        """
         if self.path.is_file():
             yield "", self.path
             return
@@ -178,13 +186,13 @@ class ArrowSource(HfTableSource):
             yield from sorted(folder / _STATE for folder in folders)
 
     def open_table(self, path: Path) -> OpenTable:
-        """Opens an Arrow file."""
+        """Opens an Arrow file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
         return _ArrowFile(path)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object. Raises :class:`SourceError` if it is missing, damaged, no object, or over
-    16 MiB."""
+    """Reads a JSON file that holds an object. Raises :class:`SourceError` if it is missing, damaged, no object, or
+    over 16 MiB."""
     if not path.is_file():
         raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:
@@ -198,8 +206,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_names(path: Path, name: str) -> list[str]:
-    """Reads a list of folder names from the member ``name`` of a JSON file. Raises :class:`SourceError` if it is no
-    such list, or a name leads out of the folder."""
+    """Reads a list of folder names from the member ``name`` of a JSON file.
+
+    Raises :class:`SourceError` if it is no such list, or a name leads out of the folder.
+    """
     found = _read_object(path).get(name)
     if not isinstance(found, list) or not all(
         isinstance(each, str) and each and not _leads_outside(each) for each in found
@@ -214,8 +224,12 @@ def _leads_outside(name: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder with the files that ``save_to_disk`` writes beside the data, and for an Arrow
-    file. For an Arrow stream, returns it only if the suffix is ``.arrow``. Else returns ``NO``."""
+    """Returns ``CERTAIN`` in three cases, else ``NO``:
+
+    - a folder with the files that ``save_to_disk`` writes beside the data;
+    - an Arrow file;
+    - an Arrow stream with the suffix ``.arrow``.
+    """
     if path.is_dir():
         one = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
         return Certainty.CERTAIN if one or (path / _DATASET_DICT).is_file() else Certainty.NO

@@ -17,7 +17,7 @@ def load_pyarrow(module: str = "pyarrow") -> Any:
 
 
 def is_list(type: Any) -> bool:
-    """Tells if a type is a list, of fixed size or not."""
+    """Tells if a type is a list, of fixed size or not. Views of lists do not count."""
     types = load_pyarrow("pyarrow.types")
     return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
 

@@ -41,9 +41,12 @@ class NoPixelsError(ValueError):
 
 
 def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
-    """Parses a file to pydicom's data set. With the list ``found``, stops at the pixels and appends their tag and
-    length to the list. Raises :class:`ValueError` for a damaged file, and :class:`SourceError` if pydicom is not
-    installed."""
+    """Parses a file to pydicom's data set. Raises :class:`ValueError` for a damaged file, and if it inflates to more
+    than ``max_bytes``.
+
+    ``found``: a list stops the parser at the pixels, and receives their tag and length. Raises :class:`SourceError` if
+    pydicom is not installed.
+    """
 
     def is_pixels(tag: int, _vr: str | None, length: int) -> bool:
         if found is not None and tag in PIXEL_TAGS:
@@ -57,7 +60,7 @@ def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None 
 
 def find_element(dataset: Any, frame: int, keyword: str) -> Any:
     """Returns the value of an element for a frame: from its own functional groups, the shared ones, or the file.
-    None if it is in none."""
+    None if the element is absent."""
     for group in _functional_groups(dataset, frame):
         for element in group:
             if element.VR == "SQ" and element.value and keyword in element.value[0]:
@@ -72,8 +75,10 @@ def _functional_groups(dataset: Any, frame: int) -> list[Any]:
 
 
 def read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
-    """Reads the number or numbers of an element. Returns an empty list if the element is absent or a text, or if a
-    number is not finite."""
+    """Reads the number or numbers of an element. Returns an empty list if the element is absent or a text.
+
+    Returns an empty list also if a number is not finite.
+    """
     value = find_element(dataset, frame, keyword)
     if value is None or isinstance(value, (str, bytes)):
         return []
@@ -82,14 +87,16 @@ def read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
 
 
 def clamp_int64(value: Any) -> int:
-    """Converts a number to an int, clamped to 64 bits; 0 for None and an empty text."""
+    """Converts a number to an int, clamped to 64 bits. Returns 0 for None and an empty text."""
     return 0 if value in (None, "") else max(-(1 << 63), min(int(value), (1 << 63) - 1))
 
 
 def _inflate(data: bytes, max_bytes: int) -> bytes:
-    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks, and names the syntax without
-    compression in its header. Returns other files unchanged. Raises :class:`ValueError` for more than ``max_bytes``,
-    and for a malformed header."""
+    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks. Returns other files unchanged.
+
+    The new header names the syntax without compression. Raises :class:`ValueError` for more than ``max_bytes``, and for
+    a malformed header.
+    """
     at = data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024)
     if at < 0:
         return data
@@ -115,7 +122,10 @@ def load_pydicom() -> Any:
 
 @contextmanager
 def raise_as_damaged_file() -> Iterator[None]:
-    """Silences the warnings of pydicom, and raises its errors as :class:`ValueError`."""
+    """Silences the warnings of pydicom, and raises errors in the block as :class:`ValueError`.
+
+    Passes on :class:`NoPixelsError`, :class:`MemoryError` and :class:`SourceError`.
+    """
     with silence_warnings():
         try:
             yield

@@ -21,8 +21,8 @@ _SETS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
 class Flowers102(NamedSource):
-    """Source of the flowers' images, in the order of ``setid.mat``. Refuses an image without a label, and labels of no
-    class."""
+    """Source of the flowers' images, in the order of ``setid.mat``. Listing them raises :class:`SourceError` for an
+    image without a label, and for a label that is no class."""
 
     kind = "flowers102"
     title = "Flowers-102"
@@ -38,7 +38,8 @@ class Flowers102(NamedSource):
         return {"image": Image(), "label": Label(CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an image without a label."""
+        """Yields the rows of a split. Raises :class:`SourceError` for an image without a label, and for a label that
+        is no class."""
         labels = self._labels
         for image in self._split_images[split].tolist():
             if not 1 <= image <= len(labels):
@@ -47,7 +48,7 @@ class Flowers102(NamedSource):
 
     @cached_property
     def _labels(self) -> NDArray[int64]:
-        """Labels of all images, from 1. Raises :class:`SourceError` if one is no class."""
+        """Labels of all images, from 1. Raises :class:`SourceError` if a label is no class."""
         name, found = self.read_mat("imagelabels.mat", "labels")
         labels = to_whole_numbers(name, found)
         if len(labels) and not 1 <= labels.min() <= labels.max() <= len(CLASSES):

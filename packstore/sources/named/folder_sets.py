@@ -41,11 +41,10 @@ class FolderSet:
 
     Attributes:
         title: The publisher's name for it.
-        markers: Files and folders that mark the set, all of them; ``a|b`` is either, ``*/a`` is ``a`` in any folder,
-            if these are at most 64.
-        path: Pattern of the path of an image, with its suffix in lower case. Its groups are columns: ``split`` is the
-            split, those in :attr:`labels` are classes, those in :attr:`texts` texts, others whole numbers; a group
-            ``_name`` is no column.
+        markers: Files and folders that mark the set, all of them. In ``a|b``, either is enough. ``*/a`` is ``a`` in any
+            folder, if there are at most 64.
+        path: Pattern of the path of an image, with its suffix in lower case. Its groups are columns of whole numbers,
+            except those named here. The group ``split`` is the split, and a group ``_name`` is no column.
         splits: Names of splits by the text of the group, if they differ.
         labels: Groups that are classes.
         texts: Groups that are texts.
@@ -69,8 +68,8 @@ class FolderSet:
     unless: tuple[str, ...] = ()
 
     def format_beside_paths(self, match: re.Match[str]) -> dict[str, str]:
-        """Returns the path of each further file of an image (mask, text), by column; it need not exist. ``match`` is
-        the match of :attr:`path` with the path of the image."""
+        """Returns the path of each further file of an image, by column; the file need not exist. ``match``: that of
+        :attr:`path` with the image's path."""
         groups = {name: text or "" for name, text in match.groupdict().items()}
         return {column: template.format_map(groups) for column, template in self.beside.items()}
 
@@ -94,9 +93,11 @@ class FolderSetMatch(NamedTuple):
 
 
 class FolderSetSource(FileRowSource):
-    """Base of sources of one of :attr:`known_sets`; takes its images folder by folder. Images that do not match the
-    set's pattern are left out. Further files, such as masks, are a column if one exists. Raises :class:`SourceError` if
-    no set fits the path."""
+    """Base of sources of one of :attr:`known_sets`; takes its images folder by folder.
+
+    Leaves out images that do not match the set's pattern. Further files, such as masks, become a column if at least one
+    exists. Opening raises :class:`SourceError` if no set fits the path.
+    """
 
     left_images = "images whose names do not follow the set's pattern"
     known_sets: ClassVar[Sequence[FolderSet]]
@@ -120,8 +121,11 @@ class FolderSetSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the image, a column for each group of the pattern, and a column for each further file that some
-        image has. A further column whose name means masks has masks. Others have images, JSON or texts, by the suffix
-        of the first file."""
+        image has.
+
+        A further column whose name means masks has masks. Other further columns have images, JSON or texts, by the
+        suffix of the first file.
+        """
         found: dict[str, Field] = {"image": Image()}
         for name in self._columns:
             if name in self.row.labels:
@@ -137,8 +141,10 @@ class FolderSetSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split whose path matches the pattern, with its further files. If a required
-        one is missing, the image is a bad sample."""
+        """Yields a row for each image of a split whose path matches the pattern. The row has the image's further files.
+
+        If a required file is missing, the image is a bad sample.
+        """
         for image, match in self._match_images():
             if self._find_split(match) != split:
                 continue
@@ -149,8 +155,8 @@ class FolderSetSource(FileRowSource):
             yield FileRow(image, values)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its further files; parses JSON, decodes texts. Raises :class:`ValueError` for an invalid
-        file."""
+        """Reads an image with its further files; parses JSON, and decodes texts. Raises :class:`ValueError` for
+        invalid JSON."""
         found = dict(super().read_values(ref))
         for name, files in self._files_beside.items():
             content = found.get(name)
@@ -173,27 +179,32 @@ class FolderSetSource(FileRowSource):
         return re.fullmatch(f"{self.row.known}|{self.row.left}", _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names images that the set does not count; else returns the usual reason, or None."""
+        """Returns the reason for images that the set does not count. For other files, returns the base's reason."""
         if self.row.left and re.fullmatch(self.row.left, _relative_path(self.base, join(folder, name))):
             return f"images that {self.row.title} does not count"
         return super().left_reason(folder, name)
 
     def _find_split(self, match: re.Match[str]) -> str:
-        """Returns the split in the path of an image: the name that the set gives to that text, else the text in lower
-        case; ``""`` if the pattern has no group for it."""
+        """Returns the split in the path of an image; ``""`` if the pattern has no group for it.
+
+        The set may give a name to the text in the path. Otherwise returns the text in lower case.
+        """
         found = match.groupdict().get("split") or ""
         return self.row.splits.get(found, found.lower())
 
     def _convert_group(self, column: str, text: str) -> Any:
-        """Converts the text of a group: a label to its class number, a text group unchanged, others to an integer;
-        MARS's ``00-1`` is -1."""
+        """Converts the text of a group: a label to its class number, other text groups unchanged, and the rest to
+        integers. MARS's ``00-1`` is -1."""
         if column in self.row.labels:
             return self._class_numbers[column][text]
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
 
     def _match_images(self) -> Iterator[tuple[str, re.Match[str]]]:
-        """Yields each image of the set: its path in the tree, and the match of the pattern with that path, its suffix
-        in lower case. Skips other images. Raises an error for a cycle of links, unless bad samples are skipped."""
+        """Yields the path of each image of the set, and the match of the pattern with that path. Skips other images.
+
+        The pattern sees the path with its suffix in lower case. Raises :class:`SourceError` for a cycle of links,
+        unless bad samples are skipped.
+        """
         for image in _list_images(self.tree, self.base, self.options.skip_bad):
             match = self._path.fullmatch(_lower_suffix(_relative_path(self.base, image)))
             if match is not None:
@@ -207,7 +218,8 @@ class FolderSetSource(FileRowSource):
 
     @cached_property
     def _classes(self) -> dict[str, tuple[str, ...]]:
-        """Classes of each label group; sorted as numbers if all are numbers, else as texts. Lists all images."""
+        """Classes of each label group. They are sorted as numbers if all are numbers, else as texts. Lists all
+        images."""
         found: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
         for _, match in self._match_images():
             for name, texts in found.items():
@@ -224,7 +236,7 @@ class FolderSetSource(FileRowSource):
 
     @cached_property
     def _files_beside(self) -> dict[str, list[str]]:
-        """Paths of up to 32 existing further files by column, in order; columns without files are left out."""
+        """Paths of the first 32 further files that exist, by column. Columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
             paths = (join(self.base, self.row.format_beside_paths(match)[name]) for _, match in self._match_images())
@@ -235,9 +247,12 @@ class FolderSetSource(FileRowSource):
 
 
 def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, FolderSetMatch] | None:
-    """Finds the first set that matches all images of a tree, else the first that matches some; returns None if no set
-    does. Looks for the markers in the folders of :func:`walk_lone_folders`, up to the first in which a set matches.
-    Skips sets with missing required files, and those that :attr:`FolderSet.unless` excludes. Lists all images."""
+    """Finds the first set that matches all images of a tree. If none does, finds the first that matches some. None if
+    no set matches.
+
+    Looks for the markers in the folders of :func:`walk_lone_folders`, up to the first folder in which a set matches.
+    Skips sets with missing required files, and those that :attr:`FolderSet.unless` excludes. Lists all images.
+    """
     found: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):
         names = tree.names(base)
@@ -256,8 +271,10 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, F
 
 
 def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
-    """Matches all images of a tree with a set. Skips cycles of links. Memory holds a hash of each image that is no
-    sample, and of each further file."""
+    """Matches all images of a tree with a set. Skips cycles of links.
+
+    Keeps only hashes in memory: of each image that does not match, and of each further file.
+    """
     pattern, left = re.compile(row.path), re.compile(row.left)
     others: set[int] = set()
     beside: set[int] = set()
@@ -314,16 +331,19 @@ def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
 
 
 def _list_images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
-    """Yields the paths of all images below a folder. A cycle of links is skipped with ``skip_cycles``, else an
-    error."""
+    """Yields the paths of all images below a folder. Raises :class:`SourceError` for a cycle of links, unless
+    ``skip_cycles``."""
     for folder, listing in tree.walk(base, tree.above, None, skip_cycles):
         yield from (join(folder, name) for name in listing.images)
 
 
 def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
-    """Makes the :class:`Kind` of some sets. It is certain if a set matches all images of a path, and raises
-    :class:`AmbiguousSourceError` if a set matches half of them or more, but not all. Any other path, and a damaged
-    archive, is not of this kind."""
+    """Makes the :class:`Kind` of some sets. It recognises a path by the images that a set matches:
+
+    - All images: ``CERTAIN``.
+    - At least half of the images: raises :class:`AmbiguousSourceError`.
+    - Fewer, and a damaged archive: ``NO``.
+    """
     source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "known_sets": tuple(rows)})
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
