@@ -31,7 +31,7 @@ class Card:
     Attributes:
         data_files: Patterns of the files of each split; None if the card states none.
         features: Features of the columns of images, other files and classes; other columns are left out.
-        drop_labels: Names of folders are no classes; None if the card does not state that.
+        drop_labels: True if names of folders are no classes, False if they are; None if the card states neither.
     """
 
     data_files: dict[str, list[str]] | None = None
@@ -42,8 +42,8 @@ class Card:
 def read_card(folder: Path) -> Card:
     """Reads the dataset card, ``README.md``, in a folder: its first 8 MiB. Returns an empty one if the folder has none.
 
-    Raises :class:`SourceError` for a malformed card, :class:`AmbiguousSourceError` for several configurations without a
-    default.
+    Raises :class:`SourceError` for a malformed card. Raises :class:`AmbiguousSourceError` for several configurations
+    without a default.
     """
     path = folder / CARD
     if not path.is_file():
@@ -58,9 +58,11 @@ def read_card(folder: Path) -> Card:
 
 
 def parse_card(data: bytes, folder: Path) -> Card:
-    """Parses a card; returns an empty one if its head has no settings of data files and features. Raises
-    :class:`ValueError` for a malformed head, and :class:`AmbiguousSourceError` for several configurations without a
-    default."""
+    """Parses a card. Returns an empty one if its head states no data files and no features.
+
+    ``folder``: the card's folder, for messages. Raises :class:`ValueError` for a malformed head. Raises
+    :class:`AmbiguousSourceError` for several configurations without a default.
+    """
     head = _HEAD.match(data)
     if head is None or _RELEVANT.search(head[1]) is None:
         return Card()
@@ -90,8 +92,10 @@ def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
 
 
 def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
-    """Returns the configuration that ``datasets`` loads by default; an empty one if there is none. Raises
-    :class:`AmbiguousSourceError` if there are several and none is the default."""
+    """Returns the configuration that ``datasets`` loads by default; an empty one if there are no configurations.
+
+    Raises :class:`AmbiguousSourceError` for several without a default.
+    """
     names = [str(config.get("config_name")) for config in configs]
     if len(configs) < 2:
         return configs[0] if configs else {}
@@ -107,8 +111,10 @@ def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any
 
 
 def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
-    """Returns the folder that holds all files of a configuration. Returns None if that is the folder of the card or
-    does not exist, or the configuration is malformed."""
+    """Returns the folder that holds all files of a configuration.
+
+    Returns None if that is the folder of the card, or does not exist. Returns None also for a malformed configuration.
+    """
     try:
         files = _read_data_files(config.get("data_files"), config.get("data_dir"))
     except ValueError:
@@ -121,9 +127,12 @@ def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
 
 
 def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
-    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``); patterns without a split belong to
-    ``train``. Without patterns, takes all files of ``data_dir`` as ``train``; returns None without ``data_dir``, too.
-    Raises :class:`ValueError` for malformed entries, and patterns that lead out of the folder."""
+    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``). Patterns without a split belong to
+    ``train``.
+
+    Without patterns, takes all files of ``data_dir`` as ``train``. Returns None if both are missing. Raises
+    :class:`ValueError` for malformed entries, and for patterns that lead out of the folder.
+    """
     if value is None:
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]
@@ -139,8 +148,10 @@ def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
 
 
 def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
-    """Puts ``data_dir``, if it is a text, before a pattern that does not begin with it. Raises :class:`ValueError` for
-    a URL, and for a pattern that leads out of the card's folder."""
+    """Puts ``data_dir`` before a pattern, unless the pattern begins with it. Does nothing if ``data_dir`` is no text.
+
+    Raises :class:`ValueError` for a URL, and for a pattern that leads out of the card's folder.
+    """
     if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
     return (
@@ -152,8 +163,11 @@ def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
 
 def _read_features(value: Any) -> dict[str, Any]:
     """Converts the list of features in a card (``datasets.Features._to_yaml_list``) to the form that Parquet schemas
-    have. Skips features other than images, files and classes. Raises :class:`ValueError` for classes that are not
-    numbered from 0."""
+    have.
+
+    Skips features other than images, files and classes. Raises :class:`ValueError` for classes that are not numbered
+    from 0.
+    """
     found = {}
     for each in value if isinstance(value, list) else []:
         if isinstance(each, dict) and isinstance(each.get("name"), str):
@@ -164,8 +178,10 @@ def _read_features(value: Any) -> dict[str, Any]:
 
 
 def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Converts a feature of an image, another file or a class, or a list of such; returns None for other features.
-    Raises :class:`ValueError` for classes that are not numbered from 0."""
+    """Converts a feature of an image, another file or a class, or a list of such. Returns None for other features.
+
+    Raises :class:`ValueError` for classes that are not numbered from 0.
+    """
     inner = next((item[name] for name in ("list", "sequence", "large_list") if name in item), None)
     if inner is not None:
         feature = _read_feature(inner if isinstance(inner, dict) else {"dtype": inner})

@@ -38,7 +38,7 @@ class TableFile(NamedTuple):
 
 
 class ArrayCells:
-    """Callable that converts a row of an array, given the row's number, by a function of its Arrow scalar.
+    """Callable that takes a row's number, and converts the row of an array by a function of its Arrow scalar.
 
     Attributes:
         rows: Number of rows.
@@ -53,13 +53,15 @@ class ArrayCells:
 
 
 def python_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a plain Python value."""
+    """Returns a function of a row number: it reads the row as a plain Python value."""
     return ArrayCells(array, lambda scalar: scalar.as_py())
 
 
 def label_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a class number, or as None for a number below
-    0: an unknown class, in test splits."""
+    """Returns a function of a row number: it reads the row as a class number.
+
+    A number below 0 becomes None: an unknown class, as in test splits.
+    """
 
     def number(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -69,8 +71,11 @@ def label_cells(array: Any) -> Cells:
 
 
 def class_name_reader(names: Sequence[str]) -> CellReader:
-    """Makes a cell reader: a function of an array that returns a function of a row number. The latter converts the
-    class name in the row to its number, keeps None, and raises :class:`ValueError` for another name."""
+    """Returns a function that makes the cells of an array: functions of a row number.
+
+    They convert the class name in the row to its number, and keep None. They raise :class:`ValueError` for another
+    name.
+    """
     numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
     numbers[None] = None
 
@@ -84,20 +89,20 @@ def class_name_reader(names: Sequence[str]) -> CellReader:
 
 
 def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
-    """Makes a cell reader: a function of an array that returns a function of a row number. The latter applies
-    ``convert`` to the row as a value of JSON."""
+    """Returns a function that makes the cells of an array: functions of a row number. They read the row as a value
+    of JSON, and apply ``convert`` to it."""
     return lambda array: ArrayCells(array, lambda scalar: convert(_to_json(scalar)))
 
 
 def json_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a value of JSON; dates, times and decimals
-    become texts."""
+    """Returns a function of a row number: it reads the row as a value of JSON. Dates, times and decimals become
+    texts."""
     return ArrayCells(array, _to_json)
 
 
 def text_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a text: dates and times in ISO format. Null
-    becomes None."""
+    """Returns a function of a row number: it reads the row as a text. Dates and times have ISO format; null becomes
+    None."""
 
     def text(scalar: Any) -> str | None:
         return None if (value := _to_json(scalar)) is None else str(value)
@@ -106,8 +111,10 @@ def text_cells(array: Any) -> Cells:
 
 
 def vector_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a NumPy array of its list of numbers; None
-    for no list. The function raises :class:`ValueError` for a null in a list."""
+    """Returns a function of a row number: it reads the list of numbers in the row as a NumPy array. Null becomes None.
+
+    The function raises :class:`ValueError` for a null in a list.
+    """
 
     def numbers(scalar: Any) -> Any:
         values = scalar.values
@@ -121,9 +128,11 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Makes a cell reader: a function of an array that returns a function of a row number. The latter converts the
-    nested lists in the row to a NumPy array of a shape and dtype, keeps None, and raises :class:`ValueError` for lists
-    of another size or with nulls."""
+    """Returns a function that makes the cells of an array: functions of a row number.
+
+    They convert the nested lists in the row to a NumPy array of a shape and dtype, and keep None. They raise
+    :class:`ValueError` for lists of another size or with nulls.
+    """
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -136,14 +145,16 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
 
 
 def file_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a :class:`TableFile`; the array has the type
-    of ``datasets.Image``."""
+    """Returns a function of a row number: it reads the row as a :class:`TableFile`. ``array`` must have the type of
+    ``datasets.Image``."""
     return _FileCells(array)
 
 
 def file_list_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a list of :class:`TableFile`, or of bytes if
-    its files are plain bytes; None for no list."""
+    """Returns a function of a row number: it reads the row as a list of :class:`TableFile`. Null becomes None.
+
+    If the files are plain bytes, the list holds bytes.
+    """
 
     def read_list(scalar: Any) -> list[Any] | None:
         if not scalar.is_valid:
@@ -155,21 +166,24 @@ def file_list_cells(array: Any) -> Cells:
 
 
 def first_file_cells(array: Any) -> Cells:
-    """Returns a function that reads the first file of the list in a row of the array; None for an empty list or no
-    list."""
+    """Returns a function of a row number: it reads the first file of the list in the row. An empty list and null
+    become None."""
     cells = file_list_cells(array)
     return lambda row: next(iter(cells(row) or ()), None)
 
 
 def later_files_cells(array: Any) -> Cells:
-    """Returns a function that reads the files after the first of the list in a row of the array; None for no list."""
+    """Returns a function of a row number: it reads the files after the first of the list in the row. Null becomes
+    None."""
     cells = file_list_cells(array)
     return lambda row: None if (found := cells(row)) is None else found[1:]
 
 
 class _FileCells(ArrayCells):
-    """Callable that returns the :class:`TableFile` of a row, by the row's number. The result includes the address of
-    the file's bytes in memory, by which linked stores find the bytes in the source."""
+    """Callable that takes a row's number, and returns the row's :class:`TableFile`.
+
+    Its address in memory tells linked stores the place of the bytes in the source.
+    """
 
     def __init__(self, array: Any) -> None:
         super().__init__(array, lambda scalar: scalar)
@@ -189,7 +203,10 @@ class _FileCells(ArrayCells):
 
 
 def _to_json(scalar: Any) -> Any:
-    """Converts an Arrow scalar to a value of JSON; dates, times, decimals and UUIDs become texts."""
+    """Converts an Arrow scalar to a value of JSON. Dates, times, decimals and UUIDs become texts.
+
+    Raises :class:`ValueError` for a struct with a field twice.
+    """
     try:
         return _plain_to_json(scalar.as_py())
     except ValueError:  # nanoseconds, which Python's dates and times lack
@@ -207,8 +224,8 @@ def _to_json(scalar: Any) -> Any:
 
 
 def _plain_to_json(value: Any) -> Any:
-    """Converts a plain Python value of Arrow to JSON: dates and times to ISO format, durations, decimals and UUIDs to
-    texts; keeps other values."""
+    """Converts a plain Python value of Arrow to JSON: dates and times to ISO format; durations, decimals and UUIDs
+    to texts. Keeps other values."""
     if isinstance(value, dict):
         return {str(name): _plain_to_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -97,8 +97,16 @@ def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, k
 def _convert_dataset_header(
     dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]
 ) -> DicomHeader:
-    """Converts a parsed data set to a header; ``found`` has tag and length of the pixels, ``data`` the first bytes of
-    the file of ``size`` bytes. Raises as :func:`read_header` does, also for more frames than the file has bytes for."""
+    """Converts a parsed data set to a header. Raises as :func:`read_header` does, also for more frames than the file
+    has bytes for.
+
+    Args:
+        dataset: The data set, read up to its pixels.
+        found: Tag and length of the pixels; empty if there are none.
+        data: First bytes of the file.
+        size: Bytes of the whole file.
+        kept: Keywords of the elements that columns keep.
+    """
     with raise_as_damaged_file():
         if not found:
             if "Rows" in dataset:
@@ -133,8 +141,10 @@ def _convert_dataset_header(
 
 
 def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
-    """Returns channels (3 for a palette), least and greatest possible value of stored pixels. Raises
-    :class:`ValueError` for other than 1 to 64 bits, or other than 1 or 3 channels."""
+    """Returns (channels, least value, greatest value) that stored pixels may have. A palette has 3 channels.
+
+    Raises :class:`ValueError` for other than 1 to 64 bits, and for other than 1 or 3 channels.
+    """
     if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
         return 3, 0, (1 << int(dataset.RedPaletteColorLookupTableDescriptor[2])) - 1
     bits = int(dataset.get("BitsStored") or dataset.get("BitsAllocated") or 32)
@@ -148,8 +158,11 @@ def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
 
 
 def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
-    """Returns the least and greatest possible value of rescaled pixels, those of stored ones if the file has no scale,
-    or None if some are no whole numbers."""
+    """Returns the least and greatest possible value of rescaled pixels. ``low`` and ``high`` are those of stored
+    pixels.
+
+    Returns the latter if the file has no scale. Returns None if slope or intercept is no whole number.
+    """
     table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:
         return 0, (1 << int(table[0].LUTDescriptor[2])) - 1
@@ -163,9 +176,12 @@ def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple
 
 
 def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """Reads the columns of a frame: ``slope``, ``intercept`` and ``position``, None if unknown; ``window``, centres and
-    widths ``(n, 2)``; and ``dicom``, the kept elements that the file has, as JSON. Raises :class:`ValueError` for
-    damaged elements."""
+    """Reads the columns of a frame. Raises :class:`ValueError` for damaged elements. The columns:
+
+    - ``slope``, ``intercept`` and ``position``: numbers, or None if unknown.
+    - ``window``: centres and widths, ``(n, 2)``.
+    - ``dicom``: the kept elements that the file has, as JSON.
+    """
     with raise_as_damaged_file():
         centers, widths, slope, intercept = (
             read_floats(dataset, frame, keyword)
@@ -184,7 +200,8 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
 
 
 def _to_json(value: Any) -> Any:
-    """Converts the value of an element to JSON: bytes as hex, sequences as lists, NaN and infinity as null."""
+    """Converts the value of an element to JSON: bytes to hex, sequences to lists, NaN and infinity to null. Data
+    sets become objects by keyword; other values become texts."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, bool | int):

@@ -16,15 +16,15 @@ from packstore.sources.medical.dicom_files import USED, find_element, load_pydic
 
 
 def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int) -> NDArray[Any]:
-    """Reads the pixels of a frame in the dtype of a mode, ``(H, W, C)``; C is that of the frame, 1 or 3. A palette
+    """Reads the pixels of a frame in the dtype of a mode, ``(H, W, C)``. C is that of the frame: 1 or 3. A palette
     becomes colours.
 
     Args:
         dataset: The parsed file.
         frame: Number of the frame, from 0.
-        image: Form of gray values: ``stored``, ``rescaled`` (by slope and intercept, or by a table; rounded to
-            float32) or ``window`` (8 bits, through the file's first window or table). Colours stay as stored.
-        mode: Mode of the result.
+        image: Form of gray values: ``stored``; ``rescaled`` by slope and intercept, or by a table; or ``window``, 8
+            bits through the file's first window or table. Colours stay as stored.
+        mode: Mode of the result. Rescaled values are rounded to float32.
         max_pixels: Limit for height times width.
 
     Raises:
@@ -58,8 +58,8 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
 
 
 def _refuse_large_codestream(dataset: Any, frame: int) -> None:
-    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states: it could fill
-    the memory."""
+    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states. Decoding it
+    could fill the memory."""
     if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
         return
     offsets = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
@@ -90,8 +90,11 @@ def _read_codestream_size(data: bytes) -> tuple[int, int]:
 
 
 def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
-    """Rescales stored gray values by slope and intercept, or a table. With ``through_window``, maps the result to 8
-    bits, and inverts MONOCHROME1; raises :class:`ValueError` if the file has no window."""
+    """Rescales stored gray values by slope and intercept, or a table.
+
+    With ``through_window``, maps the result to 8 bits, and inverts MONOCHROME1. Raises :class:`ValueError` then if the
+    file has no window.
+    """
     processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
     view.PhotometricInterpretation, view.PixelRepresentation, view.BitsStored = "MONOCHROME2", 0, 8

@@ -15,7 +15,11 @@ from packstore.sources.named import NamedSource, make_named_kind
 
 class Food101(NamedSource):
     """Source of the images, in the order of ``meta/train.json`` and ``meta/test.json``, or of the same files as
-    ``.txt``. Classes are the folders that the lists name. Refuses lists of anything but ``CLASS/NUMBER``."""
+    ``.txt``.
+
+    Classes are the folders that the lists name. Reading a list raises :class:`SourceError` for anything but
+    ``CLASS/NUMBER``.
+    """
 
     kind = "food101"
     title = "Food-101"
@@ -48,8 +52,11 @@ class Food101(NamedSource):
         return {split: self._read_list(f"meta/{split}") for split in self.splits()}
 
     def _read_list(self, name: str) -> list[str]:
-        """Reads a list of images, as ``CLASS/NUMBER``, from JSON if that exists, else the first word of each line of
-        text. Raises :class:`SourceError` for any other content."""
+        """Reads a list of images, as ``CLASS/NUMBER``, from JSON. Without a JSON file, reads the first word of each
+        line of text.
+
+        Raises :class:`SourceError` for any other content.
+        """
         if self.exists(f"{name}.json"):
             try:
                 found = json.loads(self.read_text(f"{name}.json"))

@@ -22,8 +22,11 @@ _HEADER = ["Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2"
 
 
 class Gtsrb(NamedSource):
-    """Source of GTSRB's images with label and box. Training images are in the order of their names. Test images, if
-    their folder exists, are in the order of their table. Refuses a folder of test images without the table."""
+    """Source of GTSRB's images with label and box. Training images are in the order of their names.
+
+    Test images, if their folder exists, are in the order of their table. Opening raises :class:`SourceError` for a
+    folder of test images without the table.
+    """
 
     kind = "gtsrb"
     title = "GTSRB"
@@ -32,7 +35,7 @@ class Gtsrb(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files. If a folder of test images exists, their table is required too."""
+        """Lists missing files. If a folder of test images exists, their table is required, too."""
         unlabelled = has_path(tree, base, _TEST) and not has_path(tree, base, _TRUTH)
         return [*super().find_missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 

@@ -57,14 +57,17 @@ class Table:
         return (self.file, *(table.file for table in self.joined))
 
     def rows(self, tree: Tree) -> Iterator[TableRow]:
-        """Yields all rows of the table's file, without the header and joined tables. Raises :class:`SourceError` for a
-        malformed row."""
+        """Yields all rows of the table's file, but not the header, nor rows of joined tables. Raises
+        :class:`SourceError` for a malformed row."""
         return read_table(tree, self.file, self.header)
 
 
 def list_possible_tables(tree: Tree) -> list[str]:
-    """Lists files with the suffix of a table. Leaves out names of other files (``README.txt``, sample submissions), and
-    folders with more than 16 files of the suffix."""
+    """Lists files with the suffix of a table. Leaves out names of other files, such as ``README.txt`` and sample
+    submissions.
+
+    Leaves out all files of a suffix in a folder that has more than 16 of them.
+    """
     found = []
     for folder, contents in list_contents(tree).folders.items():
         for suffix in SUFFIXES:
@@ -89,8 +92,8 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
 
     Args:
         tree: The tree of images and tables.
-        given: Columns that the user names, by role (``image``).
-        named: The user has named the kind of source, so that tables need not be certain.
+        given: Columns that the user names, by role. Only ``image`` is used.
+        named: The user has named the kind of source; tables need not be certain then.
 
     Raises:
         AmbiguousSourceError: Several columns may name the main image, or several folders the images.
@@ -107,9 +110,11 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
 
 
 def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """Separates tables that repeat others: a table without a split that has exactly the rows of all tables of splits
-    together. Returns the tables to read, and the repeating ones. Reads all rows if there are several splits and tables
-    without one."""
+    """Separates tables that repeat others. Returns the tables to read, and the repeating ones.
+
+    A table repeats others if it has no split, and exactly the rows of all tables of splits together. Reads all rows if
+    there are several splits, and tables without one.
+    """
     parts = [table for table in tables if table.split]
     copies = []
     if len({table.split for table in parts}) > 1 and len(parts) < len(tables):
@@ -119,13 +124,13 @@ def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[
 
 
 def _count_rows(tree: Tree, table: Table) -> Counter[int]:
-    """Counts equal rows of a table, by hash."""
+    """Counts equal rows of a table. The keys are hashes of the rows."""
     return Counter(hash(tuple(sorted(map(repr, row.cells.items())))) for row in table.rows(tree))
 
 
 def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
-    """Tells if a text file that is none of the tables has at least two lines that begin with an image: its content
-    would be left out."""
+    """Tells if some text file would be left out, though at least two of its lines begin with an image. Such a file
+    is none of ``tables``."""
     index, known = ImageIndex(tree), {file for table in tables for file in table.files}
     for file in list_possible_tables(tree):
         if file in known or suffix_of(file) not in (".txt", ".lst"):
@@ -142,12 +147,14 @@ def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
 def examine_table(
     tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool
 ) -> Table | None:
-    """Reads a table whole, and finds its columns that name images; see :func:`find_tables` for arguments and errors. Of
-    more than 48 columns, searches the first and the last 24.
+    """Reads a table whole, and finds its columns that name images. See :func:`find_tables` for arguments and errors.
 
-    Returns None if no column certainly names images in at least half of the rows, and for a table without the user's
-    column. Unless the user named the kind, returns None also for a table of one column, and for a damaged text or JSON
-    file that may be something else.
+    Of more than 48 columns, searches only the first and the last 24. Returns None in these cases:
+
+    - No column certainly names images in at least half of the rows.
+    - The table lacks the user's column.
+    - The table has one column, or is a damaged text or JSON file that may be something else. Neither applies if the
+      user named the kind.
     """
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
@@ -206,14 +213,17 @@ def examine_table(
 
 
 def _limit_columns(names: Mapping[str, Any]) -> list[str]:
-    """Returns the columns that are searched for names of images: of more than 48, the first and the last 24."""
+    """Returns the columns that are searched for names of images. Of more than 48, these are the first and the last
+    24."""
     listed = list(names)
     return listed if len(listed) <= _SEARCHED else [*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
-    """Tells if the first line names the columns: in the column that names most images, its cell is a word or empty,
-    without a path or an image's suffix."""
+    """Tells if the first line names the columns, by its cell in the column that names most images.
+
+    This cell must be a word or empty, without a path or an image's suffix.
+    """
     name = max(ways, key=lambda each: (ways[each].images, ways[each].hits))
     cell = str(first.get(name, ""))
     if cell.lower().endswith(IMAGE_SUFFIXES) or re.search(r"[\\/]", cell):
@@ -222,8 +232,11 @@ def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
 
 
 def _is_image_column(name: str, way: Naming) -> bool:
-    """Tells if a column names images. Names without suffixes must be of at least two images, and either in a column
-    with a name for ids, or words (no numbers) and all of images."""
+    """Tells if a column names images. Names with suffixes always do.
+
+    Names without suffixes must be of at least two images. The column's name must be that of ids, or all its names must
+    be of images and some be words, not numbers.
+    """
     if not way.by_stem:
         return True
     if way.images < 2:
@@ -232,8 +245,11 @@ def _is_image_column(name: str, way: Naming) -> bool:
 
 
 def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
-    """Finds the column of the main image: not of masks, by the number of images that it names, or by a usual name.
-    Raises :class:`AmbiguousSourceError` for several columns of names with suffixes, none with a usual name."""
+    """Finds the column of the main image. If some columns are not of masks, it is one of these.
+
+    A column with a usual name wins, otherwise the one that names most images. Raises :class:`AmbiguousSourceError` if
+    several columns have names with suffixes, and none has a usual name.
+    """
     best = max((way.images, not way.by_stem) for way in likely.values())
     names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
     usual = [name for name in names if name.lower() in FILE_COLUMNS]
