@@ -172,6 +172,7 @@ def write(folder: Path, files: Files) -> None:
         ("stl10", "train_y.bin", "looks like STL-10 .*, without train_y.bin"),
         ("stl10", "test_y.bin", "looks like STL-10 .*, without test_y.bin"),
         ("imagenet32", "Imagenet8_train/train_data_batch_7", "looks like downsampled .* without train_data_batch_7:"),
+        ("imagenet32", "Imagenet8_train/train_data_batch_1", "looks like downsampled .* without train_data_batch_1:"),
     ],
 )
 def test_what_lacks_something_is_a_question(kind: str, lost: str, said: str, tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ class TableFacts(NamedTuple):
 
     Attributes:
         optional: Columns that may have rows without a value.
-        negative: Columns of integers that may be below 0, which as a class means unknown.
-        pathless: Columns of files none of which has a path.
+        negative: Columns of integers that may be below 0. As a class, that means unknown.
+        pathless: Columns of files that have no paths.
         classes: Column of texts that names the class of each row, and the names of all classes.
         objects: Column that holds boxes.
     """
@@ -96,9 +96,12 @@ class TableFacts(NamedTuple):
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
     """Declares the columns of tables whose first rows are the record batch ``first``.
 
-    If the only images are lists, the first image of a list becomes ``image``, the later ones ``further_…``. A column of
-    objects becomes ``boxes``, ``labels`` and, as JSON, the other members of the objects. Raises :class:`SourceError`
-    for a column that no field holds, for two columns of one name, and for tables without images.
+    If there are only lists of images, the first image of a list becomes ``image``, and the later ones ``further_…``. A
+    column of objects becomes ``boxes``, ``labels`` and, as JSON, the other members of the objects. Paths of files
+    become columns, too.
+
+    Raises :class:`SourceError` for a column that no field holds, for two columns of one name, and for tables without
+    images.
     """
     schema, objects = first.schema, facts.objects
     declared = _declare_each(first, features, facts)
@@ -131,7 +134,10 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
 
 def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
     """Declares a column of values beside image files. Returns its field, and a function that converts a row of
-    ``array`` by its number. Raises :class:`ValueError` for bytes, and for a type that no field holds."""
+    ``array`` by its number.
+
+    Raises :class:`ValueError` for bytes, and for a type that no field holds.
+    """
     if is_binary(array.type) or is_file_struct(array.type):
         raise ValueError(f"{printable(name)} holds bytes, expected values of the files that other columns name")
     field, cells = _declare_column(name, array.type, feature, array, TableFacts(negative=(name,)))
@@ -139,8 +145,11 @@ def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, C
 
 
 def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
-    """Finds the only column of a schema that holds boxes, with the classes in its features; returns None for none or
-    several. Its convention is known only if packstore has written the table."""
+    """Finds the only column of a schema that holds boxes, with the classes in its features. Returns None for none or
+    several.
+
+    Its convention is known only if packstore has written the table.
+    """
     found = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
     if found is None:
         return None
@@ -154,8 +163,8 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
 
 
 def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
-    """Declares each column on its own. Raises :class:`SourceError` for two columns of one name, and for a type that no
-    field holds."""
+    """Declares each column on its own. Raises :class:`SourceError` for two columns of one name, and for a type that
+    no field holds."""
     schema = first.schema
     if len(set(schema.names)) < len(schema.names):
         raise SourceError("its tables have two columns of one name")
@@ -171,8 +180,11 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
 
 
 def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellReader]]) -> str:
-    """Returns the column of the main image: ``image``, else the first column of images, else ``images``, else the first
-    column of lists of images. Raises :class:`SourceError` for tables without images."""
+    """Returns the column of the main image: ``image``, or else the first column of images.
+
+    If there is none, returns ``images``, or else the first column of lists of images. Raises :class:`SourceError` for
+    tables without images.
+    """
     for kind, usual in ((Image, "image"), (Images, "images")):
         found = [name for name, (field, _) in declared.items() if isinstance(field, kind)]
         if found:
@@ -188,8 +200,12 @@ def _list_class_columns(schema: Any, features: Mapping[str, Any], facts: TableFa
 
 
 def _choose_field_names(main: str, columns: list[str], labels: list[str]) -> dict[str, str]:
-    """Returns the field name of each column: ``image`` for the main image, ``label`` for the only column of classes
-    unless another column has this name; for others the column's name, made valid and unique."""
+    """Returns the field name of each column.
+
+    - ``image`` for the main image.
+    - ``label`` for the only column of classes, unless another column has this name.
+    - For all others, the column's name, made valid and unique.
+    """
     usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in columns else {})
     return usual | make_column_names((name for name in columns if name not in usual), usual.values())
 
@@ -202,8 +218,7 @@ def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
 
 
 def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
-    """Declares the column of the images of a list after the first, which is the main image. Adds its name to
-    ``used``."""
+    """Declares the column of the images in a list after the first, and of their paths. Adds the names to ``used``."""
     name = next(iter(make_column_names([f"further_{column}"], used).values()))
     used.add(name)
     path = None if column in facts.pathless else _take_path_name(f"{name}_path", True, used)
@@ -211,7 +226,10 @@ def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> Tab
 
 
 def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
-    """Declares the columns of boxes and, unless another column has them, of labels. Adds their names to ``used``."""
+    """Declares the column of boxes, and that of labels if the same column holds them. Adds their names to ``used``.
+
+    Boxes without objects keep the name ``name``.
+    """
     optional = objects.column in facts.optional
     if not objects.boxes:
         return [TableColumn(name, objects.column, Boxes(optional=optional), converting_reader(objects.boxes_of))]
@@ -228,11 +246,13 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column by its type, feature and first rows (``array``). Returns the field and the column's cell
-    reader: a function that takes an array and returns a function from a row number to a value.
+    """Declares a column by its type, feature and first rows (``array``).
 
-    Logs a warning for names of classes that JSON does not keep; not with ``boxes``, whose names become labels. Raises
-    :class:`ValueError` for a type that no field holds.
+    Returns the field and the column's cell reader: a function that takes an array and returns a function from a row
+    number to a value.
+
+    Logs a warning for names of classes that JSON does not keep. ``boxes``: the column's names become labels; no warning
+    is logged. Raises :class:`ValueError` for a type that no field holds.
     """
     types, type = load_pyarrow("pyarrow.types"), value_type(type)
     if is_file_struct(type) or is_binary(type):
@@ -268,8 +288,10 @@ def _declare_column(
 
 
 def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
-    """Declares a column of files as images, masks or bytes: by its feature, its name, and the first file in its
-    cells."""
+    """Declares a column of files as images, masks or bytes: by its feature, its name, and the first file in its cells.
+
+    Without any file, declares images if the column has a feature or the name of an image, else bytes.
+    """
     values = (cells(row) for row in range(getattr(cells, "rows", 0)))
     data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")
     if not data:
@@ -282,8 +304,7 @@ def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
 
 
 def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
-    """Reads shape and dtype from the feature of an array. Raises :class:`ValueError` if they are not those of an
-    array."""
+    """Reads shape and dtype from the feature of an array. Raises :class:`ValueError` if either is invalid."""
     shape, dtype = feature.get("shape"), _DTYPES.get(str(feature.get("dtype")))
     if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or dtype is None:
         raise ValueError(f"its shape {shape!r:.80} and dtype {feature.get('dtype')!r:.80} are not those of an array")
@@ -291,7 +312,8 @@ def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]
 
 
 def _holds_image_lists(type: Any, feature: Any, array: Any) -> bool:
-    """Tells if an array holds lists of images: by its feature, or without one by the beginning of the first file."""
+    """Tells if an array holds lists of images, by its feature. Without a feature, decides by the beginning of the
+    first file."""
     if not is_list(type) or not (is_file_struct(type.value_type) or is_binary(type.value_type)):
         return False
     if (inner := item_feature(feature)) is not None:
@@ -313,8 +335,10 @@ def _refuse_non_json(type: Any, depth: int = 0) -> None:
 
 
 def _classify_type(type: Any) -> ValueKind:
-    """Returns the kind of the items of a column of lists (``boxes``, ``numbers``, ``names`` or ``""``); of a column of
-    objects, the kind of each member by name."""
+    """Returns the kind of a column's type. A column of objects has a dictionary with the kind of each member.
+
+    Any other column has the kind of its lists' items: ``boxes``, ``numbers``, ``names`` or ``""``.
+    """
     types = load_pyarrow("pyarrow.types")
     if types.is_struct(type):
         return {(each := type.field(n)).name: _classify_list_items(each.type) for n in range(type.num_fields)}
@@ -330,8 +354,8 @@ def _classify_list_items(type: Any) -> str:
 
 
 def _classify_item(type: Any) -> str:
-    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts, and
-    ``""`` for other types."""
+    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts.
+    Other types have ``""``."""
     types = load_pyarrow("pyarrow.types")
     if is_list(type):
         item = type.value_type

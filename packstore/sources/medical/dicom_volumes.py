@@ -51,11 +51,11 @@ class Stack(NamedTuple):
 
     Attributes:
         order: Numbers of the slices in their order.
-        by: ``position`` or ``instance``: what the order is by.
+        by: The quantity that orders the slices: ``position`` or ``instance``.
         positions: Place of each slice along the normal, in mm, or its instance number, in this order.
-        affine: Matrix from indices (column, row, slice) to millimetres, as NIfTI has it; None if unknown, or if
-            steps from slice to slice differ.
-        spacing: Distance of slices, rows and columns, in mm; None if unknown, or if steps from slice to slice differ.
+        affine: Matrix from indices (column, row, slice) to millimetres, as NIfTI has it. None if unknown, or if steps
+            from slice to slice differ.
+        spacing: Distance of slices, rows and columns, in mm. None if unknown, or if steps from slice to slice differ.
     """
 
     order: list[int]
@@ -66,7 +66,7 @@ class Stack(NamedTuple):
 
     @property
     def orientation(self) -> str | None:
-        """Letters of the directions in which columns, rows and slices grow, ``LPS``; None without an affine."""
+        """Letters of the directions in which columns, rows and slices grow, such as ``LPS``; None without an affine."""
         if self.affine is None:
             return None
         letters = ["???"] * 3
@@ -80,13 +80,13 @@ class Stack(NamedTuple):
 
 
 def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
-    """Orders the slices of a series by their positions, and computes spacing and affine. If a slice has no position or
-    directions, orders by instance numbers, without spacing and affine. The spacing of a single slice is its thickness,
-    or 1 mm.
+    """Orders the slices of a series by their positions, and computes spacing and affine.
 
-    Raises :class:`ValueError`, which names two slices, if the slices are not one volume: two differ in size,
-    orientation or distance of pixels, or are at one place. Slices at unequal distances raise it too, unless
-    ``allow_gaps``.
+    If a slice has no position or directions, orders by instance numbers, without spacing and affine. The spacing of a
+    single slice is its thickness, or 1 mm.
+
+    Raises :class:`ValueError` if the slices are not one volume: two differ in size, orientation or distance of pixels,
+    or are at one place. Raises it also for unequal distances, unless ``allow_gaps``. The error names two slices.
     """
     first = slices[0]
     for other in slices[1:]:
@@ -118,8 +118,8 @@ def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
 
 
 def _stack_by_instance(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
-    """Orders slices by their instance numbers, without spacing and affine. Raises :class:`ValueError` as
-    :func:`stack_slices` does."""
+    """Orders slices by their instance numbers, without spacing and affine. Raises :class:`ValueError` for equal
+    numbers, and for gaps unless ``allow_gaps``."""
     order = sorted(range(len(slices)), key=lambda at: slices[at].instance)
     numbers = np.array([[slices[at].instance] for at in order], np.float64)
     _compare_steps(slices, order, numbers, allow_gaps, "without a position, and of one InstanceNumber", "")
@@ -129,9 +129,19 @@ def _stack_by_instance(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
 def _compare_steps(
     slices: Sequence[Slice], order: Sequence[int], places: NDArray[np.float64], allow_gaps: bool, same: str, unit: str
 ) -> bool:
-    """Tells if the steps between sorted places are equal, within 2% of their median. Raises :class:`ValueError` for two
-    slices that are closer than 2% of the median, and for unequal steps unless ``allow_gaps``.
-    The messages name what two close slices share (``same``) and the unit of the steps (``unit``)."""
+    """Tells if the steps between sorted places are equal, within 2% of their median.
+
+    Raises :class:`ValueError` for two slices that are closer than 2% of the median. Raises it also for unequal steps,
+    unless ``allow_gaps``.
+
+    Args:
+        slices: The slices.
+        order: Their numbers, sorted by place.
+        places: Their places, in this order.
+        allow_gaps: Steps may be unequal.
+        same: Property of two close slices, for the message.
+        unit: Unit of the steps, for the message.
+    """
     steps = np.diff(places, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     if not len(steps):

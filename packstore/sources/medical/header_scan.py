@@ -21,8 +21,10 @@ _REPORT_EVERY = 200
 
 
 class HeaderScanSource(TreeRowSource):
-    """Source whose rows are known after a scan of all headers. Its pixels cannot be located in its files. Hidden files
-    are no part of it."""
+    """Source whose rows are known after a scan of all headers. Ignores hidden files.
+
+    Linked stores cannot be made of it: its pixels are converted.
+    """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -30,8 +32,10 @@ class HeaderScanSource(TreeRowSource):
 
     @abstractmethod
     def scan_headers(self) -> int:
-        """Reads all headers on the first call; returns the number of files. Raises :class:`SourceError` if no mode
-        holds all pixels, or there are none."""
+        """Reads all headers on the first call. Returns the number of files.
+
+        Raises :class:`SourceError` if there are none.
+        """
 
     def describing_files(self) -> Iterable[str]:
         """Returns no files: headers are in the image files themselves."""
@@ -42,8 +46,8 @@ class HeaderScanSource(TreeRowSource):
         return None
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Scans all headers, then counts the rows. Both report progress; reports of the count begin at the number of
-        scanned files."""
+        """Scans all headers, then counts the rows. Both report progress; the count does not report below the number
+        of scanned files."""
         self._progress = progress
         self._choose_splits(split)
         files = self.scan_headers()
@@ -51,7 +55,7 @@ class HeaderScanSource(TreeRowSource):
         return super().survey(split, lambda report: progress(report) if report.done >= files else None)
 
     def report_scanned(self, files: int) -> None:
-        """Reports progress each time 200 more files have been scanned."""
+        """Reports progress if ``files``, the number of scanned files, is a multiple of 200."""
         if files % _REPORT_EVERY == 0:
             self._progress(Progress("scan", files, None, 0))
 
@@ -65,12 +69,12 @@ class HeaderScanSource(TreeRowSource):
         )
 
     def stat_file(self, path: str) -> tuple[FileStat, str]:
-        """Returns size and times of a file, and an empty text; for a file that cannot be read, size -1 and an error
-        text."""
+        """Returns size and times of a file, and an empty text. For a file that cannot be read, returns size -1 and
+        an error text."""
         found = self._stat_or_missing(path)
         return found, "is no file that can be read" if found.size < 0 else ""
 
 
 def declare_image_field(mode: Mode) -> Image:
-    """Declares the image column for pixels of a mode; without the mode's name for RGB, the default."""
+    """Declares the image column for pixels of a mode. Leaves out the mode's name for RGB, which is the default."""
     return Image(mode.dtype, mode=None if mode == RGB else mode.name)

@@ -46,8 +46,11 @@ class _Batch(NamedTuple):
 
 class ImageNet32Source(PixelSource):
     """Source of downsampled ImageNet: the batches in a folder, or in its folders ``Imagenet32_train`` and
-    ``Imagenet32_val``. Raises :class:`AmbiguousSourceError` if some of the ten training batches are missing, and
-    refuses a path without batches, and batches of different sizes of images."""
+    ``Imagenet32_val``.
+
+    Opening raises :class:`SourceError` for a path without batches. It raises :class:`AmbiguousSourceError` if only some
+    of the ten training batches exist. Reading the batches raises :class:`SourceError` if their images differ in size.
+    """
 
     kind = "imagenet32"
 
@@ -64,8 +67,11 @@ class ImageNet32Source(PixelSource):
         self.normalization = "imagenet"
 
     def read_class_names(self) -> tuple[str, ...] | None:
-        """Returns the wnids in ``map_clsloc.txt`` (its first MiB) in the order of their numbers, or None without that
-        file. Raises :class:`SourceError` if their numbers are not 1, 2, 3 …, or a wnid occurs twice."""
+        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers; None without that file. Reads its
+        first MiB.
+
+        Raises :class:`SourceError` if the numbers are not 1, 2, 3 …, or a wnid occurs twice.
+        """
         file = self.path / _NAMES
         if not file.is_file():
             return None
@@ -80,8 +86,10 @@ class ImageNet32Source(PixelSource):
         return tuple(found[number] for number in range(1, len(found) + 1))
 
     def read_pixel_files(self) -> list[PixelFile]:
-        """Reads labels and positions of pixels of all batches; sets :attr:`side`. Labels begin at 0. Raises
-        :class:`SourceError` for a damaged batch, a label that is no class, and images of different sizes."""
+        """Reads labels and positions of pixels of all batches. Sets :attr:`side`; labels begin at 0.
+
+        Raises :class:`SourceError` for a damaged batch, a label that is no class, and images of different sizes.
+        """
         found, sides = [], set()
         names = self.read_class_names()
         for split, file in self._batches:
@@ -102,8 +110,10 @@ class ImageNet32Source(PixelSource):
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
-        """Opens a batch file, also an ``.npz``. Returns a function that reads bytes of its pixels, and a function that
-        closes the file."""
+        """Opens a batch file, a pickle or an ``.npz``.
+
+        Returns a function that reads bytes of its pixels, and a function that closes the file.
+        """
         if file.suffix == ".npz":
             arrays = NpzSource.open_file(file, file.parent)
             return lambda size, offset: _read_npz(arrays, size, offset, 3 * self.side**2), arrays.close
@@ -124,8 +134,11 @@ def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
 
 
 def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Returns offset 0, the shape of the array of pixels, and the labels. Raises :class:`BatchError` if ``data`` is
-    missing or not uint8, or ``labels`` is missing or not one-dimensional."""
+    """Returns offset 0, the shape of the array of pixels, and the labels.
+
+    Raises :class:`BatchError` if ``data`` is missing or not uint8. Raises it also if ``labels`` is missing or not
+    one-dimensional.
+    """
     arrays = NpzSource.open_file(file, file.parent)
     try:
         infos = {info.name: info for info in arrays.list_arrays()}
@@ -139,7 +152,8 @@ def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]
 
 
 class _MappedPickle(mmap.mmap):
-    """Memory-mapped pickle. A slice of more than 64 KiB is not copied: it is returned as a :class:`Span`."""
+    """Memory-mapped pickle. A slice of more than 64 KiB is not copied: it becomes a :class:`Span`, its place in the
+    file."""
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) and key.stop - key.start > _MAX_COPY:
@@ -148,8 +162,10 @@ class _MappedPickle(mmap.mmap):
 
 
 def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Returns the offset of the pixels in the file, the shape of their array, and the labels. Raises
-    :class:`BatchError` for other dtypes, and for pixels that the pickle has as text."""
+    """Returns the offset of the pixels in the file, the shape of their array, and the labels.
+
+    Raises :class:`BatchError` for other dtypes, and for pixels that the pickle has as text.
+    """
     with file.open("rb") as opened, _MappedPickle(opened.fileno(), 0, access=mmap.ACCESS_READ) as program:
         found = parse_dict(cast(bytes, program))
         data, shape, dtype = find_array_bytes(found.get("data"))
@@ -162,9 +178,11 @@ def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int6
 
 
 def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
-    """Finds the batches at ``path``, in order: the pickle, or else the ``.npz``. Returns the batches, and the names of
-    missing training batches. Looks for missing ones only if the first training batch exists. Raises
-    :class:`OSError`."""
+    """Finds the batches at ``path``, in order. Prefers a pickle to an ``.npz``.
+
+    Returns the batches, and the names of missing training batches; without any training batch, none is missing. Raises
+    :class:`OSError` if the folder cannot be listed.
+    """
     if not path.is_dir():
         return [], []
     there: dict[str, Path] = {}
@@ -173,7 +191,7 @@ def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
             for file in (folder / name, folder / f"{name}.npz"):
                 if name not in there and file.is_file():
                     there[name] = file
-    missing = [name for name in _BATCHES if name not in there] if _BATCHES[0] in there else []
+    missing = [name for name in _BATCHES if name not in there] if there.keys() & {*_BATCHES} else []
     found = [name for name in (*_BATCHES, _VAL) if name in there]
     return [_Batch("val" if name == _VAL else "train", there[name]) for name in found], missing
 
@@ -181,14 +199,13 @@ def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
 def _incomplete_error(path: Path, missing: list[str]) -> AmbiguousSourceError:
     """Returns the error for missing training batches."""
     return AmbiguousSourceError(
-        f"{printable(str(path))} looks like downsampled ImageNet ({_BATCHES[0]}), without {', '.join(missing)}: "
-        "download it again"
+        f"{printable(str(path))} looks like downsampled ImageNet, without {', '.join(missing)}: download it again"
     )
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises batches by names and first bytes (pickle or npz). Raises :class:`AmbiguousSourceError` if some are
-    missing."""
+    """Recognises batches by their names and first bytes, those of a pickle or an ``.npz``. Raises
+    :class:`AmbiguousSourceError` if only some training batches exist."""
     try:
         batches, missing = _find_batches(path)
     except OSError:

@@ -18,7 +18,14 @@ from packstore.sources.tree import Tree
 
 
 class NamedRow(NamedTuple):
-    """Row of a table that names an image: the image's path, number of the table, place for messages, and cells."""
+    """Row of a table that names an image.
+
+    Attributes:
+        image: Path of the image.
+        table: Number of the table.
+        place: File and row, for messages.
+        cells: Values by column.
+    """
 
     image: str
     table: int
@@ -27,9 +34,10 @@ class NamedRow(NamedTuple):
 
 
 class ImageRows:
-    """Place and cells of the rows of tables. Images are numbered in the order in which rows name them first. Raises
-    :class:`AmbiguousSourceError` for an image that two tables name, and :class:`SourceError` if the temporary file
-    cannot be written.
+    """Rows of tables by image, in a temporary file. Images are numbered in the order in which rows name them first.
+
+    Creating it reads all rows. This raises :class:`AmbiguousSourceError` for an image that two tables name, and
+    :class:`SourceError` if the temporary file cannot be written.
 
     Attributes:
         table_of: Number of its table, by image.
@@ -81,7 +89,7 @@ class ImageRows:
         return [cells for _, cells in self.rows_of(image)]
 
     def list_different(self, image: int, columns: Iterable[str]) -> dict[str, list[str]]:
-        """Returns the different values of an image's rows, without missing ones, by column."""
+        """Returns the different values of an image's rows by column. Missing values are left out."""
         rows = self.cells_of(image)
         return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in columns}
 
@@ -91,12 +99,14 @@ class ImageRows:
         return numbers
 
     def close(self) -> None:
-        """Closes the temporary file; rows cannot be read then."""
+        """Closes the temporary file. Rows cannot be read afterwards."""
         self._spool.close()
 
     def _record_rows(self, rows: Iterable[NamedRow]) -> Iterator[Any]:
-        """Assigns each row to its image, updates the facts about its columns, and yields its place and cells. Raises
-        :class:`AmbiguousSourceError` for an image that another table names."""
+        """Assigns each row to its image, and updates the facts about its columns. Yields its place and cells.
+
+        Raises :class:`AmbiguousSourceError` for an image that another table names.
+        """
         numbers: dict[bytes, int] = {}
         for image, number, place, cells in rows:
             table = self._tables[number]

@@ -22,8 +22,10 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """Index of all images of a tree except hidden ones. Finds images by hashes of name or stem: alone, after the path's
-    last folder, or after its last two folders. Images are numbered from 0. Takes some 100 bytes an image."""
+    """Index of all images of a tree except hidden ones, by name and by stem. Images are numbered from 0.
+
+    Takes some 100 bytes an image: it keeps only hashes of names, alone and with the last one or two folders.
+    """
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
@@ -57,13 +59,14 @@ class ImageIndex:
         return len(self._folder)
 
     def find_images(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
-        """Yields the numbers of the images that each pair of folder and name may mean, at most 64 a pair.
+        """Yields the numbers of the images that each pair of folder and name may mean; empty for none. Yields at most
+        64 a pair.
 
         Args:
             pairs: Folder and name in each cell of a table; the folder may be empty.
             by_stem: Names have no suffix.
-            whole_path: The last folder must be equal, too, or the last two if an image has these; otherwise only names
-                count.
+            whole_path: The last two folders must be equal, too, or only the last folder if no image has both. False
+                compares only names.
         """
         hashes, order = self._hashes[by_stem], self._orders[by_stem]
 
@@ -85,7 +88,7 @@ class ImageIndex:
         return self.folders[int(self._folder[number])]
 
     def path_of_image(self, number: int, name: str, by_stem: bool) -> str:
-        """Returns the path of an image by its number; ``name`` is its name, or with ``by_stem`` its name without
+        """Returns the path of an image by its number. ``name`` is the image's name; with ``by_stem``, it is without
         suffix."""
         return join(self.folder_of_image(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
 
@@ -96,9 +99,11 @@ def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
 
 
 def split_path(value: Any) -> tuple[str, str] | None:
-    """Splits a cell into folder and name, at slashes and backslashes; drops ``file://`` or another scheme, and empty
-    parts. Whole numbers are names. Returns None for a cell that is no path: no text, several lines, or over 4,096
-    characters."""
+    """Splits a cell into folder and name, at slashes and backslashes. Drops ``file://`` or another scheme, and empty
+    parts.
+
+    Whole numbers are names. Returns None for a cell that is no path: no text, several lines, or over 4,096 characters.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or len(value) > 4096 or "\n" in value or "\0" in value:
@@ -109,11 +114,12 @@ def split_path(value: Any) -> tuple[str, str] | None:
 
 @dataclass(slots=True, eq=False)
 class Naming:
-    """How a column names images.
+    """Way in which a column names images.
 
     Attributes:
         by_stem: Values are names without suffixes.
-        whole_path: Folders in the values are those of the images, below one of ``bases``.
+        whole_path: Folders in the values are those of the images, below one of ``bases``. False: the folders mean
+            nothing.
         rows: Number of rows with a value.
         hits: Number of rows that name an image.
         images: Number of different images that rows name.
@@ -132,8 +138,8 @@ class Naming:
     rivals: tuple[str, ...] = ()
 
     def find_paths(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
-        """Yields the path of the image that each value names, below the first of :attr:`bases` that has it; None if it
-        names none."""
+        """Yields the path of the image that each value names; None if it names none. Takes the first of
+        :attr:`bases` that has the image."""
         divided = [split_path(value) or ("", "") for value in values]
         numbers = index.find_images(divided, self.by_stem, self.whole_path)
         for (folder, name), found in zip(divided, numbers, strict=True):
@@ -142,9 +148,12 @@ class Naming:
             yield None if chosen is None else index.path_of_image(places[chosen], name, self.by_stem)
 
     def find_base(self, place: str, folder: str) -> str | None:
-        """Returns the base folder from which the path ``folder``, of a cell, leads to the folder ``place`` of an image;
-        None if there is none. If the first parts of ``folder`` are of another machine, returns ``..`` for each of them.
-        Without ``whole_path``, or for an empty ``folder``, returns ``place``."""
+        """Returns the folder to which a cell's ``folder`` is relative, if it means the folder ``place`` of an image.
+        None if it does not.
+
+        If the first parts of ``folder`` are of another machine, returns ``..`` for each of them. Without
+        ``whole_path``, or for an empty ``folder``, returns ``place``.
+        """
         if not self.whole_path or not folder:
             return place
         if place == folder:
@@ -155,8 +164,8 @@ class Naming:
 
 
 class NamingCounter:
-    """Counts the ways in which the values of a column name images: with or without suffixes, by whole paths or by names
-    alone."""
+    """Counts how many values of a column name an image, for each way: with or without suffixes, by whole paths or by
+    names alone."""
 
     def __init__(self, index: ImageIndex) -> None:
         self._index = index
@@ -165,7 +174,7 @@ class NamingCounter:
         self._images = [array("q") for _ in self._ways]
 
     def count_values(self, values: Iterable[Any]) -> None:
-        """Counts some values of the column, in order."""
+        """Counts some values of the column, in order. Values that are no path do not count."""
         divided = [pair for value in values if (pair := split_path(value)) is not None]
         for n, way in enumerate(self._ways):
             way.rows += len(divided)
@@ -183,12 +192,14 @@ class NamingCounter:
                     self._bases[n].update(bases.keys())
 
     def list_named(self) -> list[int]:
-        """Returns the numbers of the images that the rows name, in order."""
+        """Returns the numbers of the images that the rows name, in order. Rows that name none are left out."""
         return self._images[self._ways.index(self._best_way())].tolist()
 
     def best_naming(self, hint: str) -> Naming | None:
-        """Returns the way that fits best, with its counts and folders; None if no value names an image. ``hint`` is the
-        path of the table, whose words decide between folders."""
+        """Returns the way that fits best, with its counts and folders; None if no value names an image.
+
+        ``hint``: path of the table. Its words decide between folders.
+        """
         found = self._best_way()
         n = self._ways.index(found)
         found.images = len(np.unique(np.array(self._images[n], np.int64)))
@@ -197,15 +208,21 @@ class NamingCounter:
         return found if found.hits else None
 
     def _best_way(self) -> Naming:
-        """Returns the first way (to find images by a row's text) that finds an image for half of the rows, else the way
-        with most hits. So a path that does not exist does not mean an image of the same name elsewhere."""
+        """Returns the first way that finds an image for half of the values, else the way with most hits.
+
+        Whole paths come before names alone. A path that does not exist thus does not mean an image of the same name
+        elsewhere.
+        """
         half = (way for way in self._ways if 2 * way.hits >= way.rows > 0)
         return next(half, max(self._ways, key=lambda way: way.hits))
 
 
 def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
-    """Sorts base folders by hits, then by words that they share with the table's path (``hint``), then by nearness to
-    the table. Leaves out folders of other splits than the table's, if others remain."""
+    """Sorts base folders by hits; then by words that they share with the path of the table, ``hint``; then by nearness
+    to the table.
+
+    Leaves out folders of other splits than the table's, if others remain.
+    """
     words = words_of_path(hint)
     splits = find_split_words(words)
     fitting = [base for base in bases if not splits or not find_split_words(words_of_path(base)) - splits]
@@ -219,9 +236,13 @@ def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two folders if neither is better, else an empty tuple. Neither is better if all of this holds:
-    rows name equally many images in both, and some row names an image in both. Both share equally many words with the
-    table's path. Neither is the table's folder."""
+    """Returns the first two of the ``ordered`` folders if neither is better, else an empty tuple. Neither is better
+    under these conditions:
+
+    - Rows name equally many images in both, and some row names an image in both.
+    - Both share equally many words with ``hint``, the path of the table.
+    - Neither is the table's folder.
+    """
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]
@@ -247,8 +268,8 @@ def find_split_words(words: Iterable[str]) -> set[str]:
 
 
 def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yields lists of 4096 rows, the last one shorter. If reading raises :class:`SourceError`, yields the rows before
-    it first."""
+    """Yields lists of 4096 rows; the last list is shorter. If reading raises :class:`SourceError`, first yields the
+    rows that were read."""
     block: list[Any] = []
     try:
         for row in rows:
