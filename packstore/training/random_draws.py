@@ -34,9 +34,9 @@ _HIGH = 0x2C1B3C6D  # factor of the upper halves of record numbers
 
 
 def mix_bits(value: Any) -> Any:
-    """Hashes a 32-bit value, or an int64 array of them, to another 32-bit value; a bijection of [0, 2**32).
+    """Hashes a 32-bit value to another. A bijection of [0, 2**32).
 
-    Works on Python integers, numpy arrays and torch tensors.
+    Works on Python integers, and on numpy arrays and torch tensors of int64.
     """
     if isinstance(value, np.ndarray):
         return _mix_bits_in_place(value.astype(np.uint32)).astype(np.int64)
@@ -48,8 +48,8 @@ def mix_bits(value: Any) -> Any:
 
 
 def _mix_bits_in_place(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Does :func:`mix_bits` for a uint32 array; overwrites and returns it, since fewer calls of numpy are faster."""
-    shifted = np.right_shift(bits, _SIXTEEN)
+    """Computes :func:`mix_bits` of a uint32 array in place, and returns that array."""
+    shifted = np.right_shift(bits, _SIXTEEN)  # few calls of numpy, which are what takes time
     np.bitwise_xor(bits, shifted, bits)
     for factor in _FACTORS:
         np.multiply(bits, factor, bits)
@@ -85,10 +85,10 @@ def to_int64(value: Array) -> Array:
 
 
 def with_occurrences(records: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Makes an id of each of ``records``, numbers from 0 to 2**32 - 1: the record plus 2**32 times the number of its
-    earlier occurrences in the array.
+    """Makes an id of each of ``records``, which are numbers from 0 to 2**32 - 1.
 
-    So a record that occurs once is its own id, and ``id & MASK`` is the record. Returns ``records`` if none repeats.
+    The id is the record plus 2**32 times the number of its earlier occurrences in the array. ``id & MASK`` is the
+    record. Returns ``records`` itself if none repeats.
     """
     if not len(records) or np.bincount(records).max() == 1:
         return records
@@ -124,14 +124,14 @@ class OccurrenceCounter:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Draws:
-    """Random numbers of some records in one epoch, each addressed by its number.
+    """Random numbers of some records in one epoch. Each is computed by the number of its draw, without a state.
 
     Args:
         seed: Any integer, taken modulo 2**64.
         epoch: Number of the epoch.
         records: Record numbers, or ids of :func:`with_occurrences`: a one-dimensional int64 numpy array or torch
             tensor. All results are on its device.
-        stream: Number of the consumer: augmentations use their index in the user's list, so that they are independent.
+        stream: Number of the consumer. Streams are independent. Augmentations use their index in the user's list.
     """
 
     seed: int
@@ -150,7 +150,7 @@ class Draws:
         return Draws(self.seed, self.epoch, self.records[index], self.stream)
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
-        """Returns the draws of the same records in another epoch or stream; None keeps it."""
+        """Returns the draws of the same records in another epoch or stream. None keeps the present epoch or stream."""
         found = Draws(
             self.seed,
             self.epoch if epoch is None else epoch,
@@ -162,15 +162,16 @@ class Draws:
         return found
 
     def on_host(self) -> Draws:
-        """Returns these draws with numpy records: the same object if they are numpy already, else copies, for which the
-        host waits."""
+        """Returns these draws with numpy records. Returns the same object if they are numpy already.
+
+        Otherwise copies the records, and waits for the device.
+        """
         if isinstance(self.records, np.ndarray):
             return self
         return dataclasses.replace(self, records=self.records.cpu().numpy())
 
     def child(self, number: int) -> Draws:
-        """Returns draws of the same records for part ``number`` of an operation, independent of this operation's own
-        draws and of other parts."""
+        """Returns draws of the same records for part ``number`` of an operation. They are independent of all others."""
         return self.replace(stream=derive_key(self.stream, number + 1))
 
     def bits(self, draw: int, count: int | None = None) -> Array:
@@ -183,7 +184,7 @@ class Draws:
         return to_int64(self._draw_bits(draw, count))
 
     def _draw_bits(self, draw: int, count: int | None = None) -> Array:
-        """Does :meth:`bits`, but returns uint32 for numpy records."""
+        """Draws as :meth:`bits`, but returns uint32 for numpy records."""
         base = self._record_bits
         if isinstance(base, np.ndarray):
             if count is None:
@@ -197,23 +198,23 @@ class Draws:
         return mix_bits(base[None] ^ mix_bits((self._draw_key + numbers * _GOLDEN) & MASK)[:, None])
 
     def uniform(self, draw: int, count: int | None = None) -> Array:
-        """Draws uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as in :meth:`bits`."""
+        """Draws uniform numbers, float64 in [0, 1) with a resolution of 2**-32. Shapes are as in :meth:`bits`."""
         return to_float64(self._draw_bits(draw, count)) * 2.0**-32
 
     def integers(self, high: Any, draw: int, count: int | None = None) -> Array:
-        """Draws uniform integers, int64 in [0, ``high``); shapes as in :meth:`bits`.
+        """Draws uniform integers, int64 in [0, ``high``). Shapes are as in :meth:`bits`.
 
-        By multiplication and shift (Lemire, "Fast random integer generation in an interval", 2019), without his
-        rejection: a value's probability is off by at most 2**-32.
+        A value's probability is off by at most 2**-32: multiplication and shift (Lemire, "Fast random integer
+        generation in an interval", 2019) without his rejection.
 
         Args:
-            high: An integer, or an array with one per record; 1 … 2**31.
+            high: 1 … 2**31: an integer, or an array with an integer per record. Arrays are not checked, because that
+                would wait for the device.
             draw: As for :meth:`bits`.
             count: As for :meth:`bits`.
 
         Raises:
-            UsageError: ``high`` is an integer outside that range (arrays are not checked: that would wait for the
-                device).
+            UsageError: ``high`` is an integer outside 1 … 2**31.
         """
         if isinstance(high, int) and not 0 < high <= 2**31:
             raise UsageError(f"the number of choices should be 1 … 2**31, got {high}")
@@ -226,12 +227,12 @@ class Draws:
 
     @property
     def _draw_key(self) -> int:
-        """Upper half of the key, which enters the number of each draw."""
+        """Upper half of the stream's key. It enters each draw by the number of the draw."""
         return self._stream_key >> 32
 
     @cached_property
     def _record_bits(self) -> Array:
-        """32 random bits of each record, from which its draws are computed; uint32 for numpy."""
+        """32 random bits of each record, from which its draws are computed. uint32 for numpy."""
         records = self.records
         if isinstance(records, np.ndarray):
             low, high = self._record_words
@@ -241,6 +242,7 @@ class Draws:
 
     @cached_property
     def _record_words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-        """Lower 32 bits of numpy records, and a multiple of the upper 32 bits; None if those are all zero."""
+        """Lower 32 bits of numpy records, and upper 32 bits times a constant. The second is None if all upper bits are
+        zero."""
         high = self.records >> 32
         return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

@@ -20,12 +20,13 @@ from packstore.training.random_draws import Draws
 
 
 def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:
-    """Draws the crops of images after all of ``ops``, the first operations of a list; see :func:`plan_each`."""
+    """Draws the crops of images after all of ``ops``, the first operations of a list. See :func:`plan_each`."""
     return plan_each(ops, sizes, draws)[-1]
 
 
 def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> list[Crops]:
-    """Draws the crops of images: before the first of ``ops``, and after each of them.
+    """Draws the crops of images: first those before ``ops``, which show whole images, and one more after each
+    operation.
 
     Args:
         ops: The first part of :func:`split_operations`.
@@ -44,7 +45,8 @@ def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws
 def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
     """Applies ``ops`` to ``images`` ``(B, C, H, W)``, one after another, and returns the result.
 
-    ``first`` is the index of ``ops[0]`` in the user's list: each operation draws its random numbers by its index there.
+    ``first``: index of ``ops[0]`` in the user's list. Each operation draws its random numbers by its index in that
+        list.
     """
     place = 0
     while place < len(ops):
@@ -62,9 +64,10 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
 
 
 def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Draws which images the operation at ``place`` mirrors, or returns None if it is not a horizontal flip.
+    """Draws which images a horizontal flip at ``place`` mirrors. Returns None if there is no horizontal flip.
 
-    The crop before it then mirrors them, so that each pixel is read and written once."""
+    The crop before the flip mirrors these images. Each pixel is read and written only once by that.
+    """
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None
     return flip.flip_mask(draws.replace(stream=first + place))
@@ -80,8 +83,8 @@ def split_operations(
 
     Args:
         ops: The user's list.
-        flip: Random flips also run while decoding. The result is the same either way.
-        padded: The first crop may have padding.
+        flip: Allow random flips in the first part. It does not change results.
+        padded: Allow padding in the first crop.
 
     Raises:
         UsageError: An entry is neither an operation nor callable.
@@ -103,11 +106,13 @@ def split_operations(
 
 
 def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
-    """Returns ``(height, width)`` of the batches after ``ops``; None if it differs between images or is unknown.
+    """Returns ``(height, width)`` of the batches after ``ops``.
+
+    None if sizes differ between images, or are unknown, as after a user's function.
 
     Args:
         ops: The user's list, or a part of it.
-        size: Common size of all images; None without one.
+        size: Common size of all images; None without a common size.
     """
     for op in ops:
         # A user's function may return any size; an operation after it may fix the size again.
@@ -119,10 +124,10 @@ def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]
     """Resizes, crops and mirrors the pixels of one box, as ``crops`` say for image ``index``, into ``out``.
 
     Args:
-        pixels: ``(h, w, C)``, the box's pixels or a smaller version of them, in any strides but negative ones.
+        pixels: ``(h, w, C)``, the box's pixels or a smaller version of them. Strides must not be negative.
         crops: numpy crops.
         index: Index of the image.
-        out: ``(H, W, C)`` of that dtype with the height and width of the window; every byte is written.
+        out: ``(H, W, C)`` of the same dtype, with the height and width of the window. Every byte is written.
     """
     height, width = crops.size[index].tolist()
     if pixels.shape[:2] != (height, width):

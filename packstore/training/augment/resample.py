@@ -17,12 +17,12 @@ from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
 
 
 def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
-    """Resizes ``images`` ``(B, C, H, W)`` to ``size``; returns them unchanged if they have that size.
+    """Resizes ``images`` ``(B, C, H, W)`` to ``size``. Returns the same tensor if they have that size.
 
-    On the CPU uint8 results equal torchvision's: torch's kernels, Pillow's for box and lanczos.
+    On the CPU uint8 results equal torchvision's, for box and lanczos Pillow's.
 
     Args:
-        images: Floating point, or integers, to which results are rounded.
+        images: Floating point or integers. Results have the same dtype, rounded.
         size: Height and width.
         sampling: One of :data:`SAMPLINGS`.
 
@@ -57,9 +57,10 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
 
 
 def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
-    """Resizes uint8 RGB images with Pillow; copies images on a device to the host and back.
+    """Resizes uint8 RGB images with Pillow. Copies images on a device to the host and back.
 
-    Raises :class:`UsageError` for other images."""
+    Raises :class:`UsageError` for other images.
+    """
     if images.dtype != torch.uint8 or images.shape[1] != 3:
         raise UsageError(
             f"{sampling} resizes bytes of three channels, and these images are {images.dtype}: use bicubic"
@@ -83,7 +84,7 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | 
         images: ``(B, C, H, W)``, uint8 or floating point.
         box: int64 ``(B, 4)``: top, left, height, width, within the image.
         size: ``(h, w)``.
-        sampling: As in :class:`Crops`, on the device of the images, for which the host then waits.
+        sampling: As in :class:`Crops`, on the device of the images. If it is given, the host waits for the device.
 
     Raises:
         UsageError: As :func:`resize`.
@@ -107,7 +108,7 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | 
 
 
 def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
-    """Crops and resizes image by image; otherwise as :func:`crop_and_resize`."""
+    """Crops and resizes as :func:`crop_and_resize`, but image by image. On a device, the host waits."""
     batch, channels = images.shape[:2]
     layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
     result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout, device=images.device)
@@ -119,9 +120,10 @@ def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tens
 
 
 def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
-    """Crops and resizes as :func:`crop_and_resize`, by two products with matrices of weights; bilinear or bicubic.
+    """Crops and resizes as :func:`crop_and_resize`, by two products with matrices of weights.
 
-    ``box`` may be ``(1, 4)``: one box for all images.
+    ``sampling``: ``"bilinear"`` or ``"bicubic"``.
+    ``box``: may be ``(1, 4)``, one box for all images.
     """
     results = []
     step = max(1, _WEIGHTS // max(1, images.shape[-2] * size[0], images.shape[-1] * size[1]))
@@ -146,7 +148,7 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
 
 
 def _full_precision(device: str) -> AbstractContextManager[object]:
-    """Returns a context without autocast, whose half precision would make pixels wrong by more than one."""
+    """Returns a context without autocast. Half precision would make pixels wrong by more than one."""
     known = torch.amp.autocast_mode.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
@@ -175,8 +177,8 @@ _FILTERS = {"bilinear": _triangle_filter, "bicubic": _cubic_filter}
 def resize_weights(start: Tensor, length: Tensor, source: int, target: int, sampling: str = "bilinear") -> Tensor:
     """Computes the weights of source pixels in target pixels along one side, float64 ``(B, target, source)``.
 
-    The filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp): as wide as the scale when
-    shrinking, clipped to the box and normalised.
+    The filter is that of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp). Shrinking widens it
+    by the scale. It is clipped to the box, and the weights of each target pixel sum to 1.
 
     Args:
         start: int64 ``(B,)``: first pixel of the box.

@@ -10,9 +10,10 @@ from packstore.training.random_draws import Array, Draws
 
 
 def parse_size(size: Any, what: str) -> Size:
-    """Converts a user's size, one number for a square or ``(height, width)``, to ``(height, width)``.
+    """Converts a user's size to ``(height, width)``. One number stands for a square.
 
-    Raises :class:`UsageError`, which names the operation ``what``, for other values."""
+    Raises :class:`UsageError`, which names the operation ``what``, for anything but positive integers.
+    """
     pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
     if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
         raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
@@ -20,7 +21,7 @@ def parse_size(size: Any, what: str) -> Size:
 
 
 def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
-    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is no bool."""
+    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is not a bool."""
     known = (*SAMPLINGS[:5], "random")
     name = type(operation).__name__
     if interpolation not in known:
@@ -37,8 +38,11 @@ def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
 
 
 def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Returns the interpolation of each image, an index in :data:`SAMPLINGS` ``(B,)``; draws it if the operation has
-    two. Returns None if it is bilinear alone."""
+    """Returns the interpolation of each image, ``(B,)``: indices in :data:`SAMPLINGS`. Draws them if the operation has
+    two.
+
+    Returns None if the operation is only bilinear.
+    """
     numbers = sorted(operation.samplings)
     if numbers == [0]:
         return None

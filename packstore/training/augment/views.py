@@ -37,7 +37,7 @@ class View:
         return derive_key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
     def all_crop_ids(self, ids: Array) -> Array:
-        """Returns a distinct id for each crop of the records ``ids`` ``(B,)``: ``(B * count,)``, the crops of a record
+        """Returns a distinct id for each crop of the records ``ids`` ``(B,)``: ``(B * count,)``. A record's crops are
         adjacent."""
         return join_columns([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
 
@@ -63,12 +63,13 @@ class Views:
 
 
 def parse_views(views: Any) -> Views | None:
-    """Converts a user's ``views=``; returns None and :class:`Views` unchanged. Views of a list are named by their
-    index.
+    """Converts a user's ``views=``. Views of a list are named by their index.
+
+    Returns None and :class:`Views` unchanged.
 
     Raises:
-        UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations, is empty,
-            a count is not 1 … 4096, or a view's crops have no common size.
+        UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations. Or it is
+            empty, a count is not 1 … 4096, or a view's crops have no common size.
     """
     if views is None or isinstance(views, Views):
         return views
@@ -95,9 +96,12 @@ def parse_views(views: Any) -> Views | None:
 
 
 def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
-    """Returns number of crops and operations of a view's value, ``(count, operations)`` or a list of operations for 1.
+    """Returns the number of crops and the operations of a view's value.
 
-    Raises :class:`UsageError` for other values, and for a name that is no text."""
+    The value is ``(count, operations)``. A list of operations alone has the count 1.
+
+    Raises :class:`UsageError` for other values, for a count that is not 1 … 4096, and for a name that is no text.
+    """
     if not isinstance(name, str):
         raise UsageError(f"a view should have a text as its name, got {name!r}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):

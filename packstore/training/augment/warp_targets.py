@@ -16,11 +16,11 @@ Matrices = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Warp:
-    """Affine or perspective warp, or flip, of each image of a batch by one step of a program.
+    """Affine or perspective warp, or flip, of each image of a batch. Made from one column of a program.
 
     Attributes:
         codes: int ``(B,)``: :class:`Code`; ``IDENTITY`` if the image does not move.
-        parameters: float32 ``(B, 8)``.
+        parameters: float32 ``(B, 8)``: parameters of the code.
         flags: int32 ``(B,)``: interpolation and fill of images.
         sizes: int64 ``(B, 2)``: heights and widths, which do not change.
         forward: float64 ``(B, 3, 3)``: maps points of the image to points of the result, from the upper left corner.
@@ -34,8 +34,10 @@ class Warp:
 
     @classmethod
     def from_steps(cls, steps: Any, sizes: Numbers) -> Warp | None:
-        """Builds the warp that one column of a program, its steps for all images, makes. Returns None if the column
-        moves no pixels."""
+        """Builds the warp of one column of a program. ``steps``: the column, a step for each image.
+
+        Returns None if the column moves no pixels.
+        """
         codes = np.where(np.isin(steps["code"], GEOMETRIC), steps["code"], 0)
         if not codes.any():
             return None
@@ -44,9 +46,9 @@ class Warp:
         )
 
     def move_points(self, points: Any, rows: Numbers, last: int = 0) -> Any:
-        """Moves ``points`` float32 ``(N, m, 2)``, x and y, with images ``rows`` ``(N,)``; returns a new array.
+        """Moves ``points`` float32 ``(N, m, 2)``, x and y, with images ``rows`` ``(N,)``. Returns a new array.
 
-        Mirroring maps x to ``width - last - x``.
+        Mirroring maps x to ``width - last - x``, and flipping maps y alike.
         """
         codes, forward = self.codes[rows], self.forward[rows]
         wide = points.astype(np.float64)
@@ -58,10 +60,11 @@ class Warp:
         return np.where((codes != 0)[:, None, None], moved, wide).astype(np.float32)
 
     def move_boxes(self, corners: Any, rows: Numbers, clip: bool) -> Any:
-        """Moves boxes ``(N, 2, 2)``, first and last corners, with images ``rows``; returns upright boxes around the
-        moved corners.
+        """Moves boxes ``(N, 2, 2)``, first and last corners, with images ``rows``. Returns upright boxes around the
+        results.
 
-        ``clip`` clips them to the images. Boxes of images that do not move stay exact."""
+        ``clip`` clips them to the images. Boxes of images that do not move stay exact.
+        """
         left, top, right, bottom = corners.reshape(-1, 4).T
         four = np.stack([left, top, right, top, right, bottom, left, bottom], 1).reshape(-1, 4, 2)
         moved = self.move_points(four, rows)
@@ -70,9 +73,10 @@ class Warp:
         return np.clip(found, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else found
 
     def move_mask(self, row: int, mask: NDArray[Any], fill: float) -> NDArray[Any]:
-        """Warps the mask of image ``row``, ``(…, H, W)``, without interpolation; pixels from outside get ``fill``.
+        """Warps the mask of image ``row``, ``(…, H, W)``, without interpolation. Pixels from outside get ``fill``.
 
-        Returns a view of ``mask`` for flips and unmoved images."""
+        Returns ``mask`` itself if the image does not move, and a view of it for flips.
+        """
         code, p = self.codes[row], self.parameters[row]
         if code == Code.MIRROR:
             return mask[..., ::-1]
@@ -120,7 +124,8 @@ def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matri
 def _sampling_grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
     """Computes the x and y of the source for each pixel of the result, in the coordinates of torch's ``grid_sample``.
 
-    In float32 and in the order of :mod:`packstore.training.augment.warp_kernels`, so that both agree."""
+    Computes in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`. Both agree by that.
+    """
     half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = p[:6] / half
     if code == Code.AFFINE:
