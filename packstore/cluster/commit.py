@@ -56,8 +56,8 @@ def _build_manifest(
 ) -> Manifest:
     """Builds the manifest of the store from the plan and the receipts.
 
-    Its options include the sums of the receipts' counts. Its skipped samples are those of a store as the source,
-    followed by those of the receipts.
+    Its options include the sums of the receipts' counts. Its skipped samples come from the source, if that is a store,
+    and from the receipts.
     """
     encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.

@@ -30,7 +30,7 @@ from packstore.stores.remote.publish import check_destination
 def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
     """Runs a plan whose destination is a URL, as :func:`packstore.convert` does.
 
-    ``started``: ``time.monotonic`` at the start, for the report; None for now.
+    ``started``: ``time.monotonic`` at the start, for the report. None for now.
     """
     return Driver(plan, open_objects(plan.destination), progress).run(time.monotonic() if started is None else started)
 
@@ -102,7 +102,8 @@ class Driver:
         return self._make_report(manifest, started, resumed)
 
     def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
-        """Reads all receipts of the run. Returns, by task, those that still hold: these tasks need not run again.
+        """Reads all receipts of the run. Returns, by task, the receipts that still hold. Their tasks need not run
+        again.
 
         A receipt holds if its shard exists with the right number of bytes, or if it has no shard.
 

@@ -26,8 +26,9 @@ class _Task:
 
 
 class PendingTasks:
-    """The tasks of a run that have begun and not ended. Iterating yields their numbers; the length is the number of
-    running copies.
+    """The tasks of a run that have begun and not ended.
+
+    Iterating yields their numbers. The length is the number of running copies of all tasks.
     """
 
     def __init__(self) -> None:
@@ -45,23 +46,25 @@ class PendingTasks:
         return number in self._tasks
 
     def add_copy(self, number: int, entries: Sequence[Entry]) -> None:
-        """Adds a task that starts now, or counts another copy of it."""
+        """Adds a task, or counts another copy of it. Its time starts now, also for a copy."""
         copies = self._tasks[number].copies + 1 if number in self._tasks else 1
         self._tasks[number] = _Task(entries, time.monotonic(), copies)
 
     def remove_task(self, number: int) -> int:
-        """Removes a task when one copy of it has ended, and keeps its duration. Returns how many other copies still
-        run.
+        """Removes a task when one copy of it has ended. Returns how many other copies still run.
+
+        Keeps its duration for the median of :meth:`_straggler_limit`.
         """
         task = self._tasks.pop(number)
         bisect.insort(self._seconds, time.monotonic() - task.began)
         return task.copies - 1
 
     def choose_stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
-        """Returns stragglers to copy to idle workers, at most one for each, and none that has three copies. ``at_once``
-        is the number of workers.
+        """Returns stragglers to copy to idle workers, at most one for each worker. ``at_once`` is the number of
+        workers.
 
-        If all tasks are stragglers, perhaps every worker hangs: then it returns at least one.
+        Leaves out stragglers with three copies. If all tasks are stragglers, perhaps every worker hangs: returns at
+        least one of them, also without an idle worker.
         """
         limit = self._straggler_limit()
         if limit is None:
@@ -75,7 +78,10 @@ class PendingTasks:
         return some[: max(idle, 0)]
 
     def seconds_to_straggler(self) -> float | None:
-        """Returns the seconds until the next task becomes a straggler, or None if unknown, or if all are already."""
+        """Returns the seconds until the next task becomes a straggler.
+
+        None if no task has ended yet, or if all pending tasks are stragglers already.
+        """
         limit, now = self._straggler_limit(), time.monotonic()
         if limit is None:
             return None
@@ -83,7 +89,8 @@ class PendingTasks:
         return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _straggler_limit(self) -> float | None:
-        """Returns the seconds after which a task is a straggler: three times the median, at least 30; None before any
-        task has ended.
+        """Returns the seconds after which a task is a straggler: three times the median duration, at least 30.
+
+        None before any task has ended.
         """
         return max(LEAST_SECONDS, FACTOR * self._seconds[len(self._seconds) // 2]) if self._seconds else None

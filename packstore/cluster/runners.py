@@ -157,7 +157,7 @@ class ProcessRunner(Runner):
             _end_worker(worker)
 
     def close(self) -> None:
-        """Lets all processes clean up for at most ten seconds together, and kills those that still run."""
+        """Lets all processes clean up, for at most ten seconds together. Kills processes that still run."""
         for worker in self._workers:
             _end_worker(worker)
         until = time.monotonic() + ENDING_SECONDS
@@ -237,8 +237,8 @@ class ProcessRunner(Runner):
 
 
 def _end_worker(worker: _WorkerProcess) -> None:
-    """Lets a process clean up and end, without waiting. Closes the socket of an idle process; sends SIGTERM to a busy
-    one."""
+    """Lets a process clean up and end, without waiting. Closes the socket of an idle process. Sends SIGTERM to a busy
+    process."""
     if worker.task is None:
         worker.connection.close()
     else:

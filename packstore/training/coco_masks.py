@@ -37,8 +37,8 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
             - The masks up to this segmentation have more than ``max_bytes``.
             - It is neither polygons nor run lengths, or does not fit the image.
-            - A polygon has fewer than three points, more than 1.6 million pixels' length, or a coordinate beyond 100
-              million.
+            - A polygon has fewer than three points, is longer than 1.6 million pixels, or has an invalid coordinate: no
+              number, or beyond 100 million.
     """
     if height < 1 or width < 1:
         raise ValueError(f"an image of {height} x {width} pixels: expected at least one pixel")
@@ -63,8 +63,11 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
 
 def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of a polygon in ``mask`` to 1. Raises :class:`ValueError` for fewer than three points, a
-    polygon of more than 1.6 million pixels' length, or coordinates that are no numbers or too large."""
+    """Sets the pixels of a polygon in ``mask`` to 1.
+
+    Raises :class:`ValueError` for fewer than three points, a length of more than 1.6 million pixels, or an invalid
+    coordinate.
+    """
     height, width = mask.shape
     points = np.asarray(polygon, np.float64)
     if points.ndim != 1 or len(points) % 2 or len(points) < 6:
@@ -99,8 +102,10 @@ def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
 
 
 def _fill_runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of run lengths in ``mask`` to 1. Raises :class:`ValueError` unless they have the mask's size and
-    fill it exactly."""
+    """Sets the pixels of run lengths in ``mask`` to 1.
+
+    Raises :class:`ValueError` unless they have the mask's size and fill it exactly.
+    """
     if list(segmentation.get("size", ())) != list(mask.shape):
         raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
     counts = segmentation.get("counts")

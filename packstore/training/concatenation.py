@@ -64,8 +64,7 @@ class ConcatDataset(PackedDataset):
 
 
 def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) -> PackedDataset:
-    """Opens several stores as one dataset: the records of the first, then those of the second, and so on. Writes
-    nothing.
+    """Opens several stores as one dataset, with the records of one store after the other. Writes nothing.
 
     The stores need the same columns, as for :func:`packstore.merge`, and images of one mode. Two kinds of different
     encodings fit together:
@@ -117,8 +116,8 @@ class Mix(ConcatDataset):
 
     Raises:
         StoreError: A store does not open, or the stores do not go together, as for :func:`packstore.concat`.
-        UsageError: Weights or a temperature that are not positive, a store without records in the split, or an epoch
-            so short that a store gets no record. Also as for :func:`packstore.concat`.
+        UsageError: Weights or a temperature that are not positive. A store without records in the split. An epoch in
+            which a store gets no record. Also as for :func:`packstore.concat`.
     """
 
     def __init__(

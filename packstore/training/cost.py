@@ -32,21 +32,24 @@ class Cost:
 
 
 def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_size: int = 256) -> list[Cost]:
-    """Computes the requests and bytes of reading a store whose shards are at a URL: opening, epochs, verification.
+    """Computes the requests and bytes of reading a store whose shards are at a URL.
+
+    If the store exceeds the cache, the share that is cached is the probability that a full shuffle finds a record
+    there. Otherwise the record's shard is fetched. Lanes use the order and window of a loader with one rank per node.
 
     Args:
-        manifest: Manifest of the store, with its table; a single file counts as one shard.
+        manifest: Manifest of the store, with its table. A single file counts as one shard.
         nbytes: Size of a store that is a single file.
         budget: Bytes of each node's cache.
         nodes: Number of machines that read the store, each with its own cache and an equal part of the records.
         batch_size: Records per batch on each node.
 
-    If the store exceeds the cache, a record in a full shuffle is a hit with the probability that its shard is cached.
-    Each miss fetches a whole shard. Lanes use the order and window of a loader with one rank per node.
-
     Returns:
-        A cost for each operation: opening; an epoch in lanes and in full shuffle, or if the store fits the cache the
-        first epoch and a later one; quick and full verification, by one machine.
+        A cost for each operation:
+
+        - Opening.
+        - Epochs in lanes and in full shuffle. If the store fits the cache, the first epoch and a later epoch.
+        - Quick and full verification, by one machine.
     """
     table = manifest.shards
     shards, total = (1, nbytes) if table is None else (len(table), int(table.table["nbytes"].sum()))
@@ -72,10 +75,9 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 
 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:
-    """Simulates the fetches of the first epoch in lanes (each node reads its own shards), on all nodes.
+    """Simulates the fetches of the first epoch in lanes on all nodes, for a store that exceeds the cache.
 
-    On one node, the window is the largest that fits the cache. A store of one file is taken to exceed the cache: each
-    record fetches the file again.
+    On one node, the window is the largest that fits the cache. A store of one file is fetched again for each record.
     """
     table = manifest.shards
     if table is None:
@@ -94,10 +96,10 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
 
 
 def _simulate_fetches(reads: ShardReads, sizes: NDArray[np.int64], room: int) -> list[int]:
-    """Simulates a node's cache of ``room`` bytes: lists the numbers of the shards that the node fetches, in order.
+    """Simulates a node's cache of ``room`` bytes. Returns the numbers of the shards that the node fetches, in order.
 
-    ``reads`` may list a shard twice. The second read fetches the shard again only if the cache has no room for it
-    together with all shards that were fetched after it.
+    ``reads`` may list a shard twice. Its second read needs no fetch if it fits the cache together with all shards that
+    were fetched after it.
     """
     fetched: list[int] = []
     for number in reads.shards.tolist():

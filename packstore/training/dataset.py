@@ -109,8 +109,8 @@ class PackedDataset(ItemDataset):
         mode: Mode in which image files are read, such as ``"L"`` for gray, ``(1, H, W)``. None for the store's. ``"L"``
             is the luma of a colour JPEG, as torchvision's ``decode_image(mode="GRAY")`` returns it.
         depth: Conversion of values of more than 8 bits for a mode of 8 bits: ``"scale"``, ``"clip"`` or
-            ``"window:LO,HI"``. None for the store's conversion. ``"keep"`` converts nothing; a store that converts to
-            8 bits needs a ``mode`` with it.
+            ``"window:LO,HI"``. None for the store's conversion. ``"keep"`` converts nothing. With it, a store that
+            converts to 8 bits needs a ``mode``.
         alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha. None for the store's choice.
         frames: ``"first"`` or the number of a frame, as text, from 0. None for the store's choice.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded. This
@@ -124,8 +124,8 @@ class PackedDataset(ItemDataset):
 
     Raises:
         StoreError: ``path`` is not a store.
-        UsageError: An unknown split, column, output, decoder or device; several splits and none named; options that
-            contradict each other or the store; transforms that move pixels without their masks, boxes or keypoints.
+        UsageError: An unknown split, column, output, decoder or device. Several splits, and none named. Options that
+            contradict each other or the store. Transforms that move pixels without their masks, boxes or keypoints.
         DecodeError: On access: a record cannot be decoded. Names the record and its key.
         CorruptRecordError: On access: a record is damaged. Names the record and its key.
     """
@@ -240,10 +240,9 @@ class PackedDataset(ItemDataset):
 
     @property
     def classes(self) -> list[str]:
-        """Class names by number, from 0. Empty without names.
+        """Class names by number, from 0: of the column ``label``, or of the boxes in a store without ``label``.
 
-        They are those of the column ``label``, or of the boxes in a store without ``label``. torchvision's detectors
-        reserve 0 for the background: add 1 to the labels for them.
+        Empty without names. torchvision's detectors reserve 0 for the background: add 1 to the labels for them.
         """
         classes = self.manifest.classes
         if classes is None and not self.manifest.has_column("label"):

@@ -44,7 +44,7 @@ class Order:
         length: Number of records of the dataset, at most 2**31.
         batch_size: Records per batch of one rank.
         seed: Any integer.
-        shuffle: Shuffle each epoch; else records come in their order.
+        shuffle: Shuffle each epoch. Without it, records come in their order.
         drop_last: Drop the tail.
         rank: Number of this rank.
         world_size: Number of ranks.
@@ -63,7 +63,7 @@ class Order:
             sequence consists of ids. Not with ``block``, ``shards`` and ``indices``.
 
     Raises:
-        UsageError: A number out of range; ``block`` without ``shuffle``, or with ``shards``; ``indices`` or ``shards``
+        UsageError: A number out of range. ``block`` without ``shuffle``, or with ``shards``. ``indices`` or ``shards``
             that are not integers or out of range.
     """
 
@@ -106,7 +106,7 @@ class Order:
 
     @property
     def count(self) -> int:
-        """Number of records of an epoch, over all ranks. Includes those that are dropped."""
+        """Number of records of an epoch, over all ranks, including dropped records."""
         if self.mixture is not None:
             return self.mixture.count
         return self.length if self.indices is None else len(self.indices)
@@ -201,9 +201,9 @@ class Order:
 
         Returns None if they are unknown:
 
-        - without ``shards`` and ``mixture``;
-        - with ``indices`` that are not shuffled;
-        - with a ``mixture`` that has no fetched stores.
+        - Without ``shards`` and ``mixture``.
+        - With ``indices`` that are not shuffled.
+        - With a ``mixture`` that has no fetched stores.
         """
         if self.lanes is not None:
             return self.lanes.list_shard_reads(epoch, self.rank, self.world_size)

@@ -166,14 +166,14 @@ class CudaTransport(Transport):
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def wait_for_current_stream(self) -> None:
-        """Makes the transport's stream wait for the caller's current stream."""
+        """Makes the transport's stream wait for the work that is queued on the caller's current stream now."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
         """Queues copy and work on the transport's stream, and returns at once.
 
-        If :attr:`followed` is set, that stream's work comes first. If a tensor is on the device already, so does the
-        work on the caller's current stream.
+        Both wait for the work on :attr:`followed`, if it is set. If a tensor is on the device already, they also wait
+        for the work on the caller's current stream.
         """
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

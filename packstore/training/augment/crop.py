@@ -30,7 +30,7 @@ def crop(
     """Crops ``images[b, :, top[b] : top[b] + h, left[b] : left[b] + w]`` for each ``b``, into new memory.
 
     Args:
-        images: ``(B, C, H, W)``; channels-last images stay so, all others come out contiguous.
+        images: ``(B, C, H, W)``. Results of channels-last images are channels-last, all others contiguous.
         top: int64 ``(B,)``, each in [-padding, H + padding - h], on the device of the images. Not checked.
         left: int64 ``(B,)``, each in [-padding, W + padding - w]. Not checked.
         size: ``(h, w)``.

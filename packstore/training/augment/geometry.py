@@ -33,8 +33,8 @@ class Resize(GeometricOperation):
     """Resizes images, as torchvision's ``Resize``.
 
     Args:
-        size: ``(height, width)``; or the length of the shorter side, which keeps the aspect ratio.
-        interpolation: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"box"`` or ``"lanczos"``; ``"random"`` draws
+        size: ``(height, width)``. A single number is the length of the shorter side, and keeps the aspect ratio.
+        interpolation: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"box"`` or ``"lanczos"``. ``"random"`` draws
             bilinear or bicubic for each image, as timm does.
         antialias: Widen bilinear and bicubic filters by the factor that images shrink.
 
@@ -194,7 +194,7 @@ class RandomCrop(FixedSizeOperation):
             raise UsageError(f"RandomCrop: padding_mode should be one of {modes}, got {self.padding_mode!r}")
 
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
-        """Crops the images; with ``flip``, bool ``(B,)``, mirrors those images after that."""
+        """Crops the images. Mirrors the crops with true ``flip``, bool ``(B,)``."""
         height, width = images.shape[-2:]
         if self.pad_if_needed:
             tall, wide = (max(0, n - m) for n, m in zip(self._size_pair, (height, width), strict=True))

@@ -16,12 +16,12 @@ MASKING_STREAM = -2
 
 
 class Masking(NamedTuple):
-    """Shown and hidden patches of each image of a batch; patches are numbered row by row.
+    """Shown and hidden patches of each image of a batch. Patches are numbered row by row.
 
     Attributes:
         keep: int64 ``(B, kept)``: the patches that are shown, in random order.
-        mask: bool ``(B, patches)``: True for hidden ones.
-        restore: int64 ``(B, patches)``: index of each patch in the concatenation of kept and hidden patches.
+        mask: bool ``(B, patches)``: True for hidden patches.
+        restore: int64 ``(B, patches)``: where each patch is in a list of first the kept, and then the hidden patches.
     """
 
     keep: Tensor
@@ -36,11 +36,11 @@ class RandomMasking:
     With ``masking=`` of a loader, each batch has a :class:`Masking` as its last value, or as ``"masking"`` of a dict.
 
     Args:
-        ratio: Fraction of the patches that are hidden; the number of shown ones is rounded down.
-        patch: Side of a patch in pixels; it must divide height and width of the images.
+        ratio: Fraction of the patches that are hidden. The number of shown patches is rounded down.
+        patch: Side of a patch in pixels. It must divide height and width of the images.
 
     Raises:
-        UsageError: ``ratio`` is not from 0 to below 1, or ``patch`` is not positive; (while iterating) it does not
+        UsageError: ``ratio`` is not from 0 to below 1, or ``patch`` is not positive. When called: ``patch`` does not
             divide the images.
     """
 

@@ -22,7 +22,7 @@ def inverse_affine(
     """Computes inverse matrices ``(count, 6)`` with the arithmetic of torchvision's ``_get_inverse_affine_matrix``.
 
     Args:
-        count: Number of images; all other arguments are numbers, or arrays ``(count,)``.
+        count: Number of images. All other arguments are numbers, or arrays ``(count,)``.
         angle: In degrees, clockwise.
         translate: To the right and down, in pixels.
         scale: Factor.
@@ -45,5 +45,8 @@ def inverse_affine(
 
 def inverse_rotation(count: int, angle: Any, centre: tuple[Any, Any] = (0.0, 0.0)) -> Matrices:
     """Computes inverse matrices ``(count, 6)`` of counterclockwise rotations by ``angle`` degrees, as torchvision's
-    ``rotate``."""
+    ``rotate``.
+
+    ``centre``: centre of rotation, in pixels from the centre of the image.
+    """
     return inverse_affine(count, -(np.asarray(angle, np.float64) % 360), centre=centre)

@@ -99,7 +99,7 @@ class BatchMixer:
         num_classes: Number of classes; None for the store's.
 
     Raises:
-        UsageError: Invalid options; (while iterating) the number of classes is unknown, or a label exceeds it.
+        UsageError: Invalid options. While iterating: the number of classes is unknown, or a label exceeds it.
     """
 
     mixers: Sequence[MixUp | CutMix]

@@ -25,7 +25,7 @@ def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64],
 
 
 def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> list[Crops]:
-    """Draws the crops of images: first those before ``ops``, which show whole images, and one more after each
+    """Draws the crops of images after each of ``ops``. The first crops in the list show whole images, before any
     operation.
 
     Args:

@@ -302,8 +302,8 @@ class AutoAugment(_Policy, ProgramOperation):
         for place in range(2):
             names, shares, levels = (list(each) for each in zip(*(pair[place] for pair in pairs), strict=True))
             happens = draws.uniform(1 + place) <= np.array(shares)[chosen]
-            level = np.array([level or 0 for level in levels])[chosen]  # None for those without magnitudes
-            steps = self._select_steps(names, ("auto", 10), size, chosen, level, chance(draws, 0.5, 3 + place))
+            level, negative = np.array(levels)[chosen], chance(draws, 0.5, 3 + place)
+            steps = self._select_steps(names, ("auto", 10), size, chosen, level, negative)
             program[happens, place] = steps[happens]
         return program
 

@@ -14,9 +14,9 @@ from packstore.training.random_draws import Draws
 class RASampler:
     """Yields indices of a dataset in random order, each ``repeats`` times in a row, for ``sampler=`` of a loader.
 
-    An epoch has as many items as the dataset, so it shows ``1 / repeats`` of the records (Hoffer et al., "Augment your
-    batch", 2019; DeiT, ``samplers.py``). The loader draws anew for each repetition. All ranks may use the same
-    sampler: the loader divides its indices among them.
+    An epoch has as many items as the dataset, and shows ``1 / repeats`` of the records (Hoffer et al., "Augment your
+    batch", 2019; DeiT, ``samplers.py``). The loader augments each repetition differently, and divides the indices among
+    ranks. Each rank takes an equal sampler.
 
     Args:
         dataset: Anything with a length.

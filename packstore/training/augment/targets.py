@@ -122,8 +122,8 @@ class Placement:
 def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
     """Draws how the operations ``ops`` move the pixels of images of ``sizes``.
 
-    Plans each operation by itself, even if several run as one while decoding. So coordinates are rounded as in
-    torchvision, wherever an operation runs.
+    Plans each operation by itself, even if several run as one while decoding. This rounds coordinates as torchvision
+    does, wherever an operation runs.
 
     Args:
         sizes: int64 ``(B, 2)``: heights and widths of the images.
@@ -148,9 +148,9 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
 
 
 def draw_program_by_size(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
-    """Draws the program of images of ``sizes``.
+    """Draws the program of images of ``sizes``, for all images at once.
 
-    Draws image by image if sizes differ and the operation depends on them; else draws for all images at once.
+    Draws image by image if sizes differ and the operation depends on them.
     """
     same = np.unique(sizes, axis=0)
     if len(same) == 1 or not op.depends_on_size:
@@ -236,8 +236,8 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
     - Mirroring an image of width W maps x to W - 1 - x, as in torchvision. It does not swap left and right points of a
       body: users have to.
-    - With visibility v, points with v = 0 become zeros. So do points whose pixel, (x, y) to (x + 1, y + 1), is
-      outside the result.
+    - With visibility v, a point becomes zeros if v is 0, or if its pixel, (x, y) to (x + 1, y + 1), is outside the
+      result.
     - Points without v keep coordinates outside the result.
     - Without moves, points are returned unchanged.
 

@@ -11,15 +11,17 @@ from packstore.core.errors import UsageError
 
 
 class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes torch's random operations on the calling thread draw from ``generator``, not from the process's generator.
-    Operations that are called with a generator keep it.
+    """Makes torch's random operations on the calling thread draw from ``generator``, instead of the process's
+    generator.
 
     ``with ThreadGenerator(generator): fn(image)`` gives the result of ``fn(image)`` after ``torch.manual_seed`` with
-    the same seed, while other threads may draw numbers too: modes of torch's dispatcher are per thread.
+    the same seed. Other threads may draw numbers meanwhile. Operations that are called with a generator keep it.
 
     Raises:
-        UsageError: (within) a random operation has no version with a generator.
+        UsageError: Within the block: a random operation has no version with a generator.
     """
+
+    # Modes of torch's dispatcher are per thread.
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,8 +35,10 @@ class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _find_generator_overload(operation: Any) -> Any:
-    """Returns the overload of a random torch operation that takes a generator. Raises :class:`UsageError` if there is
-    none."""
+    """Returns the overload of a random torch operation that takes a generator.
+
+    Raises :class:`UsageError` if there is none.
+    """
     if any(argument.name == "generator" for argument in operation._schema.arguments):
         return operation
     versions = operation.overloadpacket

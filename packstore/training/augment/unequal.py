@@ -42,7 +42,7 @@ _Four = tuple[int, int, int, int]
 
 
 def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Tells if images must be augmented one by one, because operations give them different sizes on the way.
+    """Tells if images must be augmented one by one, because operations give them different sizes.
 
     Args:
         ops: The user's list.
@@ -251,7 +251,7 @@ class DrawnOperations:
             boxes: Boxes of the images, if an operation chooses crops by them.
 
         Raises:
-            UsageError: As :meth:`GeometricOperation.plan_crops`; an operation needs boxes and there are none.
+            UsageError: As :meth:`GeometricOperation.plan_crops`. Or an operation needs boxes, and there are none.
         """
         self._stages: list[DrawnOperation] = []
         self._sizes, self._first = sizes, sizes
