@@ -91,9 +91,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns the format that a name's suffix stands for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None;
-    reads nothing.
-    """
+    """Returns the format of a name's suffix, such as ``.h5``, in any case. None for another suffix. Reads no file."""
     return opening.format_of(Path(path))
 
 

@@ -44,7 +44,7 @@ class Location(NamedTuple):
         path: Absolute path of the file, or its URL.
         offset: Offset of the image in bytes.
         state: State of the file, if it is known without a system call or request.
-        within: The image begins anywhere in this many bytes from ``offset`` on; None if it begins exactly there.
+        within: Number of bytes from ``offset`` on in which the image begins. None if it begins exactly at ``offset``.
     """
 
     path: str
@@ -66,11 +66,11 @@ class LinkedFile(NamedTuple):
 
 
 class LinkedFiles:
-    """Maps linked files and keeps the 128 used last; from any thread.
+    """Maps linked files, and keeps the 128 that were used last. Works from any thread.
 
-    Each access to a local file checks if the file was replaced, and maps a replaced file again. An object is not
-    checked again while its copy is open. If a file is cut short between that check and a read of its bytes, the process
-    crashes, as it does for a cut LMDB.
+    :meth:`open` checks if a local file was replaced, and maps a replaced file again. It does not check an object again
+    while its copy is open. If a file is cut short after that check, reading its bytes crashes the process, as with a
+    cut LMDB.
     """
 
     def __init__(self) -> None:
@@ -78,11 +78,12 @@ class LinkedFiles:
         self._lock = threading.Lock()
 
     def open(self, place: str) -> LinkedFile:
-        """Returns the file at an absolute path or a URL. Maps a file that is not open or was replaced. Fetches an
-        object at a URL into the cache.
+        """Returns the file at an absolute path or a URL.
+
+        Maps a file that is not open or was replaced. Fetches an object at a URL into the cache.
 
         Raises:
-            OSError: The file cannot be opened.
+            OSError: The file cannot be opened, or is not a regular file.
             ValueError: The path is invalid.
             StoreError: The object cannot be fetched.
         """
@@ -105,7 +106,7 @@ class LinkedFiles:
         return self._keep_open(place, file, (opened.st_dev, opened.st_ino))
 
     def clear(self) -> None:
-        """Releases all files; bytes already returned stay valid."""
+        """Releases all files. Bytes already returned stay valid."""
         with self._lock:
             self._open.clear()
 
@@ -118,7 +119,7 @@ class LinkedFiles:
         return file
 
     def _fetch(self, url: str) -> LinkedFile:
-        """Fetches an object into the cache and maps its copy; drops all open files if the cache is full."""
+        """Fetches an object into the cache and maps its copy. Drops open files if the cache is full."""
         from packstore.stores.remote.copies import open_cached_copy
 
         path = UrlPath(url)
@@ -134,8 +135,9 @@ class LinkedFiles:
 
 
 def find_file_offset(view: memoryview) -> int | None:
-    """Returns the offset in the mapped file at which a memoryview begins; None if the view is empty or no
-    view of a map.
+    """Returns the offset in the mapped file at which a memoryview begins.
+
+    Returns None if the view is empty, or not a view of a map.
     """
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):
@@ -152,8 +154,9 @@ def is_url_link(place: str) -> bool:
 
 
 def read_whole_file(path: str) -> LinkedFile:
-    """Reads a whole local file without mapping it. Raises :class:`OSError`, also for anything but a regular file, and
-    :class:`ValueError` for an invalid path.
+    """Reads a whole local file without mapping it.
+
+    Raises :class:`OSError` if that fails or it is not a regular file, and :class:`ValueError` for an invalid path.
     """
     descriptor = open_regular(Path(path))
     try:
@@ -169,7 +172,7 @@ def read_whole_file(path: str) -> LinkedFile:
 
 
 def read_file_state(path: str) -> FileState:
-    """Returns size and modification time of a file. Raises :class:`OSError`, also for anything but a regular file."""
+    """Returns size and modification time of a file. Raises :class:`OSError` if it is missing or not a regular file."""
     found = os.stat(path)  # noqa: PTH116 - one call for each of many files
     if not stat.S_ISREG(found.st_mode):
         raise OSError("not a regular file")
@@ -177,15 +180,16 @@ def read_file_state(path: str) -> FileState:
 
 
 def derive_object_state(info: ObjectInfo) -> FileState:
-    """Returns size and version of an object. The time may be rounded to seconds, so a version takes its place: the
-    upper 63 bits of the XXH3-64 of the ETag. Without an ETag, the time is hashed.
+    """Returns the size of an object, and a version in place of its time, which may be rounded to seconds.
+
+    The version is the upper 63 bits of the XXH3-64 of the ETag; without an ETag, of the time.
     """
     known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
     return FileState(info.nbytes, known >> 1)
 
 
 def _map_file(descriptor: int) -> memoryview:
-    """Maps a whole open file for reading; returns an empty view for an empty file."""
+    """Maps a whole open file for reading. Returns an empty view for an empty file."""
     if not os.fstat(descriptor).st_size:
         return memoryview(b"")
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

@@ -53,11 +53,11 @@ class LinkError(StoreError):
 
 
 class LinkedReader(Reader):
-    """Wraps the reader of a file of a linked store, and reads the images from the linked files. Maps a file with
-    several images into memory, and reads any other file whole. Copies objects at URLs into the cache.
+    """Wraps the reader of a linked store or shard, and reads the images from the linked files.
 
-    A linked file may have another size or modification time than when it was packed. Then its images are compared with
-    their checksums, and a difference raises :class:`StoreError`.
+    Reads a local file whole if it is a single image. Maps any other file into memory. Copies objects at URLs into the
+    cache. If a file has another size or modification time than the link says, its images are compared with their
+    checksums. A difference raises :class:`StoreError`.
     """
 
     def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None, first: int = 0) -> None:
@@ -69,7 +69,7 @@ class LinkedReader(Reader):
             first: Number in the store of this file's first record, for messages.
 
         Raises:
-            StoreError: The links are invalid; ``reader`` is closed.
+            StoreError: The link columns are damaged. Closes ``reader``.
         """
         super().__init__(reader.path, reader.manifest)
         self.nbytes = reader.nbytes
@@ -87,13 +87,11 @@ class LinkedReader(Reader):
             raise
 
     def read(self, index: int) -> Buffer:
-        """Reads the image from its linked file: a view of the file's map, or its bytes. Raises the errors of
-        :meth:`views`.
-        """
+        """Reads the image from its linked file. Raises the errors of :meth:`views`."""
         return self.view(index)
 
     def view(self, index: int) -> Buffer:
-        """Reads the image like :meth:`read`; copies its bytes only if they are in an object at a URL."""
+        """Reads the image like :meth:`read`. Returns a view of the file, or for an object at a URL a copy."""
         return self._read_checked_images([index])[0]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
@@ -101,13 +99,13 @@ class LinkedReader(Reader):
 
         Raises:
             IndexError: A record is not in the store.
-            StoreError: A link is damaged, a file cannot be read or is too short, or an image of a changed file does not
-                match its checksum. A changed file whose images match is read.
+            LinkError: A link is damaged, a file cannot be read or is too short, or an image of a changed file does not
+                match its checksum.
         """
         return self._read_checked_images(records.tolist())
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the operating system to read an image in a mapped file. Does nothing for an image that is in memory."""
+        """Asks the operating system to read an image in a mapped file. Does nothing for other images."""
         if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
             start = int(self._offsets[index])
             aligned = start - start % mmap.PAGESIZE
@@ -132,8 +130,9 @@ class LinkedReader(Reader):
         self._reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the store itself; with ``quick``, also local linked files that are missing or too short.
-        Without ``quick`` it does not look at linked files: ``verify`` then reads each image.
+        """Yields faults of the store itself, and with ``quick`` local linked files that are missing or too short.
+
+        Without ``quick``, does not look at linked files: ``verify`` reads each image.
         """
         yield from self._reader.check_structure(quick=quick, progress=progress)
         if not quick:
@@ -151,14 +150,12 @@ class LinkedReader(Reader):
                     yield Problem(f"{what} has {found} bytes, not {nbytes}")
 
     def close(self) -> None:
-        """Closes the store and the linked files, which other shards of the store may share."""
+        """Closes the store, and releases the linked files that it may share with other shards. They open them again."""
         self._files.clear()
         self._reader.close()
 
     def _read_checked_images(self, records: list[int]) -> list[Buffer]:
-        """Returns the images of records; opens each linked file once. Raises :class:`IndexError` for a number without a
-        record, and :class:`StoreError` as :meth:`_read_checked_image` does.
-        """
+        """Returns the images of records, and opens each linked file once. Raises the errors of :meth:`views`."""
         count, found, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:
             if not 0 <= record < count:
@@ -167,11 +164,9 @@ class LinkedReader(Reader):
         return found
 
     def _read_checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
-        """Returns the image of a record from its linked file. Takes the file from ``opened`` or opens it and adds it
-        there.
+        """Returns the image of a record from its linked file. Raises :class:`LinkError` as :meth:`views` does.
 
-        Raises :class:`StoreError` if the link is damaged, the file cannot be read or is too short, or the image in a
-        changed file does not match its checksum.
+        ``opened``: open files by path or URL, to which a file that this call opens is added.
         """
         place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
@@ -204,13 +199,14 @@ class LinkedReader(Reader):
         return bytes(data) if is_url_link(place) else data
 
     def _link_error(self, record: int, place: str, reason: str) -> LinkError:
-        """Returns the error for a linked file; ``reason`` completes the sentence."""
+        """Returns the error for a linked file. ``reason``: the rest of the sentence after the file's path."""
         return LinkError(self._first + record, self.key(record), f"its file {printable(place)} {reason}")
 
 
 def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
-    """Lists the linked files by path or URL, in order of first use. Returns for each its number of images and the byte
-    at which the last of them ends.
+    """Returns the linked files in order of first use: by path or URL, (number of images, end of the last one in bytes).
+
+    ``folder``: the store's :func:`link_folder`.
     """
     counts, ends = Counter[bytes](), dict[bytes, int]()
     for part in reader.parts():
@@ -223,7 +219,7 @@ def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]
 
 
 def resolve_link(link: bytes, folder: Path) -> str:
-    """Returns the absolute path or URL of a link in a store in ``folder``."""
+    """Returns the absolute path or URL of a link. A relative link begins at ``folder``, the :func:`link_folder`."""
     place = os.fsdecode(link)
     if place.startswith("/") or is_url_link(place):
         return place
@@ -242,10 +238,10 @@ def link_folder(store: Path) -> Path:
 
 
 def make_relative_link(place: str, folder: Path) -> str:
-    """Returns the link to a file relative to ``folder``, the :func:`link_folder` of a store.
+    """Returns the link to the file ``place`` relative to ``folder``, the :func:`link_folder` of a store.
 
-    Returns ``place`` itself if only one of them is at a URL, or both are in different buckets. For a path with symbolic
-    links it takes the shorter way: files and store that are in one folder can then be moved together.
+    Returns ``place`` itself if only one of the two is at a URL, or if their buckets differ. A path with symbolic links
+    is resolved if that makes the link shorter. Files and store in one folder can therefore be moved together.
     """
     if isinstance(folder, UrlPath) != is_url_link(place):
         return place
@@ -261,13 +257,14 @@ def make_relative_link(place: str, folder: Path) -> str:
 
 
 def relative_link_folder(manifest: Manifest, store: Path) -> Path | None:
-    """Returns the folder from which a store's relative links begin; None if the store has absolute links or none."""
+    """Returns the folder from which a store's relative links begin. None if the store has no relative links."""
     return link_folder(store) if manifest.options.get("link") == "relative" else None
 
 
 def read_link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
-    """Reads the values of :data:`LINK_COLUMNS` for some records, as a builder takes them: links relative to ``folder``,
-    or absolute for None.
+    """Reads the values of :data:`LINK_COLUMNS` for some records, as a builder takes them.
+
+    Makes the links relative to ``folder``, or absolute if that is None.
     """
     own, links = link_folder(reader.path), []
     for record in records.tolist():
@@ -292,7 +289,7 @@ def _split_bucket(url: str) -> tuple[str, str]:
 
 
 def _join_outside_folder(folder: UrlPath, place: str) -> str:
-    """Joins a folder's URL and a relative link that begins with ``..``; does not leave the bucket."""
+    """Joins a folder's URL and a relative link that begins with ``..``. The result stays in the bucket."""
     root, path = _split_bucket(str(folder))
     return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
 

@@ -1,8 +1,9 @@
 """Recovers a damaged manifest: finds it in the bytes of a file, and corrects it by the digest that it contains.
 
-The SHA-256 in a manifest covers all the rest of it. So one changed byte can be found by trial: the text with one byte
-changed that matches the digest is the original manifest. A damaged digest differs from the right one in few digits. A
-manifest that cannot be corrected may still be readable; it is then trusted only as far as the records prove it.
+The SHA-256 in a manifest covers all the rest of it. One changed byte can therefore be found by trial: the text with one
+byte changed that matches the digest is the original manifest. A damaged digest differs from the right one in few
+digits. A manifest that cannot be corrected may still be readable. Such a manifest is trusted only as far as the records
+match it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class RecoveredManifest:
 
     Attributes:
         manifest: The manifest.
-        proven: Whether its digest proves it.
-        state: ``intact``, ``corrected`` or ``unproven``.
+        proven: Whether its digest matches: False if ``state`` is ``unproven``.
+        state: ``intact``; ``corrected``, see :func:`correct_manifest`; or ``unproven``.
     """
 
     manifest: Manifest
@@ -53,8 +54,10 @@ def find_manifest(data: memoryview | bytes) -> RecoveredManifest | None:
 
 
 def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
-    """Returns the first manifest in ``texts`` that its digest proves as it is. Otherwise tries to correct the first 32
-    texts: returns the first that can be corrected, else the first readable one, else None.
+    """Returns the first manifest in ``texts`` whose digest matches.
+
+    If there is none, tries to correct the first 32 texts. Returns the first one that can be corrected, else the first
+    readable one, else None.
     """
     unproven = None
     broken: list[bytes] = []
@@ -73,11 +76,11 @@ def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
 
 
 def correct_manifest(text: bytes) -> RecoveredManifest | None:
-    """Parses the manifest in ``text``. Repairs a damaged one so that content and digest match: changes one byte of the
-    text, or up to two digits of the digest. Returns None if the manifest cannot be read.
+    """Parses the manifest in ``text``. If its digest does not match, tries to correct it.
 
-    If no repair matches, returns the manifest as ``"unproven"`` if its values are consistent: the records must prove
-    it.
+    - ``corrected``: content and digest match with one byte or up to two digits of the digest changed.
+    - ``unproven``: no such change matches, but the values are consistent.
+    - None: no such change matches, and the manifest cannot be read.
     """
     try:
         return RecoveredManifest(Manifest.from_json(text), True, "intact")
@@ -99,8 +102,9 @@ def correct_manifest(text: bytes) -> RecoveredManifest | None:
 
 
 def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
-    """Yields texts that may be a manifest: from each possible beginning to each possible end, a few ends for each, at
-    most 64 MiB.
+    """Yields texts that may be a manifest: from each possible beginning to each of a few possible ends.
+
+    A text has at most 64 MiB.
     """
     starts: set[int] = set()
     for anchor, distance in _ANCHORS:
@@ -122,8 +126,9 @@ def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
 
 
 def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
-    """Changes one byte of the manifest in ``text``, or up to two digits of its digest, so that they match. Returns the
-    manifest, or None if that does not suffice.
+    """Changes a byte of the manifest in ``text``, or up to two digits of its digest, to make the digest match.
+
+    Returns the manifest, or None if no such change suffices.
     """
     for start in _find_digest_offsets(text):
         digest = text[start + len(_NAME) : start + len(_NAME) + 64]
@@ -141,7 +146,10 @@ def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
 
 
 def _find_digest_offsets(text: bytes) -> Iterator[int]:
-    """Yields the offsets at which the manifest's own digest may begin: behind the columns, before the encoding."""
+    """Yields the offsets at which the name ``"digest"`` of the manifest's own digest may begin.
+
+    That name is behind the columns and before the encoding. Columns have digests, too.
+    """
     places: list[int] = []
     for match in re.finditer(b"]," + re.escape(_NAME), text):
         start = match.start() + 2
@@ -155,8 +163,9 @@ def _find_digest_offsets(text: bytes) -> Iterator[int]:
 
 
 def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
-    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte. In a ``body`` of
-    over 8,000 bytes tries only flipped bits; over 60,000 bytes changes nothing.
+    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte.
+
+    Tries every printable byte in up to 8,000 bytes, flipped bits in up to 60,000 bytes, and no change in longer ones.
     """
     if hashlib.sha256(body).digest() == digest:
         yield body
@@ -175,8 +184,9 @@ def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
 
 
 def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
-    """Parses the manifest whose JSON without its digest is ``body``. Returns None if that is invalid, or has another
-    digest.
+    """Parses a manifest from its JSON without the digest, ``body``, and its digest.
+
+    Returns None if the JSON is invalid or the digest does not match.
     """
     plain = _parse_json(body)
     if plain is None:
@@ -188,7 +198,7 @@ def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
 
 
 def _parse_json(text: bytes) -> dict[str, object] | None:
-    """Parses a JSON object. Returns None if ``text`` is not one."""
+    """Parses a JSON object. Returns None for any other text."""
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError):

@@ -42,8 +42,10 @@ class MappedReader(Reader):
         self._images = offsets, raw, manifest.image.record_nbytes
 
     def read(self, index: int) -> memoryview:
-        """Returns the image as a view of the map. Raises :class:`IndexError`, and :class:`StoreError` if its offsets
-        are damaged or the reader is closed.
+        """Returns the image as a view of the map.
+
+        Raises :class:`StoreError` if the image's offsets are damaged or the reader is closed, and :class:`IndexError`
+        for a number out of range.
         """
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
@@ -105,8 +107,9 @@ def check_column(column: Column, records: int, data: WholeColumn, where: str) ->
 
 
 def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator[Problem]:
-    """Yields a problem for each record of a ragged column whose offsets decrease or lie outside the data, and for wrong
-    first and last offsets. Yields nothing for a fixed column.
+    """Yields a problem for each record of a ragged column whose offsets decrease or lie outside the data.
+
+    Yields one also for wrong first or last offsets. Yields nothing for a fixed column.
     """
     if not isinstance(data, Ragged):
         return
@@ -127,11 +130,10 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
 
 
 def map_consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-    """Maps an unfinished file whose images follow each other from ``start`` on; returns a function of an image's
-    number.
+    """Maps an unfinished file in which images of these ``sizes`` lie one after another, from offset ``start`` on.
 
-    Implements :meth:`packstore.stores.format.Format.open_partial_file`. Raises :class:`StoreError` for an empty file;
-    the function raises it if the file ends before the image does.
+    Returns a function that views an image by its number. The function raises :class:`StoreError` if the file ends
+    before the image does. Raises :class:`StoreError` for an empty file, and :class:`OSError` if it cannot be opened.
     """
     ends = start + np.cumsum(sizes.astype(np.int64))
     with path.open("rb") as file:

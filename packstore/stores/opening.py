@@ -54,10 +54,10 @@ def recognise_store(path: Path) -> Format | None:
 
 
 def looks_like_store(path: Path, start: bytes) -> bool:
-    """Tells if ``path`` looks like a store: a file by its first bytes, a directory by the files in it. Opening the
-    store may still fail.
+    """Returns whether ``path`` looks like a store: a file by its first bytes, a directory by the files in it.
 
-    ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`.
+    Opening the store may still fail. ``start``: the first :data:`START_BYTES` of a file, empty for a directory. Raises
+    :class:`OSError` if the directory cannot be read.
     """
     if not path.is_dir():
         return _recognise_file(path, start) is not None
@@ -71,8 +71,10 @@ def _recognise_file(path: Path, start: bytes) -> Format | None:
 
 
 def directory_format(path: Path) -> Format | None:
-    """Returns the format of the unsharded store in the directory ``path``, or None. Loads no plug-ins if a manifest
-    file shows that the store is sharded.
+    """Returns the format of the unsharded store in the directory ``path``.
+
+    Returns None for a sharded store and for a directory that is no store. Loads no plug-ins if there is a manifest
+    file, which a sharded store has.
     """
     # Without plug-ins if it is sharded: loading those takes 30 ms.
     sharded = (path / MANIFEST_FILE).is_file()
@@ -81,12 +83,15 @@ def directory_format(path: Path) -> Format | None:
 
 
 def _is_copy_of_url(path: Path) -> bool:
-    """Returns whether a directory is a local copy of a store at a URL, whose files are named as objects are."""
+    """Returns whether a directory is a copy of the objects of a store at a URL, with their names."""
     return any(parse_version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
 
 def _recognise_directory(path: Path) -> Format | None:
-    """Returns the format of a directory, None for a sharded store. Raises :class:`StoreError` if it is not a store."""
+    """Returns the format of a store that is a directory, or None if it is sharded.
+
+    Raises :class:`StoreError` if it is no store, or a copy of the objects of a store at a URL.
+    """
     if _is_copy_of_url(path):
         raise StoreError(
             f"{printable(str(path))} is a store in the layout of object stores; open it as "
@@ -108,7 +113,10 @@ def _data_file_names() -> list[str]:
 
 
 def open_reader(path: Path) -> Reader:
-    """Opens a store of any format at a path or URL, with the images of linked files. Raises :class:`StoreError`."""
+    """Opens a store of any format at a path or URL. Reads the images of a linked store from the linked files.
+
+    Raises :class:`StoreError` if there is no valid store.
+    """
     if isinstance(path, UrlPath):
         from packstore.stores.remote.opening import open_remote
 
@@ -120,17 +128,19 @@ def open_reader(path: Path) -> Reader:
 
 
 def open_container(path: Path) -> Reader:
-    """Opens the store at a local path. In a linked store of one file, whose images are in other files, the reader
-    cannot read images.
+    """Opens the store at a local path. The reader of a linked store of one file cannot read images.
 
-    Raises :class:`StoreError`.
+    Raises :class:`StoreError` if there is no valid store.
     """
     format = recognise_store(path)
     return open_sharded(path) if format is None else format.open(path)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of a store at a path or URL, without opening its data. Raises :class:`StoreError`."""
+    """Reads the manifest of a store at a path or URL, without opening its data.
+
+    Raises :class:`StoreError` if there is no store with a valid manifest.
+    """
     if isinstance(path, UrlPath):
         from packstore.stores.remote.opening import read_remote_manifest
 
@@ -140,8 +150,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def format_of(path: Path) -> str | None:
-    """Returns the format that a name's suffix stands for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None;
-    reads nothing.
+    """Returns the format of a name's suffix, such as ``.h5``, in any case.
+
+    Returns None for another suffix, and for a name that is only a suffix. Reads no file.
     """
     name = path.name.lower()
     for format in FORMATS.values():
@@ -151,14 +162,14 @@ def format_of(path: Path) -> str | None:
 
 
 def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> ScavengedData:
-    """Recovers columns and images from a store, or a shard, of one file or directory, which need not open.
+    """Recovers columns and images from an unsharded store, or a shard, even if it does not open.
 
     Args:
         path: Path of the store.
-        hint: Its manifest, if known from elsewhere; else it is looked for in the file.
+        hint: Its manifest, if known from elsewhere. None searches for the manifest in the file.
 
     Raises:
-        StoreError: Nothing of a store can be found; the message says what is missing.
+        StoreError: The file cannot be read, or nothing of a store can be found. The message says what is missing.
     """
     format = directory_format(path) if path.is_dir() else None
     file = path if format is None else format.data_file(path)

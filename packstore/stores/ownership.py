@@ -50,7 +50,7 @@ def is_shard_name(name: str, format: Format) -> bool:
 
 
 def parse_shard_number(name: str) -> int:
-    """Returns the number in the name of a shard, which must be one."""
+    """Returns the number in the name of a shard. Asserts that ``name`` is the name of a shard."""
     match = SHARD.fullmatch(name)
     assert match is not None
     return int(match["number"])
@@ -67,10 +67,11 @@ def _require_owned(file: Path, allowed: set[str], shown: str) -> Path:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes the store, or part of one, at ``path``: a file or link. In a directory, removes only files with names
-    that packstore gives.
+    """Removes the store, or the part of a store, at ``path``.
 
-    Removes the directory if it is then empty. Does nothing if nothing is there.
+    - A file or link: removes it, whatever its name.
+    - A directory: removes only files with names that packstore gives, and the directory if nothing else is in it.
+    - Nothing: does nothing.
     """
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
@@ -85,8 +86,9 @@ def remove_unfinished(path: Path) -> None:
 
 
 def remove_shards(path: Path, names: Iterable[str]) -> None:
-    """Removes the files ``names`` from a store's directory. Ignores names that are not of shards or tables of shards,
-    and missing files.
+    """Removes the shards and tables of shards ``names`` from a store's directory.
+
+    Ignores other names and missing files.
     """
     inner = {name for format in FORMATS.values() for name in format.files}
     for name in names:
@@ -95,8 +97,9 @@ def remove_shards(path: Path, names: Iterable[str]) -> None:
 
 
 def _remove_file_or_folder(path: Path, names: Iterable[str]) -> None:
-    """Removes a file. Or removes the files ``names`` from a folder, and the folder if it is then empty. Ignores missing
-    ones.
+    """Removes a file, or a folder with the files ``names``. Keeps a folder that has other files, too.
+
+    Ignores missing files.
     """
     if path.is_dir() and not path.is_symlink():
         for name in names:

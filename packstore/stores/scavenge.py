@@ -1,8 +1,8 @@
 """Recovers manifest, columns and images from the file of a store that does not open.
 
-Each format does this in its own folder. The manifest determines the layout of HDF5 and ``.pth`` files; so it is
-found in the bytes, corrected if need be, and tells where everything is. LMDB's leaf pages identify their own
-content. Nothing here is proven: callers compare checksums. Memory is about 24 bytes a record.
+Each format does this in its own folder. HDF5 and ``.pth``: the manifest is found in the bytes, corrected if need be,
+and determines the offset of everything. LMDB: leaf pages identify their own content. Nothing here compares checksums of
+records: callers do. Memory is about 24 bytes a record.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class ScavengedData:
         recovered: Its manifest, or None.
         columns: Recovered columns by name, each with as many values as the manifest has records.
         records: Number of records, as far as known.
-        images: Takes a record's number; returns candidates for its image, the likeliest last.
-        orphans: Takes the checksums of missing images; yields (checksum, image) for those found in the file without an
-            entry that names them.
-        alternatives: By name, for columns that may have several copies: takes a record's number; returns candidates for
-            its value. The column itself has the likeliest.
+        images: Function of a record's number. Returns candidates for its image, the likeliest last.
+        orphans: Function of the checksums of missing images. Yields (checksum, image) of each that is in the file
+            although its entry is lost.
+        alternatives: For columns that may have several copies, by name: function of a record's number. Returns
+            candidates for its value. The column in ``columns`` has the likeliest.
     """
 
     recovered: RecoveredManifest | None
@@ -45,12 +45,12 @@ class ScavengedData:
 
 
 def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:
-    """Yields nothing: for formats that find no images without an entry."""
+    """Yields nothing: the ``orphans`` of formats that find no images without an entry."""
     return iter(())
 
 
 def scavenge_reader(reader: Reader) -> ScavengedData:
-    """Returns the columns and images of a damaged store that still opens; leaves out those that cannot be read."""
+    """Returns the columns and images of a damaged store that still opens. Leaves out those that cannot be read."""
     columns: dict[str, ColumnData] = {}
     for column in reader.manifest.columns[1:]:
         try:
@@ -68,8 +68,9 @@ def scavenge_reader(reader: Reader) -> ScavengedData:
 
 
 def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapping[str, int]) -> ScavengedData:
-    """Recovers columns and images from a file, given the offsets of all its arrays. Leaves out arrays that the file
-    ends before; of a fixed image column, keeps the complete records.
+    """Recovers columns and images from a file, given the offsets of all its arrays.
+
+    Leaves out arrays that reach past the end of the file. Of fixed images, only those past the end are missing.
 
     Args:
         data: All bytes of the file.
@@ -104,7 +105,7 @@ def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapp
 
 
 def array_names(column: Column) -> list[str]:
-    """Returns the names of the arrays that store a column: one, or for a ragged column bytes and offsets."""
+    """Returns the names of the arrays of a column: ``label``, or if ragged ``key/bytes`` and ``key/offsets``."""
     return [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
 
 
@@ -116,8 +117,9 @@ def list_array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
 
 
 def view_column(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
-    """Returns a column as a view of the bytes of its arrays, see :func:`array_names`. Corrects the first and the last
-    offset of a ragged column.
+    """Returns a column as a view of the bytes of its arrays, see :func:`array_names`.
+
+    If the first or last offset of a ragged column is wrong, corrects both in a copy of the offsets.
     """
     if column.kind == "ragged":
         data, offsets = _view_array(parts[0], np.dtype("u1"), (-1,)), _view_array(parts[1], OFFSET, (records + 1,))

@@ -15,10 +15,9 @@ from packstore.core.manifest import Column
 
 
 def concatenate_column(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
-    """Concatenates a column's values of several shards. Returns those of a single shard as they are, else read-only
-    arrays.
+    """Concatenates a column's values of several shards to read-only arrays. Returns those of a single shard unchanged.
 
-    With ``copy``, copies each shard's values at once, so that they do not keep the shard open.
+    ``copy``: copy the values of each shard before the next one is read. Arrays of a shard would keep its file open.
     """
     parts = [_copy_column_values(part) for part in values] if copy else [*values]
     if len(parts) == 1:
@@ -45,8 +44,9 @@ def _copy_column_values(values: ColumnData) -> ColumnData:
 
 
 def columns_match(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
-    """Returns whether a shard's columns are declared like those of its store. The shard may lack the last classes,
-    which later shards added.
+    """Returns whether a shard's columns are declared like those of its store.
+
+    The shard may lack the last classes, which later shards added.
     """
     if len(shard) != len(whole):
         return False

@@ -49,20 +49,22 @@ _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class ShardedReader(Reader):
-    """Reads a sharded store; opens shards when they are needed.
+    """Reads a sharded store. Opens shards when they are needed.
 
-    It holds up to 1,024 shards open, or fewer if the process may not open enough files. With no more shards than that,
-    it opens all files at the beginning, and still works after the store is replaced. With more, it closes those used
-    longest ago. Every time a shard is opened, its manifest must have the digest that the table says. So after the store
-    is replaced, opening another shard raises :class:`StoreError`: a shard of the new store is never taken for one of
-    the old store.
+    Holds up to 1,024 shards open, or fewer if the process may not open enough files.
+
+    - No more shards than that: opens all files at the beginning, and still works after the store is replaced.
+    - More shards: closes those that were used longest ago. :meth:`view`, :meth:`array` and :meth:`value` copy.
+
+    Each opened shard must have the manifest digest that the table lists. After the store is replaced, opening another
+    shard therefore raises :class:`StoreError`.
     """
 
     def __init__(self, path: Path, manifest: Manifest, files: dict[int, int], promised: int) -> None:
         """Args:
         path: Path of the store.
         manifest: Its manifest, with the table.
-        files: Descriptors of shards that are open already, by number; the reader closes them.
+        files: Descriptors of shards that are open already, by number. The reader closes them.
         promised: Number of open files reserved for the reader.
         """
         table = _require_table(manifest)
@@ -84,19 +86,19 @@ class ShardedReader(Reader):
         self._closed = False
 
     def read(self, index: int) -> Buffer:
-        """Returns the image; opens the record's shard if need be. Raises :class:`IndexError` outside the range."""
+        """Returns the image, and opens its shard if need be. Raises :class:`IndexError` outside the range."""
         reader, local = self._locate_record(index)
         return reader.read(local)
 
     def view(self, index: int) -> Buffer:
-        """Returns the image without a copy; with one if the reader holds only some shards open at a time."""
+        """Returns a view of the image, or a copy if the reader holds only some shards open at a time."""
         reader, local = self._locate_record(index)
         view = reader.view(local)
         # A copy: a view keeps its shard's map open, so a batch could keep as many files open as it has records.
         return bytes(view) if self._bounded else view
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Returns the images of some records, in their order; reads a linked store shard by shard."""
+        """Returns the images of some records, in their order. Reads a linked store shard by shard."""
         if not self.manifest.is_linked or not len(records):
             return super().views(records)
         found: list[Buffer] = [b""] * len(records)
@@ -106,14 +108,16 @@ class ShardedReader(Reader):
         return found
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the operating system to read the record's image from the disk. Does nothing if only some shards are open
-        at a time: then views are copies."""
+        """Asks the operating system to read the record's image from the disk.
+
+        Does nothing if the reader holds only some shards open at a time, since views are copies then.
+        """
         if not self._bounded:
             reader, local = self._locate_record(index)
             reader.will_need(local, view)
 
     def array(self, index: int) -> NDArray[Any]:
-        """Returns the image as an array; a copy if the reader holds only some shards open at a time."""
+        """Returns the image as an array. It is a copy if the reader holds only some shards open at a time."""
         reader, local = self._locate_record(index)
         array = reader.array(local)
         if self._bounded:
@@ -122,16 +126,18 @@ class ShardedReader(Reader):
         return array
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the value; opens the record's shard if need be. Bytes are a copy if the reader holds only some shards
-        open at a time.
+        """Returns the value, and opens its shard if need be.
+
+        Bytes are a copy if the reader holds only some shards open at a time.
         """
         reader, local = self._locate_record(index)
         value = reader.value(name, local)
         return bytes(value) if self._bounded and isinstance(value, memoryview) else value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values of some records; opens only the shards that have them. Raises :class:`IndexError` for a
-        number without a record.
+        """Returns the values of some records, and opens only the shards that have them.
+
+        Raises :class:`IndexError` for a number without a record.
         """
         column = self.manifest.column(name)
         if column.kind != "fixed" or name == "image":
@@ -162,8 +168,9 @@ class ShardedReader(Reader):
         return reader.key(local)
 
     def column(self, name: str) -> ColumnData:
-        """Opens all shards, concatenates their values of a column in memory, and keeps the result. Raises
-        :class:`StoreError` for ``image``.
+        """Opens all shards, concatenates their values of a column in memory, and keeps the result.
+
+        Raises :class:`StoreError` for ``image``.
         """
         column = self.manifest.column(name)
         if name == "image":
@@ -186,11 +193,12 @@ class ShardedReader(Reader):
             reader.close()
 
     def shard(self, number: int) -> Reader:
-        """Returns the reader of a shard; opens the shard if need be, and may close others to make room.
+        """Returns the reader of a shard. Opens a closed one, and may close others to make room.
 
-        Raises :class:`StoreError` that names the shard if it is missing or incomplete, or if it is not the shard in the
-        manifest. Also raises :class:`StoreError` if this reader is closed. Raises :class:`UsageError` if the process
-        may not open more files.
+        Raises:
+            StoreError: The shard is missing, incomplete, or not the one that the table lists. The store was replaced,
+                or this reader is closed.
+            UsageError: The process may not open more files.
         """
         if self._bounded:
             self._used[number] = next(self._clock)
@@ -216,13 +224,15 @@ class ShardedReader(Reader):
         return reader
 
     def _fetch_before_opening(self, number: int) -> None:
-        """Fetches a shard without holding the lock, so that other threads can open others. Does nothing here: local
-        shards need no fetching.
+        """Fetches a shard while other threads may open other shards. Does nothing here: local shards are there already.
+
+        Called without holding the lock.
         """
 
     def check_files(self) -> None:
-        """Raises :class:`StoreError` if a shard's file is missing or has another size, or if another store has replaced
-        this one.
+        """Raises :class:`StoreError` if the file of a closed shard is missing or has another size.
+
+        The error says so if another store has replaced this one.
         """
         try:
             with self._lock:
@@ -234,8 +244,9 @@ class ShardedReader(Reader):
             raise
 
     def _close_oldest(self) -> None:
-        """Closes an eighth of the open shards, those used longest ago. Arrays and views in use keep their
-        files open.
+        """Drops an eighth of the open shards, those that were used longest ago.
+
+        Arrays and views in use keep the files open.
         """
         oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + len(self._open) // 8]
         for number in oldest:
@@ -243,8 +254,10 @@ class ShardedReader(Reader):
         self._used = {number: self._used.get(number, -1) for number in self._open}
 
     def _is_manifest_canonical(self) -> bool:
-        """Returns whether the manifest's file has this manifest's digest and is canonical JSON, as each version of
-        packstore writes it. False if the file cannot be read."""
+        """Returns whether the manifest's file has this manifest's digest and is canonical JSON, as packstore writes it.
+
+        Returns False if the file cannot be read.
+        """
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
             text = (self.path / MANIFEST_FILE).read_bytes()
@@ -253,8 +266,9 @@ class ShardedReader(Reader):
             return False
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields missing and surplus files, wrong sizes and SHA-256 (unless ``quick``), faults in each shard, a changed
-        manifest, and a wrong digest of all records. Opens all shards.
+        """Yields a changed manifest, surplus files, faults of each shard, and a wrong digest of all records.
+
+        Opens all shards. ``quick``: compare no SHA-256.
         """
         shards = self._table
         if not self._is_manifest_canonical():
@@ -275,8 +289,10 @@ class ShardedReader(Reader):
             )
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of one shard: a missing or unreadable file, a wrong SHA-256 (not checked if ``quick``), and
-        the faults that the shard's reader finds."""
+        """Yields the faults of a shard: why it does not open, a wrong SHA-256, and the faults that its reader finds.
+
+        ``quick``: do not compute the SHA-256.
+        """
         start = self._starts[number]
         file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end
@@ -302,8 +318,9 @@ class ShardedReader(Reader):
     def _group_by_shard(
         self, records: NDArray[np.int64]
     ) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields the reader of each shard that has some of ``records``, with their positions in ``records`` and their
-        numbers in the shard. Opens one shard after the other.
+        """Groups ``records`` by shard: yields the shard's reader, their positions in ``records``, their numbers in it.
+
+        Opens one shard after the other.
         """
         numbers = np.searchsorted(self._table.starts, records, "right") - 1
         local = records - self._table.starts[numbers]
@@ -314,8 +331,9 @@ class ShardedReader(Reader):
             yield self.shard(int(numbers[some[0]])), some, local[some]
 
     def _locate_record(self, index: int) -> tuple[Reader, int]:
-        """Returns the reader of the shard with record ``index``, and the record's number in it; opens the shard if need
-        be. Raises :class:`IndexError`.
+        """Returns the reader of the shard with record ``index``, and the record's number in the shard.
+
+        Opens a closed shard. Raises :class:`IndexError` if there is no such record.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
@@ -324,8 +342,9 @@ class ShardedReader(Reader):
         return reader or self.shard(number), index - self._starts[number]
 
     def _raise_if_replaced(self) -> None:
-        """Raises :class:`StoreError` if another store has replaced this one, which explains a missing or different
-        shard. Does nothing if the manifest cannot be read.
+        """Raises :class:`StoreError` if another store has replaced this one.
+
+        Does nothing if the manifest cannot be read.
         """
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
@@ -339,8 +358,9 @@ class ShardedReader(Reader):
         return f"shard {name} of {printable(str(self.path))}"
 
     def _check_file_size(self, number: int, nbytes: int, held: int | None) -> None:
-        """Raises :class:`StoreError` if a shard's file is missing or has another size than the table says. ``held`` is
-        its descriptor if it is open.
+        """Raises :class:`StoreError` if a shard's file is missing, or does not have ``nbytes`` bytes.
+
+        ``held``: descriptor of the file, or None if it is not open.
         """
         name = self._table.name(number)
         try:
@@ -352,10 +372,10 @@ class ShardedReader(Reader):
             raise StoreError(f"{self._describe_shard(name)} has {size} bytes, expected {nbytes}")
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
-        """Opens a shard, or takes its open descriptor ``held``, which it closes.
+        """Opens a shard by its path, or by the open descriptor ``held``, which is closed.
 
-        Raises :class:`StoreError` if the file cannot be opened, or differs from the table in size, manifest, images or
-        records.
+        Raises :class:`StoreError` if the file cannot be opened, or differs from store or table in format, encoding,
+        columns, records, images, size or manifest.
         """
         shard = self._table[number]
         path, where = self.path / shard.name, self._describe_shard(shard.name)
@@ -392,8 +412,9 @@ class ShardedReader(Reader):
 
 
 def open_sharded(path: Path) -> ShardedReader:
-    """Opens the sharded store at ``path``; starts again if another store replaces it meanwhile. Raises
-    :class:`StoreError`, also after eight replacements.
+    """Opens the sharded store at ``path``. Retries up to eight times if another store replaces it meanwhile.
+
+    Raises :class:`StoreError` if manifest or table cannot be read, or if all tries failed.
     """
     for _ in range(_OPEN_TRIES):
         before = manifest_identity(path)
@@ -411,17 +432,18 @@ def open_sharded(path: Path) -> ShardedReader:
 
 
 def reserve_open_files(table: ShardTable) -> int:
-    """Reserves open files for a reader of these shards, raising the process's limit if need be. Returns how many it
-    got.
+    """Reserves open files for a reader of these shards, and raises the process's limit if need be.
+
+    Returns the number of reserved files, which may be smaller than needed.
     """
     return raise_open_file_limit(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
 
 
 def _open_files(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
-    """Opens the files of all shards, if the process may have them all open, else none.
+    """Opens the files of all shards. Opens none if the process may not have all of them open.
 
     Returns their descriptors by shard number, and the number of open files reserved. Leaves out files that cannot be
-    opened: reading them raises the reason.
+    opened: opening the shard later raises the error.
     """
     table, format = _require_table(manifest), FORMATS[manifest.format]
     promised = reserve_open_files(table)
@@ -441,6 +463,6 @@ def _close_files(files: dict[int, int], promised: int) -> None:
 
 
 def _require_table(manifest: Manifest) -> ShardTable:
-    """Returns the table of shards, which every manifest of a sharded store has. Asserts that the table is there."""
+    """Returns the table of shards in a sharded store's manifest. Asserts that there is one."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards

@@ -17,8 +17,8 @@ from packstore.stores.base import parse_manifest
 def read_sharded_manifest(path: Path) -> Manifest:
     """Reads the manifest and the table of shards of the sharded store at ``path``.
 
-    Raises :class:`StoreError` if one of them is missing or damaged, or the store has no shards, or shards with a suffix
-    that their format does not use.
+    Raises :class:`StoreError` if one of them is missing or damaged, if the manifest names no shards, or if the shards'
+    suffix is not that of their format.
     """
     file = path / MANIFEST_FILE
     shown = printable(str(path))
@@ -37,8 +37,9 @@ def read_sharded_manifest(path: Path) -> Manifest:
 
 
 def read_table(path: Path, table: ShardTable) -> ShardTable:
-    """Reads the table's file in the sharded store at ``path``. Returns ``table`` with its rows. Raises
-    :class:`StoreError` if the file is missing or has another digest.
+    """Reads the table's file in the sharded store at ``path``. Returns ``table`` with its rows.
+
+    Raises :class:`StoreError` if the file is missing or has another digest.
     """
     file = path / table.file
     try:
@@ -53,8 +54,9 @@ def read_table(path: Path, table: ShardTable) -> ShardTable:
 
 
 def manifest_identity(path: Path) -> tuple[int, int]:
-    """Returns device and inode of the manifest's file, which change when a store is replaced. Raises
-    :class:`StoreError` if there is no such file.
+    """Returns device and inode of the manifest's file, which change when a store is replaced.
+
+    Raises :class:`StoreError` if there is no such file.
     """
     try:
         return device_and_inode(path / MANIFEST_FILE)

@@ -96,6 +96,7 @@ def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
         assert not Path(f"/proc/{number}").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_agent_is_said_in_one_line_and_replaced(store: ObjectStore) -> None:
     def kill_agent() -> None:
         number = get_agent_if_forked().process_id

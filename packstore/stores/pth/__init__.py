@@ -50,13 +50,13 @@ class Pth(Format):
         return read_manifest(path)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        """Maps the images, which follow each other from a fixed offset."""
+        """Maps the file and returns a function that views an image. The images lie one after another in the file."""
         from packstore.stores.pth.store import IMAGES_START
 
         return map_consecutive_images(path, IMAGES_START, sizes)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
-        """Recovers columns and images by the offsets that the manifest ``recovered`` gives; it may not be None."""
+        """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required."""
         from packstore.stores.pth.scavenge import scavenge
 
         assert recovered is not None

@@ -1,8 +1,8 @@
 """Builds and compares the bytes around the entries of a ``.pth``, which follow from the entries' names, sizes and CRCs.
 
 Neither torch nor Python's zipfile checks most of them: padding, local copies of sizes and CRCs, dates, attributes. This
-module builds them as :class:`packstore.stores.pth.store.PthWriter` (that is, :mod:`zipfile`) does (APPNOTE.TXT of
-PKWARE, 4.3.7 to 4.3.16), and compares them byte for byte.
+module builds the bytes that :class:`packstore.stores.pth.store.PthWriter` writes by :mod:`zipfile`, and compares them.
+The format is that of PKWARE's APPNOTE.TXT, 4.3.7 to 4.3.16.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MAX32 = 0xFFFFFFFF
 
 
 def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> Iterator[Problem]:
-    """Yields a problem for each header that differs from what packstore writes, and one for bytes behind the zip.
+    """Yields a problem for each header that packstore would write differently, and one for bytes behind the zip.
 
-    Yields nothing if fewer than half of the entries' headers match, as in a file of another program.
+    Yields nothing if fewer than half of the entries' headers match: another program wrote the file.
 
     Args:
         map: The whole file.
@@ -72,20 +72,21 @@ def build_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int
 
 
 def build_padding_field(position: int, name: bytes) -> bytes:
-    """Returns the extra field that aligns an entry's content; the entry's header is at ``position``."""
+    """Returns the extra field that aligns the content of an entry, whose header is at ``position``, to 64 bytes."""
     size = -(position + _LOCAL.size + len(name) + 20 + 4) % ALIGNMENT
     return b"FB" + size.to_bytes(2, "little") + b"Z" * size
 
 
 def compute_content_start(position: int, name: str) -> int:
-    """Returns the offset of an entry's content, if the entry's header is at ``position``."""
+    """Returns the offset of the content of an entry, whose header is at ``position``."""
     raw = name.encode("utf-8")
     return position + _LOCAL.size + len(raw) + len(build_padding_field(position, raw)) + 20
 
 
 def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position: int) -> bytes:
-    """Returns the directory's record of an entry whose header is at ``position``. Numbers too large for 32 bits are in
-    a zip64 field.
+    """Returns the directory's record of an entry, whose header is at ``position``.
+
+    Numbers of 2 GiB and more are in a zip64 field.
     """
     size, offset, large = info.file_size, position, []
     if size > _LIMIT:
@@ -104,9 +105,7 @@ def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, pos
 
 
 def _build_directory_end(count: int, start: int, size: int) -> bytes:
-    """Returns the end of the zip's directory; with zip64's record and locator before it if numbers are too large
-    without them.
-    """
+    """Returns the end of the zip's directory. Large numbers need zip64's record and locator, which come before it."""
     end64 = b""
     if count > zipfile.ZIP_FILECOUNT_LIMIT or start > _LIMIT or size > _LIMIT:
         end64 = _END64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, start)

@@ -1,8 +1,8 @@
 """Reads the pickle inside a ``.pth`` without torch and without running anything: it only describes the objects.
 
-:mod:`packstore.core.pickle_machine` interprets it. A name becomes a :class:`Global`; a call becomes a
-:class:`SavedTensor` if it is torch's usual one for a plain tensor, else a :class:`Call`. So a stranger's file can
-neither execute anything nor crash the process by deep nesting, as it could inside torch.
+:mod:`packstore.core.pickle_machine` interprets it. A name becomes a :class:`Global`. Torch's usual call for a plain
+tensor becomes a :class:`SavedTensor`, and any other call a :class:`Call`. A stranger's file can neither execute
+anything nor crash the process by deep nesting, as it could inside torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_RANK = 64
 
 
 class _Described(StandIn):
-    """Description of an object that is never made; it ignores the object's state and items."""
+    """Description of an object that is never made. Ignores the object's state and items."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Storage(_Described):
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor(_Described):
-    """A strided view of a storage, in elements, without gradient and flags."""
+    """A strided view of a storage: a plain tensor without gradient. Offset and strides are in elements."""
 
     storage: Storage
     offset: int
@@ -72,10 +72,11 @@ class Global(_Described):
 
 
 def unpickle(data: bytes) -> Any:
-    """Returns the object in the pickle ``data`` as dicts, lists, tuples, strings, numbers, and descriptions such as
-    :class:`SavedTensor`. Calls nothing.
+    """Returns the object in the pickle ``data``. Calls nothing.
 
-    Raises :class:`packstore.core.pickle_machine.PickleError`, also for more than 200,000 operations.
+    The object consists of dicts, lists, tuples, strings, numbers, and descriptions such as :class:`SavedTensor`.
+    Raises :class:`packstore.core.pickle_machine.PickleError` for a damaged pickle, an unsupported one, or one of more
+    than 200,000 operations.
     """
     return interpret_pickle(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _parse_storage)
 

@@ -50,7 +50,7 @@ class Tensor:
 
 
 def dump_dict(content: Mapping[str, Any]) -> bytes:
-    """Pickles ``content`` in protocol 2; its values are ``str``, :class:`Tensor` or such dicts."""
+    """Pickles ``content`` in protocol 2. Its values are ``str``, :class:`Tensor` or such dicts."""
     return pickle.PROTO + b"\x02" + _dump_value(content) + pickle.STOP
 
 

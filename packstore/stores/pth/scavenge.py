@@ -8,7 +8,7 @@ from packstore.stores.scavenge import ScavengedData, list_array_sizes, scavenge_
 
 
 def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
-    """Recovers the columns and images of a ``.pth`` from its bytes and manifest."""
+    """Recovers the columns and images of a ``.pth`` from its bytes, at the offsets that follow from its manifest."""
     starts: dict[str, int] = {}
     position = 0
     for number, (name, size) in enumerate(list_array_sizes(recovered.manifest)):

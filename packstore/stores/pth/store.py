@@ -2,13 +2,18 @@
 
 ``torch.load(path, mmap=True, weights_only=True)`` opens it.
 
-The dict: ``image`` is a tensor ``(N, *shape)``, or if ragged ``{"bytes": uint8, "offsets": int64}``; so is every other
-column; ``manifest`` is the JSON. uint64 (``checksum``), uint32 and uint16 columns are int64, int32 and int16 tensors
-with the same bits, because torch supports the unsigned types only in part; bfloat16 is ``torch.bfloat16``.
+The dict:
 
-torch.save would need all images in memory. The layout is small and stable (``torch/serialization.py``): stored zip
-entries ``archive/data.pkl`` (the dict, with tensors as ``_rebuild_tensor_v2`` calls on persistent ids),
-``archive/data/0`` … (raw storages), ``archive/byteorder`` and ``archive/version``. So images are streamed as the first
+- A fixed column, such as ``image``, is a tensor ``(N, *shape)``.
+- A ragged column is ``{"bytes": uint8, "offsets": int64}``.
+- ``manifest`` is the JSON.
+
+uint64 (``checksum``), uint32 and uint16 columns are int64, int32 and int16 tensors with the same bits, because torch
+supports the unsigned types only in part. bfloat16 is ``torch.bfloat16``.
+
+The zip has the uncompressed entries ``archive/data.pkl`` (the dict, with tensors as ``_rebuild_tensor_v2`` calls on
+persistent ids), ``archive/data/0`` … (raw storages), ``archive/byteorder`` and ``archive/version``. This layout is
+stable (``torch/serialization.py``). torch.save would need all images in memory. Here images are streamed as the first
 entry, and the rest follows once their number is known. Neither writing nor reading needs torch.
 """
 
@@ -33,20 +38,18 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
+from packstore.stores.pth.layout import build_padding_field, compute_content_start
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
 from packstore.stores.pth.pickle_writer import STORAGE, Tensor, dump_dict
 from packstore.stores.pth.zip import Archive, ZipError, check_zip
 
 _PREFIX = "archive"
-_ALIGNMENT = 64  # torch.save's own
-_LOCAL_HEADER = 30
-_ZIP64_EXTRA = 20
 _JOIN_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 22
 
 
 class PthWriter(FileWriter):
-    """Creates the file and streams images into its entry ``archive/data/0``; :meth:`seal` adds all other entries."""
+    """Creates the file and streams images into its entry ``archive/data/0``. :meth:`seal` adds all other entries."""
 
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)
@@ -71,7 +74,7 @@ class PthWriter(FileWriter):
             self._ends.append(sizes)
 
     def suspend(self) -> None:
-        """Finishes and closes the zip, if it is open; :meth:`seal` opens it again."""
+        """Finishes and closes the zip, which :meth:`seal` opens again. Idempotent."""
         if self._entry is not None:
             self._entry.close()
             self._entry = None
@@ -83,8 +86,9 @@ class PthWriter(FileWriter):
             self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        """Adds an entry for each array of the columns, then the pickle that describes them, the byte order and the
-        version, and closes the zip.
+        """Adds an entry for each array of the columns, and closes the zip.
+
+        The last entries are the pickle that describes the columns, the byte order and the version.
         """
         self.suspend()
         storages: list[NDArray[Any]] = []
@@ -137,9 +141,10 @@ class PthWriter(FileWriter):
 
 
 class PthReader(MappedReader):
-    """Reads a ``.pth`` over one map of the file, without torch; executes nothing and copies nothing. Opening raises
-    :class:`StoreError` for tensors that are not plain, contiguous and aligned. Of ragged offsets it checks only the
-    first and the last.
+    """Reads a ``.pth`` through a map of the file, without torch. Executes nothing and copies nothing.
+
+    Opening raises :class:`StoreError` if the file cannot be read, does not fit the manifest, or has tensors that are
+    not plain, contiguous and aligned. Of ragged offsets, opening checks only the first and the last.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
@@ -161,8 +166,9 @@ class PthReader(MappedReader):
         super().close()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the offsets of ragged columns; unless ``quick``, also wrong CRC-32 and changed headers of
-        zip entries.
+        """Yields faults of the offsets of ragged columns.
+
+        Without ``quick``, also yields wrong CRC-32 and changed headers of zip entries.
         """
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
@@ -172,13 +178,14 @@ class PthReader(MappedReader):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
+    """Reads the manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError` for a missing or damaged one."""
     return _parse_stored_manifest(_load_content(path)[1], path)
 
 
 def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
-    """Opens the zip, by its open ``descriptor`` if there is one, and describes the dict in its pickle. Raises
-    :class:`StoreError` if it cannot be read, or the dict has no manifest as text.
+    """Opens the zip, by its open ``descriptor`` if that is not None, and describes the dict in its pickle.
+
+    Raises :class:`StoreError` if the zip cannot be read, or the dict has no manifest as text.
     """
     try:
         with reading(path, descriptor) as opened:
@@ -196,8 +203,9 @@ def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, d
 
 
 def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
-    """Parses the manifest in a ``.pth``. Raises :class:`StoreError` if it is damaged, or describes another kind of
-    store.
+    """Parses the manifest in a ``.pth``.
+
+    Raises :class:`StoreError` if the manifest is damaged, or describes another kind of store.
     """
     manifest = parse_manifest(content["manifest"], path)
     if manifest.format != "pth" or manifest.shards:
@@ -207,8 +215,10 @@ def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
 
 
 def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
-    """Returns a column as arrays over the memory map. Raises :class:`StoreError` unless ``value`` is a tensor or, for a
-    ragged column, a dict of bytes and offsets.
+    """Returns a column as arrays over the memory map.
+
+    Raises :class:`StoreError` unless ``value`` is a tensor or, for a ragged column, a dict of two tensors ``bytes`` and
+    ``offsets`` of one dimension.
     """
     if column.kind == "fixed":
         return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")
@@ -224,8 +234,9 @@ def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> Who
 
 
 def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
-    """Returns a tensor as a read-only view of the map. Raises :class:`StoreError` unless it is plain, contiguous,
-    aligned, and of dtype ``dtype``.
+    """Returns a tensor as a read-only view of the map.
+
+    Raises :class:`StoreError` unless it is plain, contiguous, aligned, of dtype ``dtype``, and within its storage.
     """
     if not isinstance(tensor, SavedTensor):
         raise StoreError(f"{where} is {_describe_value(tensor)}, not a plain tensor")
@@ -245,8 +256,9 @@ def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArra
 
 
 def _is_contiguous(tensor: SavedTensor) -> bool:
-    """Returns whether a tensor is contiguous as torch defines it: strides of dimensions of size 1 and of an empty
-    tensor do not matter.
+    """Returns whether a tensor is contiguous as torch defines it.
+
+    Strides of dimensions of size 1 do not matter, nor those of an empty tensor.
     """
     if len(tensor.shape) != len(tensor.stride):
         return False
@@ -263,38 +275,24 @@ def _describe_value(value: Any) -> str:
     return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
 
 
-def _compute_padding(data: int) -> int:
-    """Returns the bytes of padding that align the data, which would begin at ``data`` without the padding field."""
-    return -(data + 4) % _ALIGNMENT
-
-
-def _compute_images_start() -> int:
-    """Returns the offset at which the content of the first entry begins."""
-    data = _LOCAL_HEADER + len(f"{_PREFIX}/data/0") + _ZIP64_EXTRA
-    return data + 4 + _compute_padding(data)
-
-
-IMAGES_START = _compute_images_start()
+IMAGES_START = compute_content_start(0, f"{_PREFIX}/data/0")
 """Offset of the images in the file."""
 
 
 class _Zip64Info(zipfile.ZipInfo):
-    """Zip entry whose sizes are in the zip64 field alone. Python writes this form itself only from 3.11.4 on."""
+    """Zip entry that has its sizes only in the zip64 field, as in Python from 3.11.4 on."""
 
     def FileHeader(self, zip64: bool | None = None) -> bytes:  # noqa: N802 - zipfile's name
-        """Returns the entry's local header; with ``zip64``, its 32-bit sizes are 0xFFFFFFFF."""
+        """Returns the entry's local header. With ``zip64``, its 32-bit sizes are 0xFFFFFFFF."""
         header = super().FileHeader(zip64)
         return header[:18] + b"\xff" * 8 + header[26:] if zip64 else header
 
 
 def _create_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    """Opens a new stored entry for writing; its data begin at a multiple of 64 bytes."""
+    """Opens a new uncompressed entry for writing. Its content begins at a multiple of 64 bytes."""
     info = _Zip64Info(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
     info.create_version = info.extract_version = zipfile.ZIP64_VERSION
     assert archive.fp is not None
     start = archive.start_dir if hasattr(archive, "start_dir") else archive.fp.tell()
-    data = start + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA
-    padding = _compute_padding(data)
-    # torch pads with the extra field "FB".
-    info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
+    info.extra = build_padding_field(start, info.filename.encode("ascii"))
     return archive.open(info, "w", force_zip64=True)

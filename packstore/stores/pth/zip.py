@@ -36,14 +36,17 @@ _ZIP_ERRORS = (
 
 
 class ZipError(Exception):
-    """The zip is damaged; the message says how. The reader turns it into a
-    :class:`packstore.core.errors.StoreError`.
+    """The zip is damaged; the message says how.
+
+    :mod:`packstore.stores.pth.store` raises :class:`packstore.core.errors.StoreError` instead.
     """
 
 
 class Archive:
-    """The entries of a ``.pth`` file, over one map of it. Opening raises :class:`ZipError` for entries that overlap or
-    have the same name, for more than 10,000 entries, and for a zip without torch's ``data.pkl``.
+    """Reads the entries of a ``.pth`` file from a map of it.
+
+    Opening raises :class:`ZipError` for entries that overlap or have the same name, for more than 10,000 entries, and
+    for a zip without exactly one ``data.pkl`` of torch.
 
     Attributes:
         map: The whole file, ``uint8``; arrays over it keep the map alive.
@@ -75,8 +78,9 @@ class Archive:
         self._prefix = pickles[0].removesuffix("data.pkl")
 
     def read_pickle(self) -> bytes:
-        """Returns the pickle. Raises :class:`ZipError` if it is missing or too large, or the file's numbers are not
-        little-endian.
+        """Returns the pickle. Raises :class:`ZipError` if the pickle is too large, compressed or damaged.
+
+        Raises it also for a file of big-endian numbers.
         """
         if f"{self._prefix}byteorder" in self._entries and self.view_entry("byteorder").tobytes() != b"little":
             raise ZipError("its numbers are not little-endian")
@@ -86,8 +90,10 @@ class Archive:
         return data.tobytes()
 
     def view_entry(self, name: str) -> NDArray[np.uint8]:
-        """Returns the content of an entry as a view of the map. Raises :class:`ZipError` if the entry is missing,
-        compressed or damaged.
+        """Returns the content of an entry as a view of the map. Does not compare the CRC-32.
+
+        ``name``: the entry's path below the archive's folder. Raises :class:`ZipError` if the entry is missing,
+        compressed, encrypted or damaged.
         """
         info = self._entries.get(self._prefix + name)
         if info is None:
@@ -108,8 +114,9 @@ class Archive:
 
 
 def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Raises :class:`ZipError` if entries overlap each other or the directory at ``end``, or if there are more than
-    10,000.
+    """Raises :class:`ZipError` for more than 10,000 entries, and for entries that overlap.
+
+    ``end``: offset of the directory, which no entry may overlap either.
     """
     if len(entries) > _MAX_ENTRIES:
         raise ZipError(f"it has {len(entries)} zip entries")
@@ -120,10 +127,9 @@ def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
 
 
 def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Problem]:
-    """Yields a problem for each entry whose CRC-32 differs; torch never checks CRC-32. Then yields a problem for each
-    changed header.
+    """Yields a problem for each entry whose CRC-32 differs, and for each changed header. Torch checks neither.
 
-    ``map`` is the whole file.
+    ``map`` is the whole file. A broken zip directory is a single problem.
     """
     try:
         with io.BufferedReader(SlicedFile(map.data)) as file, zipfile.ZipFile(file) as archive:
@@ -150,7 +156,7 @@ class _Limited(io.BufferedReader):
     """A file object for :class:`zipfile.ZipFile` that refuses to read a directory of gigabytes into memory."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads. Raises ``zipfile.BadZipFile`` for more than 1 MiB at once."""
+        """Reads up to ``size`` bytes. Raises ``zipfile.BadZipFile`` for a ``size`` over 1 MiB."""
         if size is not None and size > _MAX_DIRECTORY:
             raise zipfile.BadZipFile(f"its directory has {size} bytes")
         return super().read(size)
