@@ -121,11 +121,12 @@ def test_what_reads_differently_each_time_is_refused(s3_double: Double, raw: str
         open_source(raw, kind="webdataset")
 
 
+@pytest.mark.parametrize("end", ["", "-2"], ids=["encrypted by KMS", "uploaded in parts"])
 def test_etags_that_are_no_digests(
-    s3_double: Double, raw: str, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    s3_double: Double, raw: str, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str
 ) -> None:
-    """As of uploads in parts: what reads the same twice is taken."""
-    monkeypatch.setattr("tests.makers.s3._etag", lambda data: f'"{len(data):032x}-2"')
+    """What reads the same twice is taken."""
+    monkeypatch.setattr("tests.makers.s3._etag", lambda data: f'"{len(data):032x}{end}"')
     s3_double.faults.append(Fault("flipped", "GET", "000001.tar$"))
     report = packstore.convert(raw, tmp_path / "x.lmdb", source_kind="webdataset")
     assert report.manifest.dataset_digest == packstore.convert(shards, tmp_path / "y.lmdb").manifest.dataset_digest

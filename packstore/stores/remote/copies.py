@@ -39,29 +39,28 @@ def cached_copy_key(store: ObjectStore, info: ObjectInfo) -> str:
 
 
 def _stream_and_prove(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
-    """Yields an object's bytes, the last one only once all are proven.
+    """Yields an object's bytes. Holds back the last byte until all are proven.
 
-    Compares them with the MD5 in the ETag; if it has none, with a second reading. Raises :class:`RemoteError` if they
-    differ, or if the object was replaced meanwhile.
+    Compares them with the ETag if it is an MD5. If that differs, compares them with a second reading: the ETag of an
+    encrypted object may look like an MD5. Raises :class:`RemoteError` if the readings differ, or if the object was
+    replaced meanwhile.
     """
     shown = printable(f"{store.url}/{info.name}")
     digest = _MD5.fullmatch(info.etag or "")
-    whole = hashlib.md5(usedforsecurity=False) if digest else hashlib.sha256()
+    whole, again = (hashlib.md5(usedforsecurity=False) if digest else hashlib.sha256() for _ in range(2))
     last = b""
     for piece in store.stream(info.name):
         whole.update(piece)
         yield last
         yield piece[:-1]
         last = bytes(piece[-1:])
-    if digest is None:
-        again = hashlib.sha256()
+    proven = digest is not None and whole.hexdigest() == digest[1]
+    if not proven:
         for piece in store.stream(info.name):
             again.update(piece)
-        expected = again.hexdigest()
-    else:
-        expected = digest[1]
+        proven = whole.digest() == again.digest()
     if store.head(info.name)[:3] != info[:3]:
         raise RemoteError(f"{shown} was replaced while it was read")
-    if whole.hexdigest() != expected:
+    if not proven:
         raise RemoteError(f"{shown} reads differently each time: the network or the server alters bytes")
     yield last
