@@ -35,14 +35,15 @@ class SparinglyCheckedReader(CheckedReader):
     """Wraps a reader, and makes the checks that cost little compared to reading and decoding.
 
     - Image files: compares each with its checksum whenever it is read.
-    - Arrays: checks a record at one of :data:`ARRAY_SHARE` reads. Each process begins the count at a random read. So
-      worker processes that live for one epoch do not always check the same records.
-    - All other columns: on first use, copies the values of one file of the store and compares the copy with the
-      column's digest and its range of classes. Then it returns values from the copy, which later changes of the file
-      cannot affect. A column that does not match, has more than :data:`MOST_KEPT_BYTES`, or may have large values
-      (:attr:`Column.one_by_one`) is checked record by record. The first read of a value checks the row checksum, which
-      needs all columns of the record, and keeps the value's hash. Later reads compare the hash. At most
-      :data:`MOST_KEPT_HASHES` hashes are kept.
+    - Arrays: compares the array with its checksum at one of :data:`ARRAY_SHARE` reads of the record. Each process
+      begins to count at a random number. Worker processes of one epoch therefore check different records.
+    - Small columns: on first use, copies the values of a file of the store, and compares the copy with the column's
+      digest and its range of classes. Returns values from the copy, which later changes of the file cannot affect.
+    - Other columns: compares the record with its row checksum when a value is read first, and keeps the value's hash,
+      up to :data:`MOST_KEPT_HASHES` hashes. Compares the hash at later reads.
+
+    A small column has up to :data:`MOST_KEPT_BYTES` and no large values (:attr:`Column.one_by_one`). A small column
+    that does not match is checked like the other ones.
 
     An image is checked in the map, and decoded from the same map right afterwards.
     """
@@ -62,8 +63,10 @@ class SparinglyCheckedReader(CheckedReader):
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
     def read(self, index: int) -> Buffer:
-        """Returns the image. Checks image files at every read, and arrays at one of 16 reads. Raises
-        :class:`CorruptRecordError`."""
+        """Returns the image. Checks an image file at every read, and an array at one of 16 reads.
+
+        Raises :class:`CorruptRecordError` if the image does not match its checksum.
+        """
         return self._verify_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
@@ -71,22 +74,28 @@ class SparinglyCheckedReader(CheckedReader):
         return self._verify_record(index, self._reader.view(index))
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
-        """Counts a read of each record, and checks the images whose turn it is: one of 16 reads. Raises
-        :class:`CorruptRecordError` for the first damaged one."""
+        """Counts a read of each record, and checks the images at one of 16 reads of the record.
+
+        Raises :class:`CorruptRecordError` for the first damaged image.
+        """
         reads = self._reads[records]
         self._reads[records] = reads + np.uint8(1)
         for row in np.flatnonzero((records + reads + self._first) % ARRAY_SHARE == 0).tolist():
             self.check_image(int(records[row]), images[row].data)
 
     def column(self, name: str) -> ColumnData:
-        """Returns a whole column after comparing it with its digest, once. Raises :class:`StoreError` if it differs."""
+        """Returns a whole column. The first call compares it with its digest, but not ``image``.
+
+        Raises :class:`StoreError` if the digest differs.
+        """
         if name != "image":
             self._check_digest(name)
         return self._reader.column(name)
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the value from the proven copy of its column, else proves the record. Raises
-        :class:`CorruptRecordError`, and :class:`IndexError` for a number without a record.
+        """Returns the value from the checked copy of its column. Without such a copy, checks the record.
+
+        Raises :class:`IndexError` for a number without a record, else the errors of :meth:`_read_and_prove`.
         """
         proven = self._proven.get(name)
         if proven is not None:
@@ -100,11 +109,9 @@ class SparinglyCheckedReader(CheckedReader):
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
-        """Reads a value and verifies it. Compares the value's hash with the hash of an earlier read. If no hash is kept
-        or the hashes differ, checks the row checksum and keeps the new hash.
+        """Reads a value, and compares its hash with that of an earlier read.
 
-        Raises :class:`CorruptRecordError` if the record does not match its row checksum. In a store without row
-        checksums, raises :class:`StoreError` if any column does not match its digest.
+        If no hash is kept or the hashes differ, calls :meth:`check_fields`, which may raise, and keeps the new hash.
         """
         try:
             value = self._reader.value(kept.column.name, index)
@@ -119,7 +126,8 @@ class SparinglyCheckedReader(CheckedReader):
         return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values from the proven copy. If the copy does not prove all of them, reads all unchecked:
+        """Returns the values from the checked copy of the column. If one is in no checked copy, reads all unchecked.
+
         :meth:`find_faults` reports the damaged ones.
         """
         kept = self._kept.get(name) or self._get_column_copy(name)
@@ -129,12 +137,14 @@ class SparinglyCheckedReader(CheckedReader):
         return values
 
     def key(self, index: int) -> str:
-        """Returns the key from the proven copy of the column, like :meth:`value`."""
+        """Returns the key from the checked copy of the column, like :meth:`value`."""
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Compares records with their row checksums if their values are not in a proven copy of the column. Returns the
-        faults by record. Raises :class:`StoreError` in a store without row checksums whose columns are damaged.
+        """Checks records whose values are not in a checked copy of the column by their row checksums.
+
+        Returns the first fault of each record. In a store without row checksums, raises :class:`StoreError` if any
+        column is damaged.
         """
         errors: dict[int, StoreError] = {}
         for name in names:
@@ -150,27 +160,32 @@ class SparinglyCheckedReader(CheckedReader):
         """Does nothing: values are checked when they are read."""
 
     def array(self, index: int) -> NDArray[Any]:
-        """Returns the array, checked at one of 16 reads of the record. Raises :class:`CorruptRecordError`."""
+        """Returns the array, checked at one of 16 reads of the record.
+
+        Raises :class:`CorruptRecordError` if it does not match its checksum.
+        """
         array = self._reader.array(index)
         if self._count_read(index):
             self.check_image(index, array.data, self._read_checksum(index))
         return array
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
-        """Checks an image file, or an array at one of 16 reads, and returns ``data``. Counts a read of an array. Raises
-        :class:`CorruptRecordError`."""
+        """Returns the image ``data`` after checking it: an image file always, an array at one of 16 reads.
+
+        Counts a read of an array. Raises :class:`CorruptRecordError` if ``data`` does not match its checksum.
+        """
         if self._all_images or self._count_read(index):
             self.check_image(index, data, self._read_checksum(index))
         return data
 
     def _count_read(self, index: int) -> bool:
-        """Counts a read of an array. Returns whether it is the array's turn to be checked."""
+        """Counts a read of an array. Returns whether this read is the one of 16 that is checked."""
         reads = self._count[index]
         self._count[index] = (reads + 1) & 255
         return not (index + reads + self._first) % ARRAY_SHARE
 
     def _read_checksum(self, index: int) -> int:
-        """Returns the checksum of an image, unproven: if it is damaged, the image does not match it."""
+        """Returns the checksum of an image, itself unchecked. An image does not match a damaged checksum."""
         if len(self._starts) > 1:
             return int(self._reader.value("checksum", index))
         if self._checksums is None:
@@ -179,14 +194,15 @@ class SparinglyCheckedReader(CheckedReader):
         return self._checksums[index]
 
     def _get_column_copy(self, name: str) -> _ColumnCopy:
-        """Returns the copy of a column in memory; makes one without values on the first call."""
+        """Returns the copy of a column in memory. The first call makes one without values."""
         column = self.manifest.column(name)
         with self._lock:
             return self._kept.setdefault(name, _ColumnCopy(column, len(self), len(self._starts)))
 
     def _find_unproven(self, kept: _ColumnCopy, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Copies the column from each file that has some of ``records`` and is not copied yet. Returns the positions in
-        ``records`` of records whose values are in no proven copy.
+        """Returns the positions in ``records`` of records whose values are in no checked copy of the column.
+
+        Before that, copies the column from each file that has some of ``records`` and is not copied yet.
         """
         if len(self._starts) == 1:
             return np.arange(0 if self._ensure_copied(kept, 0) else len(records))
@@ -196,7 +212,7 @@ class SparinglyCheckedReader(CheckedReader):
         return np.flatnonzero(kept.state[parts] != _SOUND)
 
     def _ensure_copied(self, kept: _ColumnCopy, part: int) -> bool:
-        """Copies and proves a column's values in one file, on the first call. Returns whether the copy is proven."""
+        """Returns whether the copy of a column's values in one file is sound. The first call copies and checks them."""
         if kept.state[part] == _NEW:
             self._reader.part(part)  # outside the lock: fetching may take long
             with self._lock:
@@ -207,9 +223,7 @@ class SparinglyCheckedReader(CheckedReader):
         return bool(kept.state[part] == _SOUND)
 
     def _copy_and_prove(self, kept: _ColumnCopy, part: int) -> bool:
-        """Copies a column's values in one file. Returns whether the copy matches the column's digest and, for a column
-        with classes, every class number is valid.
-        """
+        """Copies a column's values in one file. Returns whether they match the column's digest and classes."""
         column, reader, start = kept.column, self._reader.part(part), self._starts[part]
         data = reader.column(column.name)
         copy: ColumnData
@@ -235,13 +249,15 @@ class _ColumnCopy:
         values: Values of a fixed column; the system allocates pages on first write.
         shown: The same array, read-only.
         ragged: Values of a ragged column, by file of the store.
-        state: For each file of the store: new, proven, or to be proven record by record.
+        state: For each file of the store: not copied yet, copied and sound, or to be checked record by record.
     """
 
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
-        """XXH3-64 of values that were proven by their rows; 0 for others. In a very large store, several records share
-        a slot. The slot holds the hash of the record read last; the others are checked by row checksum again.
+        """XXH3-64 of values whose row checksum matched; 0 for others.
+
+        In a store of over 4,194,304 records, several records share a slot. The slot has the hash of the last record
+        that was read. The others are checked by row checksum again.
         """
         return np.zeros(min(self._records, MOST_KEPT_HASHES), np.uint64)
 

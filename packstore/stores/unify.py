@@ -26,14 +26,15 @@ _SIZES = ("size", "resize", "max_side")
 
 
 def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
-    """Returns readers of the same stores whose images have one encoding. Returns the readers unchanged if their images
-    are stored alike and, for image files, read alike.
+    """Returns readers of the same stores whose images have one encoding.
 
-    Otherwise wraps them: image files stay, 8-bit pixels are read as PGM or PPM files, and floating point images as
-    float32. Does not compare normalisations.
+    - Images are stored alike, and image files are read with the same options: the same readers.
+    - All images are floating point: reads them as float32. Does not compare normalisations.
+    - Others: image files stay, and 8-bit pixels are read as PGM or PPM files.
 
-    Raises :class:`StoreError` if the images differ in mode, only some are normalised, pixels beside files have other
-    than 8 bits, or the stores differ in the way that image files are read.
+    Raises:
+        StoreError: The images differ in mode. Only some are floating point. Pixels beside files are not 8-bit gray or
+            RGB. Options of reading image files contradict each other.
     """
     manifests = [reader.manifest for reader in readers]
     alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1
@@ -63,15 +64,15 @@ def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
 
 
 def _name_both(first: Reader, second: Reader) -> str:
-    """Returns "PATH and PATH", for messages."""
+    """Returns ``PATH and PATH`` for messages."""
     return f"{printable(str(first.path))} and {printable(str(second.path))}"
 
 
 def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
-    """Returns the options of the joined store: those of the first store of encoding ``original``, else of the first
-    store of image files, else of the first store. Leaves out sizes, and adds the options of :func:`join_answers`.
+    """Returns the options of the joined store: those of one store without sizes, and those of :func:`join_answers`.
 
-    Raises :class:`StoreError` if two stores contradict each other, or differ in EXIF rotation.
+    The one store is the first of encoding ``original``, else the first of image files, else the first. Raises
+    :class:`StoreError` if two stores differ in EXIF rotation, and as :func:`join_answers` does.
     """
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
@@ -87,14 +88,15 @@ def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
 
 
 def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
-    """Returns the options of stores that say how image files are read, in the main column and in others. Leaves out
-    options that are None, and the main column's options if the store holds arrays.
+    """Joins the stores' options of reading image files, in the main column and in others.
+
+    Leaves out options that are None, and the main column's options if the store holds arrays.
 
     Args:
         manifests: Path and manifest of each store.
 
     Raises:
-        StoreError: Two stores contradict each other.
+        StoreError: Two stores have different values of an option.
     """
     answers: dict[str, tuple[Any, str]] = {}
     for path, manifest in manifests:
@@ -109,10 +111,9 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
 
 
 def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
-    """Wraps a store so that its records are image files of the encoding ``original``, and replaces its options. 8-bit
-    pixels become PGM or PPM files.
+    """Wraps a store as one of image files, with the encoding ``original`` and other options.
 
-    Raises :class:`StoreError` for pixels that no PGM or PPM file holds.
+    8-bit pixels become PGM or PPM files. Raises :class:`StoreError` for pixels that are not 8-bit gray or RGB.
     """
     manifest, image = reader.manifest, reader.manifest.image
     encode: _Convert | None = None
@@ -135,7 +136,7 @@ def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
 
 
 def _wrap_as_float32(reader: Reader) -> Reader:
-    """Wraps a store of floating point tensors so that its records are float32. Returns a store of float32 unchanged."""
+    """Wraps a store of floating point arrays as one of float32. Returns a store of float32 unchanged."""
     image = reader.manifest.image
     if image.dtype == "float32":
         return reader
@@ -167,9 +168,9 @@ def _to_float32(reader: Reader, index: int, view: Buffer) -> Buffer:
 
 
 class UnifiedReader(DelegatingReader):
-    """Reads a store and converts its images to another stored form.
+    """Reads a store with another manifest, and converts its images to another stored form.
 
-    Parts and checksums are those of the store itself: they belong to the unconverted images.
+    Parts and checksums are those of the store itself, for unconverted images.
 
     Attributes:
         store: The reader of the store itself.
@@ -193,20 +194,20 @@ class UnifiedReader(DelegatingReader):
         return self._convert_image(index, self.store.read(index))
 
     def view(self, index: int) -> Buffer:
-        """Returns the image in the new form; without a copy if images are not converted."""
+        """Returns the image in the new form: a copy if images are converted, else a view."""
         return self._convert_image(index, self.store.view(index))
 
     def stored_image(self, index: int) -> Buffer:
-        """Returns the unconverted image, which its checksum belongs to."""
+        """Returns the unconverted image. The record's checksum is that of this form."""
         return self.store.view(index)
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the system to read the image; does nothing if images are converted, since the view is then a copy."""
+        """Asks the system to read the image. Does nothing if images are converted, since views are copies then."""
         if not self.converts_images:
             self.store.will_need(index, view)
 
     def _convert_image(self, index: int, image: Buffer) -> Buffer:
-        """Returns the image of a record in the new form, or as it is if images are not converted."""
+        """Returns the image of a record in the new form, or ``image`` itself if images are not converted."""
         return image if self._convert is None else self._convert(self.store, index, image)
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:

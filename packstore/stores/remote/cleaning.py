@@ -40,8 +40,8 @@ class UnneededObjects:
 
     Attributes:
         objects: Shards, tables, and notes of conversions.
-        busy: Conversions that wrote within the grace period: while there is one, every shard may be needed.
-        foreign: Names below ``_work/``, ``shards/`` and ``tables/`` that packstore does not give; they stay.
+        busy: Names of conversions that wrote within the grace period. They may need any shard.
+        foreign: Names below ``_work/``, ``shards/`` and ``tables/`` that packstore does not give. These objects stay.
     """
 
     objects: tuple[ObjectInfo, ...]
@@ -55,14 +55,14 @@ class UnneededObjects:
 
 
 def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> UnneededObjects:
-    """Lists objects older than the grace period that no current version needs. Current are the newest version, and each
-    that was replaced within that period. Lists no shard while a conversion is busy.
+    """Lists objects that are older than the grace period and that no current version needs.
 
-    ``now`` is in seconds since 1970.
+    A version is current if it is the newest, or was replaced within the grace period. Lists no shard while a conversion
+    is busy. ``now`` is in seconds since 1970.
 
     Raises:
         MissingStoreError: There is no version, no busy conversion and no unneeded object.
-        StoreError: A version cannot be read: it may need any object.
+        StoreError: A current version cannot be read, and may need any object.
     """
     versions = {parse_version_number(info.name): info.modified for info in objects.list(VERSIONS)}
     numbers = sorted(number for number in versions if number is not None)
@@ -98,10 +98,10 @@ def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE
 def remove_unneeded(
     objects: ObjectStore, chosen: UnneededObjects, now: float, grace_seconds: float = GRACE_SECONDS
 ) -> UnneededObjects:
-    """Removes the chosen objects that are still unneeded and provably packstore's. Reads each shard and table to prove
-    it.
+    """Removes the chosen objects that are still unneeded and that packstore wrote. Reads each object to check that.
 
-    Returns the removed objects; their ``foreign`` lists the names of objects that stay since they could not be proven.
+    Returns the removed objects. ``foreign`` of the result has the names of objects that packstore may not have written
+    and that therefore stay. Raises the errors of :func:`find_unneeded`.
     """
     proven = [info for info in chosen.objects if _is_ours(objects, info)]
     still = {info.name for info in find_unneeded(objects, now, grace_seconds).objects}
@@ -114,9 +114,12 @@ def remove_unneeded(
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Reads an object and tells if packstore wrote it. True if the object's name has the digest of the content, or if
-    the content is JSON with its own digest. Trusts the names of unfinished uploads and probes. False if the object is
-    gone.
+    """Reads an object and returns whether packstore wrote it.
+
+    - Shards and tables: the name has the digest of the content.
+    - Unfinished uploads and probes: the name alone decides.
+    - Others: the content is JSON of up to 256 MiB with its own digest.
+    - A missing object: False.
     """
     digits = parse_digest(info.name)
     try:

@@ -17,7 +17,8 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
     """Fetches the object at a URL into the cache, unless it is there. Returns its facts and a descriptor of the copy.
 
-    The copy stays in the cache while the descriptor is open; the caller closes it. Raises :class:`StoreError`.
+    The copy stays in the cache while the descriptor is open. The caller closes the descriptor. Raises
+    :class:`StoreError` if the object cannot be fetched, or has no room in the cache.
     """
     store = open_objects(url.parent)
     info = store.head(url.name)
@@ -25,15 +26,17 @@ def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
 
 
 def open_cached_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
-    """Fetches an object with known facts into ``cache``, unless it is there. Returns a descriptor of the copy, which
-    the caller closes, see :func:`open_cached_copy`. Raises :class:`StoreError`.
+    """Fetches an object with known facts into ``cache``, unless it is there. Returns a descriptor of the copy.
+
+    See :func:`open_cached_copy` for descriptor and errors.
     """
     return cache.open_by_address(cached_copy_key(store, info), info.nbytes, lambda: _stream_and_prove(store, info))
 
 
 def cached_copy_key(store: ObjectStore, info: ObjectInfo) -> str:
-    """Returns the key of an object's copy in the cache: URL, size and ETag (or time), so that it changes with the
-    object's content.
+    """Returns the key of an object's copy in the cache. It changes with the object's content.
+
+    The key has the object's URL, its size, and its ETag; without an ETag, its time of change.
     """
     return f"{store.url}/{info.name} {info.etag or info.modified} {info.nbytes}"
 

@@ -16,7 +16,7 @@ from packstore.stores.remote.reader import FetchCounts, RemoteReader
 
 
 class FetchingReader(Protocol):
-    """A reader whose parts are fetched, by their numbers in it: of one store at a URL, or of several stores."""
+    """Fetches parts (files) of one or several stores, by their numbers in the reader of these stores."""
 
     @property
     def cache(self) -> Cache:
@@ -28,21 +28,22 @@ class FetchingReader(Protocol):
 
     @property
     def part_nbytes(self) -> NDArray[np.int64]:
-        """Bytes of each part; 0 for a part that is not fetched."""
+        """Bytes of each part; 0 for a part on this machine."""
 
     def prefetch(self, number: int) -> None:
-        """Fetches a part, unless it is there, without evicting parts in use."""
+        """Fetches a part into the cache, unless it is there. Raises :class:`StoreError` if that fails."""
 
     def release_shards(self, numbers: Collection[int]) -> None:
-        """Closes parts, so that the cache may evict them."""
+        """Closes parts. The cache may then evict them."""
 
     def refuse_requests(self) -> AbstractContextManager[None]:
         """Aborts pending requests, and refuses new ones until the context ends."""
 
 
 def as_fetching(reader: Reader) -> FetchingReader | None:
-    """Returns an object that fetches the parts (files) of a reader ahead of reading. None if no store of the reader is
-    at a URL.
+    """Returns an object that can fetch the parts (files) of a reader before they are read.
+
+    Returns None if all its stores are on this machine.
     """
     reader = reader.unchecked_reader
     if isinstance(reader, RemoteReader):
@@ -61,12 +62,12 @@ class _ConcatFetchingReader:
 
     @property
     def cache(self) -> Cache:
-        """The cache of the first store at a URL, which all of them use."""
+        """The cache, which all stores at URLs share."""
         return self._stores[0].cache
 
     @property
     def all_counts(self) -> list[FetchCounts]:
-        """Statistics of the fetches of each store at a URL; stores on this machine have none."""
+        """Statistics of the fetches of each store at a URL. Leaves out stores on this machine."""
         return [store.counts for store in self._stores]
 
     @property
@@ -76,13 +77,13 @@ class _ConcatFetchingReader:
         return np.array([sizes[store][n] if store in sizes else 0 for store, n in self._origins], np.int64)
 
     def prefetch(self, number: int) -> None:
-        """Fetches a part of a store at a URL; does nothing for a part on this machine."""
+        """Fetches a part of a store at a URL. Does nothing for a part on this machine."""
         store, own = self._origins[number]
         if isinstance(store, RemoteReader):
             store.prefetch(own)
 
     def release_shards(self, numbers: Collection[int]) -> None:
-        """Closes parts of stores at URLs, so that the cache may evict them. Ignores parts of stores on this machine."""
+        """Closes parts of stores at URLs. Ignores parts on this machine."""
         origins = [self._origins[number] for number in numbers]
         for store in self._stores:
             store.release_shards([own for owner, own in origins if owner is store])

@@ -29,10 +29,10 @@ _MOST_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class RemoteHead:
-    """The head of a store at a URL when it was opened: the manifest of its newest version, with the table of shards.
+    """The manifest and version of a store at a URL, as they were when the store was opened.
 
     Attributes:
-        manifest: The manifest, with its table.
+        manifest: The manifest of the newest version, with the table of shards.
         version: Number of the version; 0 if versions cannot be listed; None for a plain copy of a local store.
     """
 
@@ -50,27 +50,27 @@ class RemoteHead:
 
 
 def find_newest_version(objects: ObjectStore) -> int:
-    """Lists the versions of the store. Returns the number of the newest, or 0 without versions."""
+    """Lists the versions of the store. Returns the number of the newest one, or 0 if there are none."""
     numbers = (parse_version_number(info.name) for info in objects.list(VERSIONS))
     return max((number for number in numbers if number is not None), default=0)
 
 
 def read_head(objects: ObjectStore) -> RemoteHead:
-    """Reads the manifest of the newest version at a URL, and its table of shards, with three or four requests.
+    """Reads the manifest of the newest version at a URL, and its table of shards. Makes three or four requests.
 
-    Raises :class:`MissingStoreError` if there is none, and :class:`StoreError` if it is damaged. Without versions, and
-    over HTTP, reads ``manifest.json``. Tries three times if it is damaged.
+    Reads ``manifest.json`` over HTTP or without versions. Tries a damaged manifest or table three times. Raises
+    :class:`MissingStoreError` if there is no store, and :class:`StoreError` if manifest or table cannot be read.
     """
     return _read_head(objects, find_newest_version(objects) if objects.can_list else 0)
 
 
 def read_version(objects: ObjectStore, number: int) -> Manifest:
-    """Reads the manifest of a version, with its table. Raises :class:`StoreError`."""
+    """Reads the manifest of a version, with its table. Raises :class:`StoreError` if one of them cannot be read."""
     return _read_head(objects, number).manifest
 
 
 def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the head of version ``newest``; 0 means a store without versions. Tries three times if it is damaged."""
+    """Reads the head of version ``newest``, or of ``manifest.json`` for 0. Tries a damaged head three times."""
     for _ in range(_TRIES - 1):
         with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
             return _read_head_once(objects, newest)
@@ -78,10 +78,12 @@ def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
 
 
 def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the manifest and shard table of version ``newest``. 0 means a store without versions.
+    """Reads the manifest and shard table of version ``newest``, or of ``manifest.json`` for 0.
 
-    Raises :class:`MissingStoreError` if there is no store, :class:`ManifestError` if manifest or table is damaged, and
-    :class:`StoreError` if the table is missing.
+    Raises:
+        MissingStoreError: There is no such manifest.
+        ManifestError: Manifest or table is damaged.
+        StoreError: The table is missing, or the manifest is not that of a sharded store of its format.
     """
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
@@ -109,7 +111,7 @@ def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
 
 
 def _read_bounded(objects: ObjectStore, name: str) -> bytes:
-    """Reads an object. Raises :class:`StoreError` for one of more than 256 MiB, before it fills the memory."""
+    """Reads an object. Stops and raises :class:`StoreError` after 256 MiB."""
     data = bytearray()
     for piece in objects.stream(name):
         data += piece
@@ -137,8 +139,10 @@ def read_writable_head(url: UrlPath) -> RemoteHead:
 
 
 def _list_possible_table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
-    """Yields the names that the shard table may have: its name in a version, then its name in a plain copy of the
-    store."""
+    """Yields the possible object names of the shard table: that in a version, and after it that in a plain copy.
+
+    Leaves out the name in a plain copy for a known version, and the name in a version if there are none.
+    """
     assert manifest.shards is not None
     if version or not can_list:
         yield table_name(manifest.shards)

@@ -28,8 +28,9 @@ _SHARD = re.compile(r"shards/shard-(?:\d{5}|[1-9]\d{5,9})-([0-9a-f]{12})\.[a-z0-
 
 
 def version_name(number: int) -> str:
-    """Returns the name of a version's head; versions begin with 1. Raises :class:`StoreError` for a number that is too
-    large.
+    """Returns the object name of a version, which has the manifest. Versions begin with 1.
+
+    Raises :class:`StoreError` for a number over 999,999,999.
     """
     if number > _LAST_VERSION:
         raise StoreError(f"there is no version after number {_LAST_VERSION:,}; write the store to another URL")
@@ -37,7 +38,7 @@ def version_name(number: int) -> str:
 
 
 def parse_version_number(name: str) -> int | None:
-    """Returns the number of the version whose head has this name, from 1; None for another object."""
+    """Returns the number of the version with this object name. None for another object."""
     match = _VERSION.fullmatch(name)
     return None if match is None else int(match[1]) or None
 
@@ -64,12 +65,15 @@ def shard_object_names(table: ShardTable) -> list[str]:
 
 
 def parse_digest(name: str) -> str | None:
-    """Returns the digits of the SHA-256 in the name of a table (all 64) or shard (12); None for another object."""
+    """Returns the digits of the SHA-256 in an object name: 64 of a table, 12 of a shard. None for another object."""
     match = _TABLE.fullmatch(name) or _SHARD.fullmatch(name)
     return None if match is None else match[1]
 
 
 def list_shard_files_of_copy(manifest: Manifest, format: Format) -> list[str]:
-    """Returns the names of the data files of all shards in a plain copy of a local store, in order."""
+    """Returns the object names of the data files of all shards in a plain copy of a local store, in order.
+
+    Returns none for an unsharded store.
+    """
     inner = f"/{format.files[0]}" if format.files else ""
     return [f"{name}{inner}" for name in manifest.shards.names()] if manifest.shards else []

@@ -25,7 +25,8 @@ _START_BYTES = 512
 
 def open_remote(path: UrlPath) -> Reader:
     """Opens the store at a URL: its newest version, or a single-file store, which is fetched whole into the cache.
-    Raises :class:`StoreError`.
+
+    Raises :class:`StoreError` if there is no valid store or it cannot be fetched.
     """
     objects = open_objects(path)
     try:
@@ -42,13 +43,14 @@ def open_remote(path: UrlPath) -> Reader:
 
 
 def reopen_remote(path: UrlPath, head: RemoteHead) -> RemoteReader:
-    """Opens a store at a URL with a known head, without a request: the objects of a version never change."""
+    """Opens a store at a URL with a known head. Makes no request: the objects of a version never change."""
     return RemoteReader(path, open_objects(path), head)
 
 
 def read_remote_manifest(path: UrlPath) -> Manifest:
-    """Reads the manifest of the store at a URL; fetches no shard, except of a plain single file. Raises
-    :class:`StoreError`.
+    """Reads the manifest of the store at a URL. Fetches no shard, but a single-file store whole.
+
+    Raises the errors of :func:`open_remote`.
     """
     if not _is_local_file(path):
         with suppress(MissingStoreError):
@@ -58,14 +60,16 @@ def read_remote_manifest(path: UrlPath) -> Manifest:
 
 
 def _is_local_file(path: UrlPath) -> bool:
-    """Tells if a ``file://`` URL names a file, not a folder."""
+    """Returns whether a URL is a ``file://`` URL of a file, not of a folder."""
     found = split_url(path)
     return found is not None and found[0] == "file" and Path("/" + found[1]).is_file()
 
 
 def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
-    """Finds the object that is a copy of a single-file store, or returns None. Also returns the format if the object's
-    name determines it.
+    """Finds the object that is a copy of a single-file store: the URL itself, or a data file such as ``data.mdb``.
+
+    Returns its object store, its facts, and the format if the object's name determines it. None if there is no such
+    object.
     """
     formats: list[Format] = [format for format in FORMATS.values() if format.files]
     places = [(objects, format.files[0], format) for format in formats]
@@ -82,8 +86,10 @@ def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore,
 
 
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
-    """Fetches a single-file store whole into the cache and opens it. If ``format`` is None, recognises it by its first
-    bytes, and raises :class:`StoreError` if that fails. Only compares its size: reading must prove it by its checksums.
+    """Fetches a single-file store whole into the cache and opens it. Of the copy, compares only the size.
+
+    If ``format`` is None, recognises the format by the first bytes. Raises :class:`StoreError` if the store cannot be
+    fetched, recognised or opened.
     """
 
     def fetch() -> Iterator[bytes | memoryview]:

@@ -40,11 +40,14 @@ class LostRaceError(DestinationError):
 
 
 def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
-    """Checks that a new store may be written at a URL. Returns the number of the newest version there, or 0 if there is
-    none.
+    """Checks that a new store may be written at a URL. Returns the number of its newest version, or 0.
 
-    Raises :class:`DestinationError` if the URL is read only, holds a store and ``overwrite`` is not set, holds versions
-    that cannot be read, or holds a plain copy of a local store. Ignores all other objects.
+    Ignores objects that are not of a store.
+
+    Raises:
+        DestinationError: The URL is read only, has a store without ``overwrite``, has versions that cannot be read, or
+            has a plain copy of a local store.
+        RemoteError: A request fails.
     """
     if not objects.can_write:
         raise DestinationError(f"{objects.url} is read only: stores are not written by HTTP; use s3://, gs:// or az://")
@@ -77,11 +80,10 @@ def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
 def upload_store(
     path: Path, destination: UrlPath, *, overwrite: bool = False, progress: ProgressCallback = no_progress
 ) -> Manifest:
-    """Uploads and publishes the local store at ``path`` as the next version at a URL; a single-file store becomes a
-    store of one shard.
+    """Uploads the local store at ``path`` and publishes it as the next version at a URL. Returns its manifest there.
 
-    Returns its manifest at the URL. Raises :class:`DestinationError` if the URL is taken or may not be written, and
-    :class:`LostRaceError` if it was taken meanwhile.
+    A single-file store becomes a store of one shard. Raises the errors of :func:`check_destination` and
+    :func:`upload_and_publish`.
     """
     objects = open_objects(destination)
     previous = check_destination(objects, overwrite=overwrite)
@@ -96,11 +98,10 @@ def upload_store(
 def upload_and_publish(
     objects: ObjectStore, manifest: Manifest, parts: ShardList, previous: int, progress: ProgressCallback = no_progress
 ) -> int:
-    """Uploads ``parts`` and their table, and creates ``manifest`` as the version after ``previous``. Returns the
-    version's number.
+    """Uploads the shards ``parts``, and publishes ``manifest`` as the version after ``previous``. Returns its number.
 
-    Does not upload shards that exist at the URL, after comparing their SHA-256. Raises :class:`LostRaceError`, and
-    :class:`StoreError` if a shard differs from the table.
+    Reads shards that exist at the URL, and does not upload them again if their SHA-256 is right. Raises
+    :class:`StoreError` if a shard differs from the table, and the errors of :func:`publish_version`.
     """
     table = manifest.shards
     assert table is not None
@@ -124,11 +125,10 @@ def upload_and_publish(
 
 
 def publish_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
-    """Publishes ``manifest``, whose shards are at the URL: uploads their table, creates the version after ``previous``,
-    and replaces the hint. Returns its number.
+    """Publishes ``manifest``, whose shards are at the URL, as the version after ``previous``. Returns its number.
 
-    Raises :class:`LostRaceError` if another process created that version, and :class:`StoreError` if a shard is
-    missing.
+    Uploads the table of shards before, and replaces the hint after. Raises :class:`LostRaceError` if another process
+    created that version, and :class:`StoreError` if a shard is missing.
     """
     assert manifest.shards is not None
     upload_table(objects, manifest.shards)
@@ -137,8 +137,9 @@ def publish_version(objects: ObjectStore, manifest: Manifest, previous: int) -> 
 
 
 def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
-    """Lists the shards at a URL. Raises :class:`StoreError` if one of the table is missing: a clean-up has removed it
-    as unneeded.
+    """Lists the shards at a URL. Raises :class:`StoreError` if one of the table is missing or has another size.
+
+    ``packstore clean`` may have removed it as unneeded.
     """
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
     for shard in table:
@@ -147,10 +148,10 @@ def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
 
 
 def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
-    """Uploads the data file of a shard to a name with its digest; replaces a damaged object of that name, and logs a
-    warning.
+    """Uploads the data file of a shard to a name with its digest, and returns the name.
 
-    Returns the object's name. Raises :class:`StoreError` if the file does not have the shard's digest.
+    Replaces a damaged object of that name, and logs a warning. Raises :class:`StoreError` if the file does not have the
+    shard's size and digest.
     """
     name = shard_object_name(shard)
     nbytes, digest = file_digest(file)
@@ -163,16 +164,19 @@ def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
 
 
 def upload_table(objects: ObjectStore, table: ShardTable) -> str:
-    """Uploads a table to a name with its digest and returns the name. Replaces a damaged object of that name, and logs
-    a warning."""
+    """Uploads a table to a name with its digest, and returns the name.
+
+    Replaces a damaged object of that name, and logs a warning.
+    """
     name = table_name(table)
     _create_by_content(objects, name, table.table.tobytes())
     return name
 
 
 def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> None:
-    """Creates an object that is named by its content. Replaces an object of that name with other content, which is
-    damaged, and logs a warning.
+    """Creates an object that is named by its content.
+
+    An object of that name with other content is damaged: replaces it, and logs a warning.
     """
     try:
         objects.create(name, data)
@@ -183,10 +187,10 @@ def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> N
 
 
 def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
-    """Creates the version after ``previous``, whose shards and table exist, then the hint. Returns the version's
-    number; only logs a warning if the hint cannot be written.
+    """Creates the version after ``previous``, and after that replaces the hint. Returns the version's number.
 
-    Raises :class:`LostRaceError` if another process created that version.
+    Its shards and table exist. Logs a warning if the hint cannot be written. Raises :class:`LostRaceError` if another
+    process created that version with other content.
     """
     number, text = previous + 1, encode_manifest(manifest)
     try:
@@ -203,8 +207,7 @@ def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> i
 
 
 def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
-    """Tells if a shard needs no upload: its path or URL ``place`` is the URL of the object ``name`` in ``objects``.
-    Compares URLs only."""
+    """Returns whether the path or URL ``place`` is the URL of the object ``name`` in ``objects``. Makes no request."""
     path = location(place)
     same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
     return same and open_objects(path.parent.parent).url == objects.url
@@ -212,8 +215,9 @@ def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
 
 @contextmanager
 def open_shard_file(place: str, shard: Shard, format: str) -> Iterator[Path]:
-    """Yields the path of a local file with the data of a shard. For a shard at a URL, a download, removed when the
-    context ends.
+    """Yields the path of a local file with the data of a shard.
+
+    Downloads a shard at a URL, see :func:`download_shard`, and removes the download when the context ends.
     """
     path = location(place)
     if not isinstance(path, UrlPath):

@@ -53,11 +53,11 @@ class FetchCounts:
 
 
 class RemoteReader(ShardedReader):
-    """Reads the version of a store that was the newest when it was opened; a version never changes.
+    """Reads the version of a store that was the newest when it was opened. A version never changes.
 
-    The thread that needs a shard fetches it whole; other threads fetch others meanwhile. An open shard cannot leave the
-    cache. If the cache is too small for the store, records are copied when they are read, and the shards used longest
-    ago are closed to make room. A fetch that failed is not tried again for ten seconds.
+    The thread that needs a shard fetches it whole. Other threads may fetch other shards meanwhile. An open shard cannot
+    leave the cache. If the store has more than half the cache's budget, views are copies, and the shards that were used
+    longest ago are closed to make room. A failed fetch is not tried again for ten seconds.
 
     Attributes:
         head: Head of the store when it was opened.
@@ -92,9 +92,9 @@ class RemoteReader(ShardedReader):
         return sizes
 
     def prefetch(self, number: int) -> None:
-        """Fetches a shard into the cache, unless it is there or open; does not open it. Raises like :meth:`shard`.
+        """Fetches a shard into the cache, unless it is there or open. Does not open it, and closes no other shard.
 
-        Raises :class:`CacheFullError` or :class:`DiskFullError` if there is no room: it closes no shards to make some.
+        Raises :class:`CacheFullError` or :class:`DiskFullError` if there is no room, else the errors of :meth:`shard`.
         """
         if number not in self._open:
             os.close(self._fetch_shard_now(number, ahead=True))
@@ -102,15 +102,18 @@ class RemoteReader(ShardedReader):
 
     @contextmanager
     def refuse_requests(self) -> Iterator[None]:
-        """Aborts the pending requests of this process, and refuses new ones until the context ends. Shards whose
-        fetches have failed may then be fetched again at once."""
+        """Aborts the pending requests of this process, and refuses new ones until the context ends.
+
+        After the context, failed fetches may be tried again at once.
+        """
         with refuse_requests():
             yield
         self._failed.clear()  # retry shards whose requests were refused
 
     def release_shards(self, numbers: Collection[int]) -> None:
-        """Closes shards that are not needed soon, and lets the cache evict them first; does nothing if all shards have
-        room.
+        """Closes shards that are not needed soon, and makes prefetched ones old in the cache, which evicts them early.
+
+        Does nothing if all shards have room.
         """
         if self._bounded:
             with self._lock:
@@ -122,8 +125,7 @@ class RemoteReader(ShardedReader):
                     self.cache.set_last_used(self._table[number].digest, since)
 
     def mark_suspect(self, index: int) -> None:
-        """Closes the record's shard, and marks its copy in the cache. So the copy is verified again when it is next
-        opened."""
+        """Closes the record's shard, and marks its copy in the cache: it is verified again before its next use."""
         number = bisect.bisect_right(self._starts, index) - 1
         self.cache.mark_suspect(self._table[number].digest)
         with self._lock:
@@ -134,7 +136,7 @@ class RemoteReader(ShardedReader):
         return [f"{self.path}/{name}" for name in self.head.shards]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        """Returns a mask of the shards that are open or in the cache, which may evict them at any time."""
+        """Returns a mask of the shards that are open or in the cache. The cache may evict closed ones at any time."""
         chosen = [*numbers]
         digests = [bytes(digest).hex() for digest in self._table.table["digest"][chosen].tolist()]
         absent = set(self.cache.list_missing(digests))
@@ -145,8 +147,10 @@ class RemoteReader(ShardedReader):
         """Does nothing: shards are checked when they are fetched, which saves thousands of requests."""
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields missing objects, wrong sizes, and a wrong digest of all records; unless ``quick``, also wrong SHA-256
-        and faults in each shard. Raises :class:`UnreachableError` if a shard cannot be fetched now.
+        """Yields missing objects, objects of a wrong size, and a wrong digest of all records.
+
+        Without ``quick``, fetches all shards, and also yields wrong SHA-256 and faults in each shard. Raises
+        :class:`UnreachableError` if a shard cannot be fetched now.
         """
         shards, sizes = self._table, self._list_sizes()
         done_bytes = 0
@@ -167,8 +171,9 @@ class RemoteReader(ShardedReader):
             yield Problem(f"the digest of the records of all shards is {joined}, expected {expected}")
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of a shard's object, and of the shard in it, read through the cache. Hashes the object if
-        its copy is cached, and lets the copy be proven again. Raises :class:`UnreachableError`.
+        """Fetches a shard and yields its faults. Raises :class:`UnreachableError` if it cannot be fetched now.
+
+        If a copy is in the cache, reads the object, too, to compare its SHA-256, and has the copy verified again.
         """
         try:
             if not self.cache.list_missing([shard.digest]):  # the cached copy says nothing about the object
@@ -194,14 +199,14 @@ class RemoteReader(ShardedReader):
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
     def _find_object_size(self, name: str) -> int | None:
-        """Asks for the size of one object; returns None if it does not exist."""
+        """Requests the size of an object. Returns None if it does not exist."""
         try:
             return self._objects.head(name).nbytes
         except MissingObjectError:
             return None
 
     def _fetch_before_opening(self, number: int) -> None:
-        """Fetches a shard and keeps its descriptor for :meth:`_open_shard`; counts the time as waiting."""
+        """Fetches a shard and keeps its descriptor for :meth:`_open_shard`. Counts the time as waiting."""
         started = time.monotonic()
         descriptor = self._fetch_shard(number)
         with self._lock:
@@ -213,8 +218,9 @@ class RemoteReader(ShardedReader):
             self.counts.waiting_seconds += time.monotonic() - started
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
-        """Opens a shard in the cache; fetches it first if ``held`` is None. If it does not fit the table, lets the
-        cache prove it or fetch it again, and tries once more. Raises :class:`StoreError`.
+        """Opens a shard in the cache, and fetches it before if ``held`` is None.
+
+        If it does not open or does not fit the table, has the cache verify or replace its copy, and tries once more.
         """
         try:
             # Without a descriptor it was open when it was asked for, and has been closed since.
@@ -226,8 +232,10 @@ class RemoteReader(ShardedReader):
             return super()._open_shard(number, self._fetch_shard(number))
 
     def _fetch_shard(self, number: int) -> int:
-        """Fetches a shard; returns a descriptor of it in the cache. For ten seconds after a failure, raises the same
-        error without a request.
+        """Fetches a shard and returns a descriptor of it in the cache. Raises the errors of :meth:`_fetch_shard_now`.
+
+        For ten seconds after a failure, raises the same error without a request. A full cache or disk is no such
+        failure.
         """
         if number in self._failed:
             when, kind, said = self._failed[number]
@@ -242,13 +250,15 @@ class RemoteReader(ShardedReader):
             raise
 
     def _fetch_shard_now(self, number: int, ahead: bool = False) -> int:
-        """Fetches a shard, unless it is in the cache; returns a descriptor of it there. Counts the fetch.
+        """Fetches a shard, unless it is in the cache. Returns a descriptor of it there, and counts the fetch.
 
-        If the cache is full, closes shards of this reader and retries, for up to a minute, or five seconds if it has
-        none open. With ``ahead``, raises at once, and counts no miss.
+        If cache or disk is full, closes shards of this reader and retries, for up to a minute. Gives up after five
+        seconds if no shard is open. With ``ahead``, gives up at once, and counts no hit or miss.
 
-        Raises :class:`UnreachableError` if the shard cannot be fetched, and :class:`StoreError` if it is missing or
-        damaged.
+        Raises:
+            UnreachableError: The shard cannot be fetched now.
+            StoreError: It is missing or damaged.
+            CacheFullError, DiskFullError: There is no room.
         """
         shard: Shard = self._table[number]
         name, fetched = self.head.shards[number], 0
@@ -290,6 +300,6 @@ class RemoteReader(ShardedReader):
         return descriptor
 
     def _raise_if_replaced(self) -> None:
-        """Raises :class:`StoreError` if the URL has a newer version, which explains a missing shard."""
+        """Raises :class:`StoreError` if the URL has a newer version. Does nothing if versions cannot be listed."""
         if self.head.version and find_newest_version(self._objects) != self.head.version:
             raise StoreError(f"{self.path} has been replaced by another store, and cleaned; open it again")

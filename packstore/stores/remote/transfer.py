@@ -27,10 +27,10 @@ def hash_object(objects: ObjectStore, name: str) -> str:
 
 
 def download_shard(url: UrlPath, file: Path, digest: str) -> None:
-    """Downloads a shard's object to ``file``, which must not exist, and syncs it. Tries three times if its SHA-256 is
-    wrong.
+    """Downloads a shard's object to the new file ``file``, and syncs it. Tries a wrong SHA-256 up to three times.
 
-    Raises :class:`StoreError` if it stays wrong, and :class:`OSError`. The file then stays.
+    Raises :class:`StoreError` if the SHA-256 stays wrong or the object cannot be fetched, and :class:`OSError` if the
+    file cannot be written. The file stays after an error.
     """
     objects, actual = open_objects(url.parent), ""
     with file.open("xb") as target:
@@ -50,7 +50,10 @@ def download_shard(url: UrlPath, file: Path, digest: str) -> None:
 
 
 def fetch_shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
-    """Fetches a shard into the cache, unless it is there, and returns its manifest. Raises :class:`StoreError`."""
+    """Fetches a shard into the cache, unless it is there, and returns its manifest.
+
+    ``digest``: SHA-256 of the shard. Raises :class:`StoreError` if the shard cannot be fetched or opened.
+    """
 
     def fetch() -> Iterator[bytes | memoryview]:
         return open_objects(url.parent).stream(url.name)
