@@ -19,8 +19,10 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds a dict from the pairs of a JSON object, as a hook of :func:`json.loads`. Raises :class:`ValueError` for
-    repeated names."""
+    """Builds a dict from the pairs of a JSON object, as a hook of :func:`json.loads`.
+
+    Raises :class:`ValueError` for repeated names.
+    """
     plain = dict(pairs)
     if len(plain) != len(pairs):
         raise ValueError("a name appears twice in an object")
@@ -28,7 +30,10 @@ def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def to_canonical_json(plain: Any) -> str:
-    """Formats a JSON value as canonical text: sorted keys, no spaces, ASCII. So equal values give equal text."""
+    """Formats a JSON value as canonical text: sorted keys, no spaces, ASCII. Equal values give equal text.
+
+    Raises :class:`ValueError` for infinite numbers and NaN.
+    """
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -58,8 +63,9 @@ def parse_with_digest(data: bytes) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Converts a dataclass and its content to dicts and lists; copies mappings without converting their values. Leaves
-    out fields with the metadata ``plain=False``, and ``optional`` fields that are None.
+    """Converts a dataclass and its content to dicts and lists. Copies mappings, and does not convert their values.
+
+    Leaves out fields with the metadata ``plain=False``. Leaves out ``optional`` fields that are None.
     """
     if isinstance(value, _SCALARS):
         return value  # first, since most of a manifest are class names
@@ -78,13 +84,14 @@ def to_plain(value: Any) -> Any:
 
 @functools.cache
 def _optional_names(cls: type) -> frozenset[str]:
-    """Returns the fields that may be missing in JSON, because they were added to the format later."""
+    """Returns the fields that JSON may lack, because they were added to the format later."""
     return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata.get("optional"))
 
 
 def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
-    """Converts a parsed JSON value to the type that ``schema`` demands. A whole number becomes a float if only floats
-    are allowed; optional fields may be missing.
+    """Converts a parsed JSON value to the type that ``schema`` demands.
+
+    A whole number becomes a float if only floats are allowed. Optional fields may be missing.
 
     Args:
         schemas: The dataclasses that may occur, each with the schemas of its fields.

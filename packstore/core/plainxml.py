@@ -34,8 +34,8 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
     dict: children by name (a list if a name repeats), ``@name`` for an attribute, ``#text`` for its own text.
 
     Raises:
-        ValueError: The data are not XML, have more than ``max_bytes``, more than 32 levels, or a document type, which
-            could define entities that expand to gigabytes or to other files.
+        ValueError: The data are not XML, or have more than ``max_bytes`` or 32 levels. Also for a document type: it
+            could define entities that expand to gigabytes or read other files.
     """
     if len(data) > max_bytes:
         raise ValueError(f"has {len(data)} bytes; expected XML of at most {max_bytes}")

@@ -40,7 +40,8 @@ def no_progress(_: Progress) -> None:
 
 @contextmanager
 def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
-    """Yields the callback for an argument ``progress=``. True draws a tqdm bar for each stage, which does not stay.
+    """Yields the callback for an argument ``progress=``. True draws a tqdm bar for each stage, and removes it at the
+    end.
 
     Args:
         progress: True, False, or the callback itself.
@@ -64,7 +65,7 @@ def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool =
 
 
 class _Bars:
-    """Draws tqdm bars: images/s, MB/s, time left. A bar for each stage, or one that counts stages."""
+    """Draws tqdm bars with images/s, MB/s and time left: one bar for each stage, or a single bar that counts stages."""
 
     def __init__(self, count_stages: bool) -> None:
         self.count_stages = count_stages
@@ -103,7 +104,8 @@ class _Bars:
 
 
 def _has_terminal_size() -> bool:
-    """Returns False if standard error is a terminal of unknown size; True for any other."""
+    """Returns False if standard error is a terminal of unknown size. True for other terminals, and without a
+    terminal."""
     try:
         return os.get_terminal_size(2).columns > 0
     except OSError:
@@ -111,7 +113,7 @@ def _has_terminal_size() -> bool:
 
 
 def _import_tqdm() -> Any:
-    """Imports and returns tqdm's class: for a notebook if IPython is loaded, else for a terminal, which loads
+    """Imports and returns tqdm's class. For a notebook if IPython is loaded, else for a terminal, which loads
     faster."""
     if "IPython" not in sys.modules:
         return import_module("tqdm").tqdm

@@ -43,14 +43,15 @@ class Link(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """Packed records of a batch, or of a part of it. The first five lists are parallel.
+    """Packed records of a batch, or of a part of it. ``entries``, ``records``, ``checksums``, ``shapes`` and ``values``
+    have an item for each record.
 
     Attributes:
         entries: The entries that became records.
         records: Bytes of each record; empty bytes if it is linked.
         checksums: XXH3-64 of each record.
         shapes: Shape of each record; None if all records have one shape.
-        values: Stored values of each sample, ``key`` among them; empty if the source yields images alone.
+        values: Stored values of each sample, ``key`` among them; an empty list if the source yields only images.
         seen: All entries that were read, in order, the skipped ones included.
         skipped: The skipped entries, with reasons.
         source_bytes: Bytes of all read entries in the source.
@@ -58,10 +59,11 @@ class PackedBatch(NamedTuple):
         kept: Reasons why progressive files could not be made baseline, one per file.
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
-        unified: Positions in ``seen`` of images of other modes converted to the store's without loss, each with the
+        unified: Positions in ``seen`` of images of other modes that were converted to the store's without loss. Each
+            has the
             conversion's name, see :data:`packstore.images.losses.UNIFIED`.
-        indexes: Seek index of each record; None for a store without.
-        links: Location of each record; None unless the store is linked.
+        indexes: Seek index of each record; None if the store has no seek index.
+        links: Location of each record; None if the store is not linked.
     """
 
     entries: list[Entry]
@@ -90,14 +92,16 @@ def pack_batch(
     index: bool = False,
     linker: Linker | None = None,
 ) -> Iterator[PackedBatch]:
-    """Reads and encodes ``batch``; yields its records in parts of about 4 MiB. Adds seek indexes if ``index``, and
-    the records' locations if there is a ``linker``.
+    """Reads and encodes ``batch``; yields its records in parts of about 4 MiB.
+
+    Adds seek indexes if ``index``. Adds the records' locations if there is a ``linker``. With ``skip``, lists bad
+    samples in the part instead of raising their errors.
 
     Raises:
-        SampleError, CorruptRecordError: A bad sample, unless ``skip``, which lists it in the part.
+        SampleError, CorruptRecordError: A sample is bad.
         FileLossError: An image file beside the main image would lose something that no option allows.
         SourceError: A linked file changed while it was read.
-        UsageError: A sample is no plain range of bytes of a file, so it cannot be linked.
+        UsageError: A sample cannot be linked: it is no plain range of a file's bytes.
     """
     read, checksum = source.read, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
@@ -181,8 +185,10 @@ def pack_batch(
 
 
 class Linker:
-    """Computes links to records, and verifies that their files did not change while they were read. Refuses samples
-    that are no plain range of bytes of a file."""
+    """Computes links to records, and checks that their files did not change while they were read.
+
+    Refuses samples that are no plain range of a file's bytes.
+    """
 
     def __init__(self, source: Source, folder: Path | None) -> None:
         """``folder`` is the base of relative links; None for absolute links."""
@@ -194,8 +200,8 @@ class Linker:
     def locate(self, entry: Entry, states: dict[str, FileState]) -> Location:
         """Locates a sample before it is read, and notes the state of its file in ``states``.
 
-        Raises :class:`UsageError` if the sample is not a byte range of a file, and :class:`SampleError` if the file is
-        gone.
+        Raises :class:`UsageError` if the sample is no range of a file's bytes. Raises :class:`SampleError` if the file
+        is gone.
         """
         found = self._source.locate(entry)
         if found is None:
@@ -209,9 +215,11 @@ class Linker:
         return found
 
     def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
-        """Returns the link to a record that has been read, as stores keep it. Searches the file for the record if
-        :meth:`locate` knew only a range that contains it. Raises :class:`UsageError` if the record is not found, and
-        :class:`SampleError` if the file cannot be read."""
+        """Returns the link to a record that has been read, in the form in which stores keep it.
+
+        :meth:`locate` may know only a longer range of the file; then searches that range for the record. Raises
+        :class:`UsageError` if the record is not there, and :class:`SampleError` if the file cannot be read.
+        """
         path, offset, _, within = place
         if within is not None:
             try:
@@ -225,23 +233,25 @@ class Linker:
         return Link(self._shown.get(path) or self._show(path), offset, len(record), nbytes, modified)
 
     def _show(self, path: str) -> str:
-        """Returns a path as stores keep it, relative to ``folder`` if there is one; caches it, since most paths are
-        those of archives."""
+        """Returns a path as stores keep it: relative to ``folder`` if there is one. Caches it, since an archive's path
+        is asked for often."""
         if len(self._shown) >= _KNOWN_PATHS:
             self._shown.clear()
         shown = self._shown[path] = path if self._folder is None else make_relative_link(path, self._folder)
         return shown
 
     def _make_unlinkable_error(self, key: str) -> UsageError:
-        """Makes the error for a sample that is not a plain byte range of a file."""
+        """Makes the error for a sample that is no plain range of a file's bytes."""
         return UsageError(
             f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
             "a file, as in compressed archives and shards; pack without --link"
         )
 
     def check_files(self, states: Mapping[str, FileState]) -> None:
-        """Raises :class:`SourceError` if a file on this machine changed since its state was noted, or is gone. A source
-        at a URL looks at its objects in the end."""
+        """Raises :class:`SourceError` if a file changed or vanished since its state was noted.
+
+        Skips files at URLs: the source itself checks them when it has been read.
+        """
         for path, state in states.items():
             if is_url_link(path):
                 continue
@@ -256,8 +266,8 @@ class Linker:
 def group_entries(
     entries: Iterable[Entry], max_records: int, max_bytes: int, nbytes: Callable[[Entry], int]
 ) -> Iterator[list[Entry]]:
-    """Yields lists of consecutive entries: at most ``max_records`` entries each, and about ``max_bytes`` bytes by
-    ``nbytes``."""
+    """Yields lists of consecutive entries. A list ends after ``max_records`` entries, or as soon as it has
+    ``max_bytes`` bytes by ``nbytes``."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:

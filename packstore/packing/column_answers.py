@@ -17,7 +17,10 @@ KEEP = "keep"
 
 class Answers(NamedTuple):
     """Options ``mode``, ``depth``, ``alpha`` and ``frames`` of one column, see
-    :class:`packstore.images.reading.Reading`; ``keep`` takes them from the column's first file."""
+    :class:`packstore.images.reading.Reading`.
+
+    None means that the option is not given. ``keep`` takes the column's first file as the model.
+    """
 
     mode: str | None = None
     depth: str | None = None
@@ -29,8 +32,9 @@ class Answers(NamedTuple):
 
 
 def split_column_options(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, dict[str, str]]]:
-    """Splits the values of ``--column`` into meanings of table columns (``label=kind``), unchanged, and options of
-    single image columns (``near.depth=keep``) by column and name.
+    """Splits the values of ``--column`` in two: meanings of table columns, and options of single image columns.
+
+    Meanings (``label=kind``) stay as they are. Options (``near.depth=keep``) are returned by column and name.
 
     Raises:
         UsageError: An option of a column occurs twice, or belongs to the main image.
@@ -53,8 +57,10 @@ def split_column_options(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[
 
 
 def format_answers(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Returns options of single columns as a manifest stores them: ``COLUMN.NAME`` to value. Leaves out ``keep`` and
-    modes, which the manifest's columns have."""
+    """Returns options of single columns in the manifest's form: ``COLUMN.NAME`` to value.
+
+    Leaves out ``keep``. Leaves out modes, which the manifest's columns have.
+    """
     return {
         f"{column}.{name}": value
         for column, own in answers.items()

@@ -36,13 +36,13 @@ def create_store_like(
     format: str | None = None,
     **building: Any,
 ) -> StoreBuilder:
-    """Creates the builder of a store with the encoding, origin and versions of another one.
+    """Creates the builder of a store with the encoding, origin and versions of another store.
 
     Args:
         path: The new store.
         manifest: Manifest of the other store.
         columns: Columns of the new store.
-        options: Options for its manifest; None for those of the other store without its counts of records.
+        options: Options for its manifest. None takes the other store's options, without counts of records.
         format: Its format; None for that of the other store.
         building: Further arguments of :func:`packstore.stores.create_store`.
     """
@@ -60,8 +60,10 @@ def create_store_like(
 
 
 class RecordCopier:
-    """Copies records of open stores to a builder, and reports how many it has copied. Raises
-    :class:`CorruptRecordError` at a record that does not match its checksums."""
+    """Copies records of open stores to a builder, and reports how many it has copied.
+
+    Raises :class:`CorruptRecordError` at a record that does not match its checksums.
+    """
 
     def __init__(
         self,
@@ -92,8 +94,10 @@ class RecordCopier:
         split: str,
         labels: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> None:
-        """Copies records of an open store to the builder, and verifies their checksums. Between linked stores no image
-        is read, unless a seek index is added.
+        """Copies records of an open store to the builder, and verifies their checksums.
+
+        Between linked stores it reads no images, and then verifies only the other fields. To add a seek index it reads
+        them.
 
         Args:
             reader: The store. Columns that the new store does not have are dropped.
@@ -146,15 +150,14 @@ class RecordCopier:
 
 
 def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps class numbers to new ones. Takes and returns an array for a fixed column, a list of bytes for a ragged
-    one."""
+    """Maps class numbers to new ones: in the array of a fixed column, or in each stored value of a ragged column."""
     if isinstance(labels, np.ndarray):
         return numbers[labels]
     return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]
 
 
 def _batch_records(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Splits record numbers into consecutive batches: at most 1,024 records, and about 8 MiB by mean size."""
+    """Splits record numbers into consecutive batches of at most 1,024 records and about 8 MiB by mean size."""
     step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
     return (records[start : start + step] for start in range(0, len(records), step))
 
@@ -171,7 +174,7 @@ def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int
 def _check_checksums(
     reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any, what: str
 ) -> None:
-    """Raises :class:`CorruptRecordError` for the first record whose checksum differs; ``what`` names the checksum."""
+    """Raises :class:`CorruptRecordError` for the first record whose checksum differs. ``what`` names the checksum."""
     wrong = np.flatnonzero(found != expected)
     if len(wrong):
         i = int(wrong[0])

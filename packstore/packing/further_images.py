@@ -1,5 +1,7 @@
-"""Image files in columns beside the main image: chooses the mode (channels and dtype) of each column, and checks each
-file for losses that no option allows."""
+"""Image files in columns beside the main image.
+
+Chooses the mode (channels and dtype) of each column, and checks each file for losses that no option allows.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,20 @@ def _refuse_other_columns(files: Mapping[str, Column], options: ConvertOptions) 
 
 
 def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
-    """Returns the survey with the mode of each column of image files: the requested one, or with ``keep`` the mode of
-    its first file.
+    """Returns the survey with the mode of each column of image files.
 
-    Reads samples for ``keep`` until each such column had a file, 1,000 at most, and skips bad ones. A declared mode
-    stays, unless an option names the column. If the column has only the option ``depth``, the mode is RGB. For samples
-    that can be read only once, a ``keep`` for all columns has no effect.
+    - An option names the mode: that mode.
+    - ``keep``: the mode of the column's first file, or the declared mode if ``keep`` is for all columns.
+    - Only ``depth`` is given for the column: RGB.
+    - Else the mode stays.
+
+    For ``keep`` reads samples until each such column had a file, 1,000 at most, and skips bad samples. Samples that can
+    be read only once are not read: a ``keep`` for all columns has no effect on them.
 
     Raises:
         SourceError: The first file of a column cannot be read.
-        UsageError: An option names a column that does not exist, or is a single column's ``keep`` for samples that can
-            be read only once.
+        UsageError: An option names a column that does not exist, or a single column has ``keep`` and the samples can be
+            read only once.
     """
     files = {column.name: column for column in find_file_columns(survey.columns)}
     _refuse_other_columns(files, options)
@@ -91,14 +96,15 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
 
 
 def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
-    """Returns the image files in a sample's value, none if it is missing. ``at_rest``: it has the stored form."""
+    """Returns the image files in a sample's value, none if the value is missing. ``at_rest``: whether it has the stored
+    form."""
     if at_rest and value:
         return column.traits.files(column, value)
     return value if isinstance(value, list) else [value] if value else []
 
 
 class FileLossError(UsageError):
-    """Error for a file in a column beside the main image that would lose something, which no option allows.
+    """Error for a file beside the main image: reading it would lose something, and no option allows that.
 
     Attributes:
         column: The column.
@@ -119,11 +125,10 @@ class FileLossError(UsageError):
 
 
 class FileChecks:
-    """Checks image files in columns beside the main image: raises :class:`SampleError` for a damaged header,
-    :class:`FileLossError` if reading a file in the column's mode would lose something. Thread-safe.
+    """Checks image files in columns beside the main image. Thread-safe.
 
-    False as a condition if no column is to be checked: none has files, ``check`` is ``none``, or the source is a store
-    whose files will be read in the same mode.
+    Call it with a sample's values. It is false as a condition if there is nothing to check: no column has files,
+    ``check`` is ``none``, or the source is a store whose files will be read in the same mode.
     """
 
     def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
@@ -176,7 +181,8 @@ class FileChecks:
     def _describe_loss(
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
     ) -> str:
-        """Returns the text about a file that would lose something, with the options that allow or avoid it."""
+        """Returns the text about a file that would lose something. It names the options that allow or avoid the
+        loss."""
         described = native.describe_image(memoryview(data), info)
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "

@@ -25,7 +25,7 @@ class IndexReport:
     Attributes:
         path: The store.
         manifest: Its manifest, as it is now.
-        written: False if the store already had an index, so that nothing was written.
+        written: False if the store already had an index and nothing was written.
         seconds: How long it took.
     """
 

@@ -19,12 +19,14 @@ from packstore.stores.base import Reader
 
 
 def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:
-    """Counts the samples of a source that a store already has: same key, image and fields. Encodes each sample, and
-    compares checksums.
+    """Counts the samples of a source that a store already has, with the same key, image and fields.
+
+    Encodes each sample, and compares checksums. Raises :class:`SampleError` at a bad sample, unless ``on_error`` is
+    ``skip``.
 
     Args:
         reader: The store.
-        plan: Its encoder makes records like those of the store.
+        plan: A plan whose encoder makes records like the store's.
         keys: Keys of the samples to compare; the store has all of them.
         progress: Called after each batch.
     """
@@ -47,7 +49,8 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
 def _iterate_fields(
     packed: PackedBatch, plan: Plan, columns: tuple[Column, ...]
 ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """Yields key, image checksum and other fields of each packed record, the fields in the dtypes of ``columns``."""
+    """Yields key, image checksum and other fields of each packed record. Converts fixed fields to the dtypes of
+    ``columns``."""
     dtypes = {column.name: NUMPY_DTYPE[column.dtype] for column in columns if column.kind == "fixed"}
     for place, entry in enumerate(packed.entries):
         sampled = packed.values[place] if packed.values else {}
@@ -63,6 +66,6 @@ def _iterate_fields(
 
 
 def _row_checksum(reader: Reader, record: int) -> int:
-    """Reads a stored record's fields and computes their checksum, which not every store keeps."""
+    """Reads the fields of a stored record and computes their row checksum. Not every store keeps row checksums."""
     columns = reader.manifest.columns
     return row_checksum(columns, {c.name: reader.value(c.name, record) for c in columns[1:]})

@@ -25,9 +25,11 @@ _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.convert`, which describes them. Raises :class:`UsageError` for
-    invalid ones, and for those that contradict each other whatever the source. A text of ``shard_size`` becomes a
-    number, ``ignore`` and ``columns`` become tuples."""
+    """Validated keyword arguments of :func:`packstore.convert`, which describes them.
+
+    Raises :class:`UsageError` for invalid values, and for arguments that contradict each other for every source.
+    Converts ``shard_size`` to a number of bytes; converts ``ignore`` and ``columns`` to tuples.
+    """
 
     split: str | None = None
     format: str | None = None
@@ -95,18 +97,23 @@ class ConvertOptions(SourceArguments):
 
     @property
     def source_columns(self) -> tuple[str, ...]:
-        """:attr:`columns` without options of single image columns: the meanings of a table's columns."""
+        """The meanings of a table's columns in :attr:`columns`, without the options of single image columns."""
         return split_column_options(self.columns)[0]
 
     @property
     def column_answers(self) -> dict[str, dict[str, str]]:
-        """Options of single image columns, by column and name."""
+        """The options of single image columns in :attr:`columns`, by column and name."""
         return split_column_options(self.columns)[1]
 
     def answers_for(self, column: str) -> Answers:
-        """Returns mode, depth, alpha and frames for a column beside the main image: the column's own options, else
-        depth and alpha for all columns. A mode for all columns applies only if it is ``keep`` and the column converts
-        no depth; ``frames`` for all never applies. A column's own mode ``keep`` cancels a depth for all."""
+        """Returns mode, depth, alpha and frames for a column beside the main image.
+
+        The column's own options come first. Of the options for all columns:
+        - ``depth`` applies, unless the column's own mode is ``keep`` and ``depth`` is not.
+        - ``alpha`` applies.
+        - ``mode`` applies only if it is ``keep``, and if the column converts no depth.
+        - ``frames`` never applies.
+        """
         own = self.column_answers.get(column, {})
         mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
         depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth
@@ -114,13 +121,15 @@ class ConvertOptions(SourceArguments):
 
     @property
     def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes, or None."""
+        """:attr:`shard_size` in bytes; None if it is not set."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 
 def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the values of ``--column`` as a tuple; a single text becomes one value. Raises :class:`UsageError` for
-    invalid values."""
+    """Returns the values of ``--column`` as a tuple. A single text becomes one value.
+
+    Raises :class:`UsageError` for invalid values.
+    """
     given = (columns,) if isinstance(columns, str) else columns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
         return check_columns(columns)  # says what is wrong
@@ -135,8 +144,8 @@ def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_mode_options(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
-    """Raises :class:`UsageError` for an invalid mode, depth, alpha or frames, and for a depth that contradicts the
-    mode."""
+    """Raises :class:`UsageError` for an invalid mode, depth, alpha or frames, and if depth and mode contradict each
+    other."""
     named = RGB.name if mode in (None, KEEP) else mode
     if not isinstance(named, str):
         raise UsageError(f"mode should be the name of a mode or keep, got {mode!r}")

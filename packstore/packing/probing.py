@@ -20,8 +20,11 @@ _SAMPLED = 24
 def make_encoder(
     encode: EncodeOptions, survey: Survey, shape: tuple[int, ...] | None, *, reencode: bool = False
 ) -> Encoder:
-    """Makes the encoder for the images of a source; ``shape`` is that of all records, or None. ``reencode`` decodes and
-    encodes files even if they could stay as they are."""
+    """Makes the encoder for the images of a source.
+
+    ``shape`` is the shape of all records, None if they differ. ``reencode`` decodes and encodes files even if they
+    could stay as they are.
+    """
     store = survey.store
     files = ENCODINGS[survey.encoding].layout is None
     mode = survey.mode if store is None else store.image.mode
@@ -35,7 +38,7 @@ def make_encoder(
 
 
 class SampleProbe:
-    """Encodes a few samples, spread over the source, to learn sizes and shapes. Skips bad ones."""
+    """Encodes a few samples, spread over the source, to learn sizes and shapes. Skips bad samples."""
 
     def __init__(self, source: Source, options: ConvertOptions) -> None:
         self._source = source
@@ -48,8 +51,10 @@ class SampleProbe:
         return self._source.pick_entries(self._split, records, count)
 
     def measure_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
-        """Encodes the samples; returns (bytes in the source, bytes as a record) of each. Skips bad samples. Returns an
-        empty list without reading if files stay unchanged, or all records have one size."""
+        """Encodes the samples; returns (bytes in the source, bytes as a record) of each. Skips bad samples.
+
+        If files stay unchanged, or all records have one size, reads nothing and returns an empty list.
+        """
         sizes: list[tuple[int, int]] = []
         if encoder.passes_through or encoder.columns()[0].kind == "fixed":
             return sizes
@@ -62,7 +67,7 @@ class SampleProbe:
         return sizes
 
     def sample_shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
-        """Decodes the samples; returns their different shapes, each with the key of the first image. Skips bad
+        """Decodes the samples; returns their different shapes, each with the key of its first image. Skips bad
         samples."""
         pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
         encoder = make_encoder(pixels, survey, None)
@@ -78,9 +83,11 @@ class SampleProbe:
 
 
 def resolve_uniform_shape(encode: EncodeOptions, survey: Survey, probe: SampleProbe) -> tuple[int, ...] | None:
-    """Returns the shape ``(H, W, C)`` of all records, or None if they may differ. If only images can tell, decodes a
-    few samples and assumes that all have this shape. Raises :class:`UsageError` if the samples' shapes differ and the
-    encoding needs one."""
+    """Returns the shape ``(H, W, C)`` of all records, or None if they may differ.
+
+    If only the images can tell, decodes a few samples and assumes that all have their shape. Raises :class:`UsageError`
+    if the encoding needs one shape and the samples' shapes differ.
+    """
     layout = ENCODINGS[encode.encoding].layout
     if layout is None:
         return None

@@ -17,10 +17,10 @@ _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 
 
 def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
-    """Returns the options that shaped the records, as the manifest stores them. Options of a source that is a store
-    are taken over if its pixels stay unchanged.
+    """Returns the options that shaped the records, as the manifest stores them. :func:`restore_encode_options` reads
+    them.
 
-    :func:`restore_encode_options` reads them back.
+    If the source is a store and its pixels stay unchanged, takes over the source's options.
     """
     encode = plan.encode
     size = encode.size
@@ -56,8 +56,8 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
 
 
 def _collect_column_answers(plan: Plan) -> dict[str, str]:
-    """Returns the options of single image columns: those of this conversion, and for other columns those of the
-    source if it is a store."""
+    """Returns the options of single image columns. If the source is a store, takes over its options of other
+    columns."""
     given = format_answers(plan.options.column_answers)
     store = plan.survey.store
     if store is None:
@@ -68,22 +68,26 @@ def _collect_column_answers(plan: Plan) -> dict[str, str]:
 
 
 def record_counts(manifest: Manifest) -> dict[str, int]:
-    """Returns the counts of records in a manifest's options, such as ``exif_oriented``: all integers but geometry,
-    quality and split."""
+    """Returns the counts of records in a manifest's options, such as ``exif_oriented``.
+
+    These are all options with an integer, except geometry, quality and split.
+    """
     known = (*_GEOMETRY, "quality", "split")
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
 
 
 def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
-    """Tells if two stores were resized, rotated and compressed with the same options, so that equal images have equal
+    """Tells if two stores were resized, rotated and compressed with the same options. Then equal images have equal
     records."""
     names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 
 def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
-    """Restores the options with which a store's images were encoded from its manifest; ``check`` is ``none``. Defaults
-    fill in for options that the manifest lacks."""
+    """Restores the options with which a store's images were encoded from its manifest.
+
+    Takes defaults for options that the manifest lacks. ``check`` is ``none``.
+    """
     o = manifest.options
     size = o.get("size")
     return EncodeOptions(
@@ -104,5 +108,5 @@ def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels
 
 
 def _optional_int(value: object) -> int | None:
-    """Returns the value if it is an integer and no bool, else None."""
+    """Returns the value if it is an integer, but no bool; else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,4 +1,4 @@
-"""Packs the records of a plan into a store builder: of a whole conversion, or of one shard."""
+"""Packs the records of a plan into a store builder: the records of a whole conversion, or of one shard."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PackedShard:
     """Result of packing one shard.
 
     Attributes:
-        manifest: Manifest of the shard; None if all of its samples were skipped, so that there is no shard.
+        manifest: Manifest of the shard; None if all samples were skipped and there is no shard.
         skipped: Samples left out by policy.
         counted: Numbers of records to add to the manifest's options, by option.
         kept: Number of progressive files that could not be made baseline, by reason.
@@ -66,10 +66,10 @@ class PackedShard:
 def pack_shard(
     plan: Plan, entries: Iterable[Entry], path: Path, progress: ProgressCallback = no_progress
 ) -> PackedShard:
-    """Packs one shard of a plan to ``path``, with the same bytes that it has in the store of the whole plan. Writes
-    nothing if all of its samples are skipped.
+    """Packs one shard of a plan to ``path``, with the same bytes that it has in the store of the whole plan.
 
-    The shards of a plan can be packed in any order and by any number of machines.
+    Writes nothing if all of its samples are skipped. Raises :class:`SampleError` at a bad sample, unless ``on_error``
+    is ``skip``. The shards of a plan can be packed in any order and by any number of machines.
 
     Args:
         plan: The plan, its normalisation already computed.
@@ -111,8 +111,10 @@ def describe_store(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
 
 
 def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[PackedBatch]:
-    """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order. Raises at a
-    bad sample, or skips it under ``on_error="skip"``."""
+    """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order.
+
+    Raises the errors of :func:`pack_batch`. Under ``on_error="skip"`` skips bad samples.
+    """
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     # Entries of sources that prepare them may hold their images.
     if plan.options.link and not plan.index and type(plan.source).fetch is Source.fetch:
@@ -129,8 +131,10 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
 
 
 def _find_shard_starts(packed: PackedBatch, cuts: ShardCuts) -> set[int]:
-    """Returns the positions in ``packed.entries`` at which shards begin, and advances ``cuts``. If the first entry of a
-    shard was skipped, the next record begins the shard."""
+    """Returns the positions in ``packed.entries`` at which shards begin, and advances ``cuts``.
+
+    If the first entry of a shard was skipped, the next record begins the shard.
+    """
     firsts, place = set(), 0
     for entry in packed.seen:
         if cuts.begins_shard(entry):
@@ -140,7 +144,7 @@ def _find_shard_starts(packed: PackedBatch, cuts: ShardCuts) -> set[int]:
 
 
 def append_batch(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cuts: ShardCuts | None = None) -> None:
-    """Appends a packed batch to a builder, split by split; begins new shards at ``cuts``, and advances ``cuts``."""
+    """Appends a packed batch to a builder, split by split. Begins new shards at ``cuts``, and advances ``cuts``."""
     entries = packed.entries
     has_shape = any(column.name == "shape" for column in builder.columns)
     firsts = _find_shard_starts(packed, cuts) if cuts is not None else set()
@@ -179,7 +183,7 @@ def append_batch(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cut
 
 
 def list_store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
-    """Returns all columns of a plan's store in their order: image, shape, those of the survey, key, checksums, seek
+    """Returns all columns of a plan's store in their order: image, shape, the survey's columns, key, checksums, seek
     index, links."""
     image, *shape = encoder.columns()
     index = (SEEK_INDEX,) if plan.index else ()
@@ -188,8 +192,10 @@ def list_store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
 
 
 def describe_source_origin(plan: Plan) -> Origin:
-    """Returns the manifest's entry about the origin of the records: kind, name and file counts of the source, and its
-    digest if it is a store."""
+    """Returns the manifest's entry about the origin of the records: kind, name and file counts of the source.
+
+    Adds the dataset digest if the source is a store.
+    """
     name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
     store = plan.survey.store
     digest = store.dataset_digest if store else None

@@ -36,8 +36,8 @@ class RelinkReport:
         manifest: Its new manifest.
         files: Number of files that the links name.
         moved: Number of these files whose path has changed.
-        proven: Number of images that were read and compared with their checksums, because size or time of their file
-            differs.
+        proven: Number of images that were read and compared with their checksums. Images of files whose size and time
+            are unchanged are not read.
         seconds: Duration.
     """
 
@@ -112,16 +112,20 @@ def relink(
 
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
-    """Makes a path absolute and removes ``..``, without resolving symbolic links; returns a URL unchanged. Raises
-    :class:`UsageError` for an empty path."""
+    """Makes a path absolute and removes ``..``, without resolving symbolic links. Returns a URL unchanged.
+
+    Raises :class:`UsageError` for an empty path.
+    """
     refuse_empty(path)
     found = location(path)
     return str(found) if isinstance(found, UrlPath) else os.path.abspath(found)  # noqa: PTH100 - it removes `..`
 
 
 def _move_path(place: str, moves: tuple[str, str] | None) -> str:
-    """Replaces the old prefix of a path by the new one, by ``moves`` (old, new). Returns other paths unchanged, and all
-    if ``moves`` is None."""
+    """Replaces the beginning of a path by ``moves`` (old folder, new folder).
+
+    Returns other paths unchanged. ``moves`` None changes no path.
+    """
     if moves is None or not f"{place}/".startswith(f"{moves[0].rstrip('/')}/"):
         return place
     return f"{moves[1].rstrip('/')}{place[len(moves[0].rstrip('/')) :]}"
@@ -144,10 +148,9 @@ def _read_file_state(place: str) -> FileState:
 def _verify_changed_files(
     reader: Reader, places: dict[str, str], states: dict[str, FileState], progress: ProgressCallback
 ) -> int:
-    """Reads the images in files whose size or time has changed, and compares them with their checksums. Returns the
-    number of images read.
+    """Reads the images in files whose size or time has changed, and compares them with their checksums.
 
-    Raises :class:`StoreError` for the first image that differs or cannot be read.
+    Returns the number of images read. Raises :class:`StoreError` for the first image that differs or cannot be read.
 
     Args:
         reader: The linked store.

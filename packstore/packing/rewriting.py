@@ -29,8 +29,9 @@ def rewrite_store(
     links: LinkGetter | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Copies an open store beside itself with other columns or links, and replaces it with the copy. Uploads the copy
-    as a new version if the store is at a URL. Returns the new manifest.
+    """Copies an open store beside itself with other columns or links, and replaces it with the copy.
+
+    If the store is at a URL, uploads the copy as a new version. Returns the new manifest.
 
     Args:
         reader: The store. Readers that are open keep the old one.
@@ -62,7 +63,8 @@ def _write_copy(
     links: LinkGetter,
     options: Mapping[str, Any],
 ) -> Manifest:
-    """Writes the copy to ``path``, replacing a store there, with the same shards and splits; returns its manifest."""
+    """Writes the copy to ``path``, with the same shards and splits; returns its manifest. Replaces a store at
+    ``path``."""
     manifest = reader.manifest
     starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
     splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]

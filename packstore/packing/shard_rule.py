@@ -1,7 +1,7 @@
 """Decides which samples of a conversion go into which shard, before any of them is read.
 
-So a cut does not depend on records: not on their size, and not on whether a bad sample was skipped. Any machine can
-make any shard of a plan, and makes the same bytes.
+A cut therefore does not depend on records: not on their size, and not on whether a bad sample was skipped. Any machine
+can make any shard of a plan, and makes the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ShardRule:
 
     Attributes:
         by: Unit of the limit: ``samples``, or ``bytes`` of samples in the source.
-        limit: Maximum per shard; a larger sample gets a shard of its own.
+        limit: Maximum per shard. A single sample that is larger gets a shard of its own.
     """
 
     by: Literal["samples", "bytes"]
@@ -27,8 +27,9 @@ class ShardRule:
 
     @classmethod
     def for_size(cls, shard_size: int, record_nbytes: int | None, sampled: Sequence[tuple[int, int]]) -> ShardRule:
-        """Returns the rule that gives shards about ``shard_size`` bytes of images: a number of samples if all records
-        have the same size, else of bytes in the source.
+        """Returns the rule that gives shards about ``shard_size`` bytes of images.
+
+        It limits samples if all records have the same size, else bytes in the source.
 
         Args:
             shard_size: Bytes.
@@ -54,7 +55,7 @@ class ShardRule:
 
 
 class ShardCuts:
-    """Tracks the entries of a source in order, and tells which begin a shard."""
+    """Tells which entries of a source begin a shard. Takes the entries in order."""
 
     def __init__(self, rule: ShardRule) -> None:
         self._rule = rule
@@ -62,7 +63,7 @@ class ShardCuts:
         self._filled = 0
 
     def begins_shard(self, entry: Entry) -> bool:
-        """Tells if ``entry`` begins a shard, and counts it. Call it once for each entry, in order."""
+        """Counts ``entry``, and tells if it begins a shard. Call it once for each entry, in order."""
         weight = entry.size_bytes if self._rule.by == "bytes" else 1
         begins = entry.split != self._split or self._filled + weight > self._rule.limit
         self._filled = weight + (0 if begins else self._filled)

@@ -29,8 +29,8 @@ NOTE = "publishing.json"
 def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
     """Creates and returns this user's work folder for a URL, in the system's temporary folder (TMPDIR).
 
-    The path is the same for each run, so that a run finds what an interrupted one left. Simultaneous runs use different
-    numbers. Raises :class:`DestinationError` if the folder belongs to another user, or cannot be created.
+    The path is the same for each run: a run finds the records of an interrupted run there. Simultaneous runs use
+    different numbers. Raises :class:`DestinationError` if the folder belongs to another user, or cannot be created.
     """
     root = Path(tempfile.gettempdir(), f"packstore-{os.getuid() if hasattr(os, 'getuid') else 'user'}")
     digest = hashlib.sha256(str(url).encode("utf-8", "surrogateescape")).hexdigest()
@@ -48,7 +48,7 @@ def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
 def lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     """Locks a work folder for a URL; yields a local path for the store, and a work directory.
 
-    Deletes an unfinished store at that path before and after, and the work directory after. Raises
+    Deletes an unfinished store at that path, first and at the end. At the end also deletes the work directory. Raises
     :class:`DestinationError` if 64 other processes write to the URL.
     """
     folder, work = _lock_free_folder(url)
@@ -63,8 +63,10 @@ def lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
 
 
 def _lock_free_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
-    """Locks the first free of 64 work folders for a URL; returns folder and lock. Raises :class:`DestinationError` if
-    other processes hold all."""
+    """Locks the first free of 64 work folders for a URL; returns folder and lock.
+
+    Raises :class:`DestinationError` if other processes hold all of them.
+    """
     for number in range(_AT_ONCE):
         folder = make_upload_folder(url, number)
         with suppress(DestinationError):
@@ -73,8 +75,10 @@ def _lock_free_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
 
 
 def note_publishing(note: Path, request: Mapping[str, Any], version: int, manifest: Manifest) -> None:
-    """Writes to the file ``note`` the request of this run, and number and digest of the version that it is about to
-    publish. Raises :class:`DestinationError`."""
+    """Notes in the file ``note`` which version this run is about to publish: request, number and digest.
+
+    Raises :class:`DestinationError` if the file cannot be written.
+    """
     with writing(note):
         note.write_text(json.dumps({"request": request, "version": version, "digest": manifest.digest}), "utf-8")
 

@@ -145,14 +145,14 @@ class Writer:
         return self
 
     def add(self, /, *, key: str | None = None, split: str | None = None, **values: Any) -> None:
-        """Adds a sample; blocks while the packing thread is behind.
+        """Adds a sample. Blocks while the packing thread is behind.
 
         Args:
             key: Unique key in the store; None for the sample's index in its split.
             split: Name of its split, instead of the writer's. Samples of a split must be added one after another.
             values: Values by field: an image as a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)``
-                or tensor ``(3, H, W)``; for the other types see :mod:`packstore.core.fields`. None, or no argument,
-                for a missing value of an optional field.
+                or tensor ``(3, H, W)``; for the other types see :mod:`packstore.core.fields`. An optional field may be
+                    None or left out.
 
         Raises:
             UsageError: The ``with`` block has not begun or has ended, the samples of a split do not follow each other,
@@ -198,8 +198,10 @@ class Writer:
         return f"<Writer of {str(self._path)!r}: {self.added:,} samples, {self._state}>"
 
     def _start_packing(self) -> None:
-        """Infers the fields from the first samples, and starts packing: queues these samples for the packing thread.
-        Raises :class:`UsageError` if no fields fit them, :class:`SampleError` for a sample that does not fit."""
+        """Infers the fields from the first samples, and queues these samples for the packing thread.
+
+        Raises :class:`UsageError` if no fields fit them, and :class:`SampleError` for a sample that does not fit.
+        """
         self._schema = make_schema(
             [sample for *_, sample in self._first],
             self._fields,
@@ -212,8 +214,10 @@ class Writer:
         self._first = []
 
     def _check_and_queue(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
-        """Checks a sample against the schema and adds it to the current list, which it queues when full. Raises
-        :class:`SampleError` if the sample does not fit."""
+        """Checks a sample against the schema and adds it to the current list. Queues the list if it is full.
+
+        Raises :class:`SampleError` if the sample does not fit.
+        """
         key = index_key(split, index)
         try:
             taken = schema.assign_names(sample)
@@ -226,8 +230,10 @@ class Writer:
             self._batch, self._batch_bytes = [], 0
 
     def _queue_batch(self, batch: list[Entry] | None) -> None:
-        """Queues a list of entries for the packing thread, None for the end. Starts the thread, blocks while the queue
-        is full, and raises the thread's error."""
+        """Queues a list of entries for the packing thread; None marks the end.
+
+        Starts the thread on the first call. Blocks while the queue is full. Raises the thread's error.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run_packing_thread, name="packstore-writer", daemon=True)
             self._thread.start()
@@ -245,8 +251,10 @@ class Writer:
             raise self._error
 
     def _wait_until_published(self) -> None:
-        """Queues the remaining samples, and waits until the store is published. Raises the packing thread's error, and
-        :class:`UsageError` if no sample was added."""
+        """Queues the remaining samples, and waits until the store is published.
+
+        Raises the packing thread's error, and :class:`UsageError` if no sample was added.
+        """
         if self._schema is None:
             if not self._first:
                 raise UsageError(f"{printable(str(self._path))}: no sample was added, so there is nothing to write")
@@ -259,7 +267,7 @@ class Writer:
         self._raise_thread_error()
 
     def _stop_packing_thread(self) -> None:
-        """Stops the packing thread, which deletes the unfinished store; waits until it has ended."""
+        """Stops the packing thread and waits for its end. The thread deletes the unfinished store."""
         while self._thread is not None and self._thread.is_alive():
             try:
                 self._queue.put_nowait(_AbandonedError())
@@ -276,8 +284,10 @@ class Writer:
             return
 
     def _run_packing_thread(self) -> None:
-        """Runs in the packing thread: packs the queued samples into the store. Sets :attr:`report`; keeps an exception
-        for the thread that adds samples."""
+        """Runs in the packing thread: packs the queued samples into the store, and sets :attr:`report`.
+
+        Keeps an exception for the thread that adds samples.
+        """
         try:
             assert self._schema is not None
             options = SourceOptions(max_pixels=self._options.max_pixels)
@@ -289,8 +299,10 @@ class Writer:
             self._error = error
 
     def _receive_entries(self) -> Iterator[Entry]:
-        """Yields the queued samples until the end; blocks while the queue is empty. Raises :class:`_AbandonedError` if
-        the writer is abandoned."""
+        """Yields the queued samples until the end. Blocks while the queue is empty.
+
+        Raises :class:`_AbandonedError` if the ``with`` block has failed.
+        """
         while (batch := self._queue.get()) is not None:
             if isinstance(batch, _AbandonedError):
                 raise batch
@@ -298,5 +310,5 @@ class Writer:
 
 
 def _resolve_options(options: ConvertOptions, source: StreamSource) -> ConvertOptions:
-    """Returns the options with the encoding chosen for the samples, and without a split, which each sample has."""
+    """Returns the options with the encoding chosen for the samples. Drops the split: each sample has its own."""
     return replace(options, encoding=source.choose_encoding(options.encoding), split=None)
