@@ -1,4 +1,4 @@
-"""Counts files and rows at a path with other programs than packstore's readers, so that a fault of theirs shows.
+"""Counts files and rows at a path with other programs than packstore's readers: a fault of those readers then shows.
 
 Folders are walked, archives listed by :mod:`zipfile` and :mod:`tarfile`, Parquet and HDF5 read by their libraries.
 """
@@ -36,11 +36,13 @@ _FAULTS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, 
 
 
 def count_independently(path: Path) -> dict[str, int]:
-    """Counts the files at ``path``, or the entries of an archive there, by suffix (see :func:`suffix_of`).
-    Outside archives also counts the rows of Parquet and HDF5 files, under :data:`ROWS`.
+    """Counts the files at ``path`` by suffix (see :func:`suffix_of`), or the files in an archive at ``path``.
 
-    Counts the content of a tar in a tar, and a name that occurs twice once. Memory is 8 bytes an entry; for zip, some
-    600 bytes in :mod:`zipfile`. Raises :class:`SourceError` if a library finds damage.
+    Outside archives also counts the rows of Parquet and HDF5 files, under :data:`ROWS`. Of a tar in a tar counts the
+    content. Counts a name that occurs twice in an archive once.
+
+    Memory is 8 bytes an entry; for zip, some 600 bytes in :mod:`zipfile`. Raises :class:`SourceError` if a library
+    finds damage.
     """
     try:
         if path.is_dir():
@@ -57,14 +59,16 @@ def count_independently(path: Path) -> dict[str, int]:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the last suffix in lower case with its dot, or ``""`` for none, a hidden name such as ``.x``, a number,
-    or more than 12 characters."""
+    """Returns the last suffix in lower case with its dot, or ``""`` without one.
+
+    A hidden name such as ``.x``, a number, and more than 12 characters are no suffix.
+    """
     stem, _, suffix = posixpath.basename(name).rpartition(".")
     return f".{suffix.lower()}" if stem and 0 < len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
 def _walk_files(path: Path) -> Iterator[Path]:
-    """Yields all files below a folder; follows links, except to a folder above the link."""
+    """Yields all files below a folder. Follows links, but not to a folder that contains the link."""
     for folder, inside, names in os.walk(path, followlinks=True):
         here = Path(folder)
         inside[:] = [
@@ -98,8 +102,10 @@ def _count_paths_by_suffix(names: Iterable[str]) -> dict[str, int]:
 
 
 def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
-    """Yields the names of the files in a tar, prefixed by ``folder``. For a tar directly inside it, yields the names in
-    that tar instead of its own."""
+    """Yields the names of the files in a tar, prefixed by ``folder``.
+
+    For a tar directly inside it, yields the names in that tar instead of the inner tar's own name.
+    """
     with tarfile.open(
         fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
     ) as archive:
@@ -112,7 +118,7 @@ def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
 
 
 def _is_tar(path: Path) -> bool:
-    """Tells if a file is a tar, also a compressed one; False if it cannot be decompressed."""
+    """Tells if a file is a tar, plain or compressed. False if it cannot be decompressed."""
     with _open_decompressed(path) as stream:
         try:
             return stream.read(tarfile.BLOCKSIZE)[257:262] == b"ustar"
@@ -122,7 +128,7 @@ def _is_tar(path: Path) -> bool:
 
 @contextmanager
 def _open_decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
-    """Opens a file for reading, decompressed if it is gzip, bzip2, xz or zstandard."""
+    """Opens a file for reading. Decompresses gzip, bzip2, xz and zstandard."""
     with ExitStack() as opened:
         file: Any = opened.enter_context(path.open("rb"))
         start = file.peek(6)[:6]
@@ -146,8 +152,8 @@ def _count_table_rows(file: Path) -> int:
 
 
 def _count_array_rows(file: Path) -> dict[str, int]:
-    """Returns the first dimension of each dataset of an HDF5 file but scalars, by :data:`ROWS`, a colon and its
-    name."""
+    """Returns the first dimension of each dataset of an HDF5 file, by :data:`ROWS`, a colon and its name. Skips
+    scalars."""
     import h5py
 
     counts: dict[str, int] = {}

@@ -39,7 +39,7 @@ def compute_row_checksums(
         stop: One after the last record.
 
     Returns:
-        For each record its checksum and an empty string; or None and the reason, if a field cannot be read.
+        For each record its checksum and an empty string. If a field cannot be read: None and the reason.
     """
     count = stop - start
     unreadable: dict[int, str] = {}
@@ -70,8 +70,8 @@ def compute_row_checksums(
 def are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
     """Returns whether the stored column of checksums is damaged, and not the records ``bad`` that differ from it.
 
-    The column is damaged if it matches its digest once it has the actual checksums of these records. Returns False if
-    one of the records cannot be read.
+    Puts the actual checksums of these records into the column: if the column then matches its digest, it was damaged.
+    Returns False if one of the records cannot be read.
     """
     if any(mismatch.found is None for mismatch in bad.values()):
         return False
@@ -87,6 +87,8 @@ def describe_damaged_checksum(name: str, mismatch: Mismatch) -> str:
 
 
 def describe_mismatch(mismatch: Mismatch, name: str) -> str:
-    """Returns the text of a problem: the reason why a record cannot be read; else its checksum ``name`` and the
-    expected one."""
+    """Returns the text of a problem: a record's checksum ``name``, and the expected one.
+
+    If the record cannot be read, returns the reason instead.
+    """
     return mismatch.why or f"{name} {mismatch.found or 0:016x}, expected {mismatch.expected:016x}"

@@ -1,7 +1,7 @@
 """``repair``: restores a damaged store, with records from its source or from another store.
 
 Everything from the source is proven: each record must have its checksum in the store, and in the end every column its
-digest in the manifest. So another image of the same name cannot slip in.
+digest in the manifest. Another image of the same name cannot slip in.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ from packstore.stores.sharded import ShardedReader
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.repair`, which describes them. Raises :class:`UsageError` for
-    invalid ones."""
+    """Validated keyword arguments of :func:`packstore.repair`, which describes them.
+
+    Raises :class:`UsageError` for invalid values.
+    """
 
     partial: bool = False
     workers: int | None = None
@@ -81,9 +83,11 @@ def repair(
     """Writes an undamaged store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
-    that the damaged one had before (given the same versions of the libraries that write it). At a URL, damaged and
-    missing shards are replaced in place, by exactly the bytes that they had: from ``source`` if it is a store that has
-    them, else rebuilt from their undamaged records and ``source``.
+    that the damaged one had before (given the same versions of the libraries that write it).
+
+    At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. If
+    ``source`` is a store that has such a shard, it is copied. Otherwise it is rebuilt from its undamaged records and
+    ``source``.
 
     Args:
         damaged: The store; it must still open.
@@ -133,8 +137,10 @@ def repair(
 def _repair_files(
     damaged: Path, source: Path, destination: Path, options: RepairOptions, progress: ProgressCallback
 ) -> RepairReport:
-    """Repairs a store on this machine into a new one at ``destination``; writes nothing if nothing is damaged. Raises
-    as :func:`repair`."""
+    """Repairs a store on this machine into a new one at ``destination``. Writes nothing if nothing is damaged.
+
+    Raises the errors of :func:`repair`.
+    """
     refuse_nested_paths(destination, damaged)
     refuse_nested_paths(destination, source)
     with open_damaged(damaged) as reader:
@@ -157,8 +163,10 @@ def _repair_files(
 
 
 def open_damaged(path: Path) -> Reader:
-    """Opens a store and each of its shards. Raises :class:`StoreError`, which recommends salvage, if one does not
-    open."""
+    """Opens a store and each of its shards.
+
+    Raises :class:`StoreError` if the store or a shard does not open; the message recommends salvage.
+    """
     hint = "packstore salvage may get records out of it"
     try:
         reader = open_store(path)
@@ -177,7 +185,7 @@ def open_damaged(path: Path) -> Reader:
 
 
 def check_destination_name(destination: Path, format: str) -> None:
-    """Raises :class:`DestinationError` if something is at the path, or the path has the suffix of another format."""
+    """Raises :class:`DestinationError` if something is at the path, or if the path has the suffix of another format."""
     shown = printable(str(destination))
     if os.path.lexists(destination):
         raise DestinationError(f"{shown} exists already; choose another name")
@@ -190,8 +198,7 @@ def check_destination_name(destination: Path, format: str) -> None:
 
 
 class _Repair:
-    """One repair of a local store: finds replacements, proves them by checksums, and writes the new store. Raises
-    :class:`StoreError` if nothing is lost and the digest is still not that of the undamaged store."""
+    """One repair of a local store: finds replacements, proves them by checksums, and writes the new store."""
 
     def __init__(
         self, reader: Reader, check: StoreCheck, donor: Donor, builder: StoreBuilder, progress: ProgressCallback
@@ -216,10 +223,10 @@ class _Repair:
         self.trusted = self.columns.keys() - check.damaged
 
     def repair_store(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
-        """Finds replacements, and writes and publishes the new store. Writes nothing if records are lost, unless
-        ``partial`` and some are left. Returns the report.
+        """Finds replacements, writes and publishes the new store, and returns the report.
 
-        Raises :class:`StoreError` if the repaired records do not have the manifest's digest.
+        If records are lost, writes the others only with ``partial``. Writes nothing if all are lost. Raises
+        :class:`StoreError` if no record is lost, but the digest of the records is not the manifest's.
         """
         self.relative_link_folder = relative_link_folder(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
@@ -263,15 +270,17 @@ class _Repair:
         return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
 
     def _describe_damage(self, record: int) -> DamagedRecord:
-        """Returns a damaged record with its key, and with its possible row checksums if its fields may be damaged."""
+        """Returns a damaged record with its key. Adds its possible row checksums if its fields may be damaged."""
         key = self.columns["key"].try_value(record)
         return DamagedRecord(
             record, key, tuple(self._list_possible_row_checksums(record)) if record in self.rows else ()
         )
 
     def _list_possible_row_checksums(self, record: int) -> list[int]:
-        """Returns the row checksums that a record may have: the stored one, and if that may be damaged, that of its
-        present fields. Empty if the store keeps none."""
+        """Returns the row checksums that a record may have; empty if the store has none.
+
+        These are the stored one and, if the column of row checksums is damaged, the checksum of its present fields.
+        """
         if ROW_CHECKSUM.name not in self.columns:
             return []
         stored = self.columns[ROW_CHECKSUM.name].try_value(record)
@@ -283,8 +292,9 @@ class _Repair:
         return known
 
     def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record, with the damaged ones from the source. Raises
-        :class:`CannotReplaceError` if the source lacks them or they do not match the stored checksums.
+        """Returns image and fields of a damaged record. Takes the damaged ones from the source.
+
+        Raises :class:`CannotReplaceError` if the source lacks them, or if they do not match the stored checksums.
         """
         stored = self.columns["checksum"].try_value(record)
         own = self._read_damaged_image(record)
@@ -315,16 +325,20 @@ class _Repair:
         return image, fields
 
     def _read_damaged_image(self, record: int) -> Any:
-        """Reads a record's image from the damaged store as it is stored, an image file or an array of pixels. Returns
-        None if it cannot be read."""
+        """Reads a record's image from the damaged store in its stored form: an image file or an array of pixels.
+
+        Returns None if it cannot be read.
+        """
         try:
             return self.reader.view(record)
         except StoreError:
             return None
 
     def _write_store(self, lost: set[int | None]) -> None:
-        """Appends all records but the lost ones to the builder, in the damaged store's shards and splits; reports
-        progress."""
+        """Appends all records except the lost ones to the builder, in the damaged store's shards and splits.
+
+        Reports progress after each batch.
+        """
         splits = self.manifest.splits
         edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
         starts = [0] if self.manifest.shards is None else self.manifest.shards.starts.tolist()
@@ -342,8 +356,10 @@ class _Repair:
             self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
 
     def _append_records(self, records: list[int], split: str) -> int:
-        """Appends some records of one split to the builder, damaged ones repaired; returns the bytes of their
-        images."""
+        """Repairs the damaged ones among some records of one split, and appends all to the builder.
+
+        Returns the bytes of their images.
+        """
         images: list[Any] = []
         rows: list[Mapping[str, Any]] = []
         for record in records:
@@ -368,8 +384,10 @@ class _Repair:
         return sum(memoryview(image).nbytes for image in images)
 
     def _make_link_values(self, records: list[int]) -> dict[str, Any]:
-        """Returns the link columns of some records. A link leads to the source's file if the record's image is replaced
-        from the source; else to the same file as in the damaged store."""
+        """Returns the link columns of some records.
+
+        A record keeps its link, unless its image is replaced from the source. Then the link names the source's file.
+        """
         rows = []
         for record in records:
             if record in self.images:

@@ -1,7 +1,7 @@
 """Repairs a store at a URL: replaces its damaged shards in place.
 
-A shard is named by its SHA-256, so only the bytes that it had can replace it, and readers of the store never see
-anything else.
+A shard is named by its SHA-256: only the bytes that it had can replace it, and readers of the store never see anything
+else.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Repair = Callable[[Path, Path], RepairReport]
 def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: ProgressCallback) -> RepairReport:
     """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones.
 
-    Takes a shard from ``source`` if that is a store that has it; else ``repair`` rebuilds it from its undamaged
-    records. The report lists the shards that could not be replaced as lost.
+    If ``source`` is a store that has a shard, takes the shard from there. Otherwise ``repair`` rebuilds the shard from
+    its undamaged records. Shards that could not be replaced are lost in the report.
 
     Raises:
         DestinationError: The URL is read only, or holds a copy of a local store.
@@ -90,8 +90,7 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
 
 
 def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
-    """Reads the object of a shard; returns whether it has the right size and SHA-256. False if it is
-    missing."""
+    """Reads the object of a shard; returns whether it has the right size and SHA-256. False if it is missing."""
     digest, nbytes = hashlib.sha256(), 0
     try:
         for piece in objects.stream(shard_object_name(shard)):
@@ -103,8 +102,10 @@ def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
 
 
 def _locate_shards(source: Path) -> dict[str, str]:
-    """Returns the path or URL of each shard of the store at ``source``, by digest; empty if no store of
-    shards is there."""
+    """Returns the path or URL of each shard of the store at ``source``, by digest.
+
+    Empty if there is no store, or a store that cannot be opened or has no shards.
+    """
     try:
         with open_store(source) as reader:
             table = reader.manifest.shards
@@ -120,8 +121,8 @@ def _rebuild_shard(
     """Downloads a damaged shard into ``folder`` and repairs it there. Returns the rebuilt data file, and the records
     that were replaced.
 
-    Raises :class:`StoreError` if the shard is missing, records are lost, or the rebuilt file has other bytes than the
-    shard had; other errors of ``repair`` too.
+    Raises the errors of ``repair``. Raises :class:`StoreError` if the shard is missing, records are lost, or the
+    rebuilt file has other bytes than the shard had.
     """
     again = "packstore convert SOURCE URL --overwrite packs the store again"
     broken, whole = folder / shard.name, folder / f"whole-{shard.name}"

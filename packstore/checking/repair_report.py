@@ -14,9 +14,10 @@ class RepairReport:
 
     Attributes:
         damaged: The damaged store.
-        destination: The new store; None if none was written, because nothing was damaged or some records are lost. At a
+        destination: The new store. None if none was written: nothing was damaged, or some records are lost. At a
             URL, the damaged store itself, if all its shards are intact now.
-        problem_count: Number of problems that ``verify`` finds in the damaged store, at a URL of damaged shards.
+        problem_count: Number of problems that ``verify`` finds in the damaged store. At a URL, number of damaged
+            shards.
         copied: Number of records that are unchanged.
         replaced: Records with values from the source, and which values.
         lost: Records that could not be replaced, and why.

@@ -45,12 +45,12 @@ class VerifyReport:
         path: The store.
         manifest: Its manifest.
         checks: Checks that were made, in order, in words.
-        problem_count: Number of problems; 0 means that the store is undamaged.
+        problem_count: Number of problems, differences included; 0 means that the store is undamaged.
         differences: Number of problems that are differences from the source, and no damage.
         double_keys: Number of problems that are records with the key of an earlier record.
         problems: The first 10,000 problems, differences from the source last.
         checked_bytes: Bytes of records whose checksums were computed.
-        quick: Whether no image was read, so that ``ok`` says nothing about images.
+        quick: Whether no image was read; ``ok`` then says nothing about images.
     """
 
     path: Path
@@ -76,8 +76,10 @@ class VerifyReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.verify`, which describes them. Raises :class:`UsageError` for
-    invalid ones, and for ``quick`` with ``decode`` or ``against``."""
+    """Validated keyword arguments of :func:`packstore.verify`, which describes them.
+
+    Raises :class:`UsageError` for invalid values, and for ``quick`` with ``decode`` or ``against``.
+    """
 
     quick: bool = False
     decode: bool = False
@@ -162,8 +164,11 @@ def verify(
 
 
 class _Verification:
-    """One run of ``verify``: collects problems from all checks. A record that has a problem gets no difference from the
-    source. Keeps the first 10,000 of each."""
+    """One run of ``verify``: collects problems from all checks.
+
+    A record that has a problem gets no difference from the source. Keeps the first 10,000 problems and the first 10,000
+    differences.
+    """
 
     def __init__(
         self, reader: Reader, options: VerifyOptions, against: Path | None, progress: ProgressCallback
@@ -184,7 +189,7 @@ class _Verification:
         self.decoders = [(column, self.make_decoder(column)) for column in decoded]
 
     def verify_store(self) -> VerifyReport:
-        """Opens the source if there is one, and makes all checks; returns the report."""
+        """Opens the source if there is one, makes all checks, and returns the report."""
         with ExitStack() as stack:
             if self.against is not None:
                 opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
@@ -243,7 +248,8 @@ class _Verification:
                 yield summary
 
     def report_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
-        """Reports records with the key of an earlier record; returns their number."""
+        """Adds a problem for each record with the key of an earlier record; returns their number. ``digests`` may be
+        empty."""
         if not digests:
             return 0
         numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
@@ -254,7 +260,10 @@ class _Verification:
         return len(again)
 
     def collect_problem(self, problem: Problem) -> None:
-        """Counts a problem; keeps the first 10,000. Ignores a difference of a record that has a problem already."""
+        """Counts a problem, and keeps it if it is among the first 10,000.
+
+        Ignores a difference of a record that has a problem or difference already.
+        """
         if isinstance(problem, Difference):
             if problem.record in self.bad:
                 return
@@ -275,7 +284,10 @@ class _Verification:
 
     def check_images(self, batch: Batch, images: Mapping[int, Buffer]) -> Iterator[Problem]:
         """Yields problems of a batch's records: images that do not decode, wrong seek indexes, differences from the
-        source. Thread-safe."""
+        source.
+
+        Thread-safe.
+        """
         value = cache(self.reader.value)  # each value of a batch is read once, too
         faults: list[tuple[int, str]] = []
         for column, decoder in self.decoders:
@@ -290,7 +302,10 @@ class _Verification:
     def _find_undecodable(
         self, column: Column, decoder: Decoder, images: Mapping[int, Buffer], value: ValueGetter
     ) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record with an image in ``column`` that does not decode."""
+        """Yields number and problem of each record with an image in ``column`` that cannot be read or does not decode.
+
+        ``images`` has the records to check, with their main images. Skips missing values.
+        """
         if column.name == "image":
             for record, image in zip(images, decoder.decode_each([*images.values()]), strict=True):
                 if isinstance(image, DecodeError):

@@ -53,15 +53,19 @@ INTERNAL = (
 
 
 def find_file_columns(columns: Sequence[Column]) -> list[Column]:
-    """Returns the columns of image files beside the main image."""
+    """Returns the columns of image files, or lists of image files, beside the main image."""
     return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
 
 
 def guess_column(
     name: str, kind: Literal["fixed", "ragged"], dtype: str, shape: tuple[int, ...] = (), nbytes: int = 0
 ) -> Column:
-    """Makes a column for values whose manifest is lost, with a type guessed by name: ragged uint8 named ``key`` are
-    text, fixed int64 scalars named ``label`` are labels, all others arrays."""
+    """Makes a column for values whose manifest is lost. Guesses the type by name and dtype.
+
+    - ``key``, ragged uint8: text.
+    - ``label``, fixed int64 scalars: labels.
+    - All others: arrays.
+    """
     if name == KEY.name and (kind, dtype) == ("ragged", "uint8"):
         return Column(name, kind, dtype, shape, nbytes=nbytes, type="text")
     type = "label" if name == "label" and (kind, dtype, shape) == ("fixed", "int64", ()) else "array"

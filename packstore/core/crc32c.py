@@ -8,7 +8,9 @@ _MASK = 0xA282EAD8
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Computes the CRC-32C of ``data`` and masks it: rotates it and adds a constant, as TensorFlow does
-    (``tensorflow/core/lib/hash/crc32c.h``)."""
+    """Computes the CRC-32C of ``data`` and masks it like TensorFlow: rotates it and adds a constant.
+
+    See ``tensorflow/core/lib/hash/crc32c.h``.
+    """
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

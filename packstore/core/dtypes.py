@@ -26,7 +26,10 @@ NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounds each value to the nearest bfloat16 (ties to even), as a bit pattern; NaN becomes the quiet NaN."""
+    """Rounds each value to the nearest bfloat16 (ties to even), as a bit pattern.
+
+    Too large values become infinite. NaN becomes the quiet NaN.
+    """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     # The carry of rounding would turn some NaN into infinity or negative zero.

@@ -63,7 +63,7 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
         records: Number of the store's records.
 
     Raises:
-        UsageError: A kind is unknown; or the file is not such a report, or is about another store.
+        UsageError: A kind is unknown, the file is not such a report, or the report is about another store.
     """
     shown = printable(str(path))
     for kind in kinds:

@@ -33,7 +33,7 @@ _WHITE = {"uint8": 255.0, "uint16": 65535.0}
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Channels, dtype and meaning of pixels. Made by :func:`parse_mode`, :func:`mode_of`.
+    """Channels, dtype and meaning of pixels. Created by :func:`parse_mode` and :func:`mode_of`.
 
     Attributes:
         name: ``L``, ``LA``, ``RGB``, ``RGBA`` (8 bits); ``I;16``, ``LA;16``, ``RGB;16``, ``RGBA;16`` (16 bits);
@@ -58,7 +58,7 @@ class Mode:
 
     @property
     def white(self) -> float:
-        """Value that becomes 1.0 in floating point: 255 of uint8, 65,535 of uint16, 1 of all other dtypes."""
+        """Value that becomes 1.0 in floating point: 255 for uint8, 65,535 for uint16, 1 for all other dtypes."""
         return _WHITE.get(self.dtype, 1.0)
 
     @property
@@ -73,7 +73,7 @@ class Mode:
 
 @lru_cache(64)
 def parse_mode(name: str) -> Mode:
-    """Parses the name of a mode; caches 64 modes. Raises :class:`ManifestError` if it is unknown."""
+    """Parses the name of a mode; caches 64 modes. Raises :class:`ManifestError` for an unknown name."""
     if name in _KNOWN:
         return Mode(name, *_KNOWN[name])
     match = _MULTI.fullmatch(name)
@@ -83,8 +83,11 @@ def parse_mode(name: str) -> Mode:
 
 
 def mode_of(channels: int, dtype: str) -> Mode:
-    """Returns the mode of pixels by number of channels and dtype: gray, gray with alpha, RGB or RGBA if there is one,
-    else ``multi:…``. Raises :class:`ManifestError` if impossible."""
+    """Returns the mode of pixels with this number of channels and dtype.
+
+    It is gray, gray with alpha, RGB or RGBA if there is such a mode, else ``multi:…``. Raises :class:`ManifestError` if
+    there is no mode.
+    """
     for name, known in _KNOWN.items():
         if known == (channels, dtype):
             return Mode(name, *known)
@@ -96,6 +99,8 @@ GRAY = parse_mode("L")
 
 
 def is_reading_option(option: str) -> bool:
-    """Tells if an option of a manifest says how image files are read: ``depth``, ``alpha`` or ``frames``, also of a
-    single column (``NAME.depth``)."""
+    """Tells if an option of a manifest says how image files are read: ``depth``, ``alpha`` or ``frames``.
+
+    The option may be for a single column: ``NAME.depth``.
+    """
     return option.rpartition(".")[2] in ("depth", "alpha", "frames")

@@ -15,8 +15,8 @@ class NpyHeader(NamedTuple):
 
     Attributes:
         shape: Shape of the array.
-        is_fortran: Its first axis is the fastest.
-        dtype: Its dtype; that of Python objects included.
+        is_fortran: Whether its first axis is the fastest.
+        dtype: Its dtype, which may be the dtype of Python objects.
         size: Bytes of the header, after which the values begin.
     """
 
@@ -27,8 +27,10 @@ class NpyHeader(NamedTuple):
 
 
 def parse_npy_header(start: bytes) -> NpyHeader:
-    """Parses the header at the beginning of an ``.npy`` file. Raises :class:`ValueError` if it is damaged, cut off or
-    of a version other than 1 and 2."""
+    """Parses the header at the beginning of an ``.npy`` file.
+
+    Raises :class:`ValueError` if the header is damaged, cut off, or of a version other than 1 and 2.
+    """
     from numpy.lib import format as npy
 
     stream = io.BytesIO(start)

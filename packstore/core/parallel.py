@@ -29,7 +29,7 @@ def _no_size(_: Any) -> int:
 def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
     """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` threads.
 
-    At most ``2 * workers + 1`` items are in flight, so memory does not depend on their number. An exception of
+    At most ``2 * workers + 1`` items are in flight: memory does not depend on their number. An exception of
     ``function`` is raised when its item is due. All threads have ended when the iteration ends.
     """
     return ordered_flat_map(lambda item: (function(item) for _ in range(1)), items, workers)
@@ -44,16 +44,18 @@ def ordered_flat_map(
 ) -> Iterator[R]:
     """Yields the pieces that ``function(item)`` yields for each item, in order, computed by ``workers`` threads.
 
-    For results of any size: workers pause while the finished pieces have ``budget`` bytes or more. The item whose
-    turn it is pauses only if it has a finished piece, else the consumer would wait forever. So memory is bounded by
-    ``budget``, plus one piece for each worker, plus the consumer's piece.
+    Workers pause while the finished pieces have ``budget`` bytes or more. The item from which the consumer takes pauses
+    only if it has a finished piece; else the consumer would wait for ever. Memory is bounded by ``budget``, plus a
+    piece for each worker and for the consumer.
+
+    An exception of ``function`` is raised after the pieces before it. All threads have ended when the iteration ends.
 
     Args:
         function: Called and iterated in a worker.
         items: Consumed as needed, at most ``2 * workers + 1`` ahead of the item being yielded.
         workers: Number of threads.
         size: Returns the bytes of a piece, which count until the consumer asks for the next piece.
-        budget: Most bytes of waiting pieces, see above.
+        budget: Most bytes of waiting pieces.
     """
     flow: _Flow[R] = _Flow(size, budget)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="packstore")
@@ -97,8 +99,10 @@ class _Flow(Generic[R]):
         self._room = threading.Condition(lock)  # wakes workers: fewer bytes are held, or the turn has changed
 
     def run_worker(self, function: Callable[[T], Iterable[R]], item: T, pieces: _Pieces[R]) -> None:
-        """Runs in a worker thread: computes the pieces of an item, and pauses while the budget is used up. Keeps any
-        exception for the consumer."""
+        """Runs in a worker thread: computes the pieces of an item. Pauses while the budget is used up.
+
+        Keeps an exception for the consumer.
+        """
         error: BaseException | None = None
         try:
             iterator = iter(function(item))
@@ -120,7 +124,8 @@ class _Flow(Generic[R]):
             self._wake_consumer(pieces)
 
     def take_pieces(self, pieces: _Pieces[R]) -> Iterator[R]:
-        """Makes this item the current one and yields its pieces as they finish; then raises its error, if any."""
+        """Makes this item the current one and yields its pieces as they finish. At the end raises the item's error, if
+        any."""
         with self._room:
             self._turn = pieces
             self._room.notify_all()
@@ -140,13 +145,13 @@ class _Flow(Generic[R]):
             raise pieces.error
 
     def stop_workers(self) -> None:
-        """Tells the workers to end, because the consumer has stopped."""
+        """Tells the workers to end. Called when the consumer has stopped."""
         with self._room:
             self._stopped = True
             self._room.notify_all()
 
     def _wait_for_room(self, pieces: _Pieces[R]) -> bool:
-        """Waits until a new piece fits into the budget. Returns False if the consumer has stopped."""
+        """Waits until the worker of an item may compute a piece. Returns False if the consumer has stopped."""
         with self._room:
             while not self._stopped and self._held >= self._budget and (self._turn is not pieces or pieces.ready):
                 self._room.wait()

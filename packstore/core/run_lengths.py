@@ -8,8 +8,11 @@ import numpy as np
 
 
 def decode_run_lengths(text: bytes) -> list[int]:
-    """Decodes COCO's string of run lengths: five bits for each character; from the third on, each length is stored as
-    its difference to the length two before. Raises :class:`ValueError` for other text."""
+    """Decodes COCO's string of run lengths. Each character has five bits.
+
+    From the fourth on, a length is stored as its difference to the length two before it. Raises :class:`ValueError` for
+    any other text.
+    """
     counts: list[int] = []
     value = bits = 0
     for character in text:
@@ -32,8 +35,10 @@ def decode_run_lengths(text: bytes) -> list[int]:
 
 
 def compute_run_lengths_box(counts: Sequence[int], height: int, width: int) -> list[float]:
-    """Computes left, top, right and bottom of a mask's pixels; zeros if it has none. Raises :class:`ValueError` if the
-    run lengths do not add up to the image's pixels."""
+    """Computes left, top, right and bottom of a mask's pixels; zeros if it has none.
+
+    Raises :class:`ValueError` if the run lengths do not add up to the image's pixels.
+    """
     lengths = np.asarray(counts, np.int64)
     if height < 1 or width < 1 or (lengths < 0).any() or int(lengths.sum()) != height * width:
         raise ValueError(f"run lengths do not add up to the {height} x {width} pixels of the image")

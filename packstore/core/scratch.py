@@ -45,7 +45,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
 
 
 def _remove_leftovers(directory: Path, prefix: str) -> None:
-    """Removes this user's folders of the prefix that no process has locked."""
+    """Removes this user's folders with this prefix that no process has locked. Skips folders that it cannot remove."""
     for folder in directory.glob(f"{prefix}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -12,10 +12,10 @@ _MOST_DIGITS = 30
 
 
 def parse_bytes(text: str, least_bare: int = 1000) -> int:
-    """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``; drops the fraction of a byte.
+    """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``. Drops the fraction of a byte.
 
-    Raises :class:`UsageError` for other text, for more than 30 digits, and for a number below ``least_bare`` (but not
-    0) without a unit, which was probably forgotten.
+    Raises :class:`UsageError` for any other text, and for more than 30 digits. A number below ``least_bare`` needs a
+    unit, which was probably forgotten; 0 does not.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:

@@ -20,10 +20,11 @@ def frame_record(data: bytes) -> bytes:
 
 
 def parse_record_length(header: bytes, left: int) -> int:
-    """Returns the data's length in a record's header, after checking its CRC. ``left`` is the number of bytes in the
-    file from the header's start on.
+    """Checks the CRC in a record's header, and returns the length of the data.
 
-    Raises :class:`ValueError` if the header is damaged or the record is cut off: no later record can be located."""
+    ``left`` is the number of bytes in the file from the header's start on. Raises :class:`ValueError` if the header is
+    damaged or the record is cut off: no later record can be located.
+    """
     if len(header) < HEADER:
         raise ValueError("the file ends within the header of a record")
     length, check = struct.unpack_from("<QI", header)

@@ -14,11 +14,11 @@ _WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
 def load_yaml(data: bytes) -> Any:
-    """Parses a YAML document into dicts, lists, strings, numbers, booleans, dates and None; creates no other objects.
+    """Parses a YAML document into dicts, lists, strings, numbers, booleans, dates and None. Creates no other objects.
 
     Raises:
-        ValueError: The data are not YAML, have more than 1 MiB, more than 32 levels, or aliases, which could expand to
-            gigabytes; or PyYAML is not installed.
+        ValueError: The data are not YAML, or have more than 1 MiB or 32 levels. Also for aliases, which could expand to
+            gigabytes, and without PyYAML.
     """
     if len(data) > _MAX_BYTES:
         raise ValueError(f"has {len(data)} bytes; expected YAML of at most {_MAX_BYTES}")
@@ -37,7 +37,7 @@ def load_yaml(data: bytes) -> Any:
 
 
 def _find_refusal(yaml: Any, data: bytes) -> str:
-    """Returns why a document is refused (aliases or too many levels), or ``""`` if it is not."""
+    """Returns the reason why a document is refused: an alias, or too many levels. Returns ``""`` if there is none."""
     depth = 0
     for event in yaml.parse(data, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -49,7 +49,7 @@ def _find_refusal(yaml: Any, data: bytes) -> str:
 
 
 def format_yaml_string(text: str) -> str:
-    """Formats a string as YAML, in quotes unless it is a plain word."""
+    """Formats a string as YAML: a plain word as it is, any other text in quotes."""
     if re.fullmatch(r"[a-z_][a-z_0-9]*", text) and text not in _WORDS:
         return text
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')

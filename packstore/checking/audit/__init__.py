@@ -35,8 +35,10 @@ __all__ = ["KINDS", "AuditOptions", "AuditReport", "Finding", "audit"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOptions:
-    """Validated keyword arguments of :func:`packstore.audit`, which describes them. Raises :class:`UsageError` for
-    values out of range, and for ``mirrored`` or ``mask_classes`` without ``pixels``."""
+    """Validated keyword arguments of :func:`packstore.audit`, which describes them.
+
+    Raises :class:`UsageError` for values out of range, and for ``mirrored`` or ``mask_classes`` without ``pixels``.
+    """
 
     pixels: bool = False
     near: bool = True
@@ -149,10 +151,13 @@ class _Audit:
         return any(column.type == type for column in self.reader.manifest.columns)
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
-        """Decodes and inspects all images, collects findings and duplicates; to find near ones, writes a temporary
-        file. Grey images are findings only if they are fewer than half. Compares images that cannot be decoded by
-        their bytes. Returns height and width of each image, zeros
-        for those that cannot be decoded."""
+        """Decodes and inspects all images; adds findings of odd images and duplicates. Returns height and width of each
+        image.
+
+        The size is zero for images that cannot be decoded. They are compared by their bytes, the others by their
+        pixels. Grey images are findings only if they are fewer than half. The search for near duplicates writes a
+        temporary file.
+        """
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
         limits = Limits(
@@ -203,7 +208,7 @@ class _Audit:
 
 
 def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
-    """Returns height and width of each image, ``(N, 2)``, if the manifest has one shape for all; else None."""
+    """Returns height and width of each image, ``(N, 2)``, if the manifest has one shape for all images; else None."""
     column = reader.manifest.image
     if column.layout is None or column.kind != "fixed":
         return None

@@ -50,8 +50,8 @@ class Limits:
     """Thresholds for the findings in an image.
 
     Attributes:
-        min_side: An image whose shorter side has fewer pixels is tiny.
-        max_aspect: An image whose longer side exceeds this many times the shorter one is extreme.
+        min_side: Images whose shorter side has fewer pixels are tiny.
+        max_aspect: Images whose longer side is more than this many times their shorter side are findings.
         mask_classes: Number of classes of the masks; None if unknown.
         mirrored: Whether to hash mirrored images too.
     """
@@ -63,7 +63,7 @@ class Limits:
 
     @property
     def windows(self) -> int:
-        """Number of hashes of an image beside that of the whole."""
+        """Number of hashes of an image in addition to the hash of the whole image."""
         return len(_WINDOWS) - 1 + self.mirrored
 
 
@@ -76,7 +76,7 @@ class InspectionResults:
         nbytes: Bytes of images that were read.
         pixels: ``uint64 (n,)``: hashes of the pixels.
         decoded: ``bool (n,)``: whether the image could be decoded.
-        detailed: ``bool (n,)``: whether it is not flat, so that its perceptual hash is meaningful.
+        detailed: ``bool (n,)``: whether the image has details. The perceptual hash of a flat image means nothing.
         greys: ``bool (n,)``: whether it is detailed and grey.
         sizes: ``int32 (n, 2)``: height and width as the image is shown; zeros if not decoded.
         hashes: ``uint64 (n, 1 + windows, 4)``: perceptual hashes.
@@ -95,8 +95,10 @@ class InspectionResults:
 
 
 class ImageInspector:
-    """Inspects the images of a store. Damage becomes a finding; a shard that cannot be fetched raises
-    :class:`UnreachableError`. Thread-safe."""
+    """Inspects the images of a store. Thread-safe.
+
+    Damage becomes a finding. Raises :class:`UnreachableError` if a shard cannot be fetched.
+    """
 
     def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
         """``reader`` checks the records that it reads; ``decoder`` reads images as the store says."""
@@ -159,8 +161,11 @@ class ImageInspector:
         return seen
 
     def _read_image(self, record: int, seen: InspectionResults) -> NDArray[Any]:
-        """Returns the decoded pixels, ``(H, W, C)``, rotated as the image is shown; adds findings of file and header to
-        ``seen``. Raises :class:`DecodeError`, and the reader's errors."""
+        """Returns the decoded pixels, ``(H, W, C)``, with height and width as the image is shown.
+
+        Adds findings of file and header to ``seen``. Raises :class:`DecodeError`, and the reader's errors for a record
+        that it cannot read.
+        """
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
@@ -192,8 +197,10 @@ class ImageInspector:
         image: NDArray[Any],
         seen: InspectionResults,
     ) -> NDArray[Any]:
-        """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation. Returns the image with height and width
-        as it is shown."""
+        """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation.
+
+        Returns the image with height and width as it is shown.
+        """
         if info.kind == "jpeg" and info.components == 4:
             seen.findings.append(("cmyk", record, "a JPEG with 4 components"))
         key = self._reader.key(record)
@@ -209,8 +216,11 @@ class ImageInspector:
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
     def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
-        """Adds findings of pixel values: over a quarter at the lowest or at the highest value, unless that is 0; or not
-        finite. Of 8-bit pixels counts black and white together, and only if the store reduces deeper files to them."""
+        """Adds findings of pixel values, by dtype.
+
+        - 8 bits: over a quarter is black or white. Only if the store reduces deeper files to 8 bits.
+        - Other dtypes: over a quarter has the lowest or the highest value, unless that is 0; or values are not finite.
+        """
         reading = self._decoder.reading
         if image.dtype == np.uint8:
             if reading.depth is not None and self._manifest.image.layout is None:
@@ -254,8 +264,11 @@ class ImageInspector:
 
     def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: InspectionResults) -> None:
         """Adds findings of a mask to ``seen``: damage, another size than its image's ``size``, values beyond the
-        classes, except the value for "no class". Adds nothing if the record has no mask. Raises
-        :class:`UnreachableError` if the store at a URL cannot be reached."""
+        classes.
+
+        The value for "no class" is allowed. Skips a missing mask. Raises :class:`UnreachableError` if the store at a
+        URL cannot be reached.
+        """
         try:
             found = self._read_mask(name, record)
         except DecodeError as error:
@@ -281,7 +294,10 @@ class ImageInspector:
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
         """Decodes a record's image files in a column beside the main image; adds findings of mode, damage and
-        truncation. Skips a missing value. Raises :class:`UnreachableError` if the store at a URL cannot be reached."""
+        truncation.
+
+        Skips a missing value. Raises :class:`UnreachableError` if the store at a URL cannot be reached.
+        """
         try:
             if column.nullable and not self._reader.has_value(column.name, record):
                 return
@@ -301,8 +317,11 @@ class ImageInspector:
                 seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Returns height and width of a mask, and its values; for a file the values are None if the number of classes
-        is unknown. Returns None if the record has no mask. Raises :class:`DecodeError`, and the reader's errors."""
+        """Returns height and width of a mask, and its values. Returns None if the record has no mask.
+
+        Decodes a file only if the number of classes is known; else its values are None. Raises :class:`DecodeError`,
+        and the reader's errors for a record that it cannot read.
+        """
         column = self._manifest.column(name)
         if not self._reader.has_value(name, record):
             return None
@@ -326,8 +345,10 @@ def batch_images(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20)
 
 
 def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
-    """Describes losses of a file that is read in the decoder's mode. Empty for a damaged header, which decoding
-    reports."""
+    """Describes what a file loses if it is read in the decoder's mode.
+
+    Empty for a damaged header: decoding reports that.
+    """
     try:
         return find_losses(data, sniff(data), Reading(decoder.reading.mode)).values()
     except HeaderError:
@@ -335,7 +356,7 @@ def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
 
 
 def _format_reason(error: Exception) -> str:
-    """Returns an error's text; for a checksum that does not match, without the record and the advice."""
+    """Returns the text of an error. For a wrong checksum leaves out the record and the advice."""
     if isinstance(error, CorruptRecordError):
         return f"{error.what} {error.found}, expected {error.expected}"
     return str(error)
@@ -347,6 +368,6 @@ def _is_grey(image: NDArray[np.uint8]) -> bool:
 
 
 def _value_range(image: NDArray[np.uint8]) -> int:
-    """Returns the largest difference of two values of a channel."""
+    """Returns the largest difference between two values of the same channel."""
     flat = image.reshape(-1, 3)
     return int((flat.max(0).astype(np.int16) - flat.min(0)).max())

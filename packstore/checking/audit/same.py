@@ -48,7 +48,7 @@ class RecordLabels(NamedTuple):
         splits: Number of each record's split, ``int32``; 0 if there are no splits.
         labels: Class number of each record, ``int64``; negative without one.
         sizes: Number of records of each split.
-        classes: All columns of class numbers, that of ``labels`` first.
+        classes: All columns of class numbers, the column ``label`` first.
     """
 
     splits: NDArray[np.int32]
@@ -65,10 +65,13 @@ def report_duplicates(
     valid: NDArray[np.bool_],
     what: str,
 ) -> None:
-    """Adds findings of label conflicts, leakage between splits and duplicates among ``valid`` records with equal
-    ``values``, uint64 ``(N,)``. ``what`` says in the findings what is equal: ``same bytes``. The findings name the
-    records to drop: for a conflict (in any column of classes) all, for leakage those outside the smallest split, for
-    duplicates all but the first in the split.
+    """Adds findings about ``valid`` records with equal ``values``, uint64 ``(N,)``, and the records to drop for each.
+
+    - Label conflict, in any column of classes: drops all.
+    - Leakage between splits: drops the records outside the smallest split.
+    - Duplicates in a split: drops all but the first.
+
+    ``what`` names in the findings what is equal, such as ``same bytes``.
     """
     for group in group_equal(values, valid):
         splits = rows.splits[group]
@@ -89,7 +92,7 @@ def report_duplicates(
 
 
 def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Yields one ascending array of record numbers for each value that two or more valid records have."""
+    """Yields the record numbers of each group of two or more valid records with equal values, ascending."""
     order = np.flatnonzero(valid)
     order = order[np.argsort(values[order], kind="stable")]
     ordered = values[order]
@@ -99,7 +102,8 @@ def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterato
 
 
 class RecordHashes:
-    """Perceptual hashes of all records: of whole images in memory (32 bytes each), of crops in a temporary file.
+    """Perceptual hashes of all records. Those of whole images are in memory (32 bytes each), those of crops in a
+    temporary file.
 
     Raises :class:`UsageError` if the file does not fit on the disk. :meth:`close` removes it.
     """
@@ -128,8 +132,9 @@ class RecordHashes:
         self._file.close()
 
     def store(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
-        """Stores hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole image, then of the windows.
-        ``valid`` tells which records have meaningful ones.
+        """Stores the hashes of records from ``start`` on, ``(n, 1 + windows, 4)``: whole image first, then its windows.
+
+        ``valid``: whether the hashes of each record mean anything.
         """
         rows = slice(start, start + len(valid))
         self.whole[rows], self.valid[rows] = hashes[:, 0], valid
@@ -164,8 +169,11 @@ class NearestRecords(NamedTuple):
 def report_near(
     collector: FindingCollector, manifest: Manifest, rows: RecordLabels, within: NearestRecords, across: NearestRecords
 ) -> None:
-    """Adds findings of pairs of records that are nearly the same picture, and of their different labels. The
-    record to drop is the later one; across splits, that in the larger split, or the earlier one if both are equal."""
+    """Adds findings of pairs of records that are nearly the same picture, and findings of their different labels.
+
+    Within a split, the later record is to be dropped. Across splits, it is the record in the larger split; in splits of
+    equal size the earlier record.
+    """
     for kind, nearest in (("near_leakage", across), ("near_duplicate", within)):
         for later in np.flatnonzero(nearest.partners >= 0).tolist():
             earlier = int(nearest.partners[later])
@@ -184,11 +192,11 @@ def report_near(
 def find_nearest_before(
     hashes: RecordHashes, splits: NDArray[np.int32], same: NDArray[np.uint64], progress: ProgressCallback
 ) -> tuple[NearestRecords, NearestRecords]:
-    """Finds for each record the nearest earlier one, within its split and in another, at most :data:`THRESHOLD` bits
-    away.
+    """Finds for each record the nearest earlier one within its split, and the nearest earlier one in another split.
 
-    Hashes are cut into 16 bands of 16 bits. Only records with an equal band are compared, with at most 1,024 others;
-    nearly all that are near have one, in some crop (tools/bench/audit.py measures how many).
+    Near means at most :data:`THRESHOLD` different bits. Hashes are cut into 16 bands of 16 bits, and only records with
+    an equal band are compared, with at most 1,024 others. Some near pairs are missed (tools/bench/audit.py measures how
+    many).
 
     Args:
         hashes: Hashes of all records.
@@ -196,7 +204,7 @@ def find_nearest_before(
         same: Records with equal numbers are known duplicates, and are not paired.
         progress: Called after each step.
     """
-    chosen = _drop_duplicates(same, splits, hashes.valid)
+    chosen = _select_distinct(same, splits, hashes.valid)
     best = np.full((2, len(splits)), _NONE, np.uint64)
     count = 1 + hashes.windows.shape[1]
     for band in range(_BANDS):
@@ -226,8 +234,9 @@ def _search_bucket(
     same: NDArray[np.uint64],
     best: NDArray[np.uint64],
 ) -> None:
-    """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``; updates
-    ``best`` with near ones that are not known duplicates. Skips pairs whose first words differ too much.
+    """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``.
+
+    Updates ``best`` with near records that are not known duplicates. Skips pairs whose first words differ too much.
     """
     low = starts[keys]
     counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)
@@ -256,24 +265,26 @@ def _keep_nearest(
     bits: NDArray[np.int64],
     splits: NDArray[np.int32],
 ) -> None:
-    """Updates ``best``, the nearest earlier record of each record, with pairs of records: row 0 within a split, row 1
-    across splits."""
+    """Updates ``best``, the nearest earlier record of each record, with pairs of records.
+
+    Row 0 of ``best`` is for pairs within a split, row 1 for pairs across splits.
+    """
     earlier, later = np.minimum(one, other), np.maximum(one, other)
     values = (bits.astype(np.uint64) << _NUMBER_BITS) | earlier.astype(np.uint64)
     np.minimum.at(best, ((splits[one] != splits[other]).astype(np.intp), later), values)
 
 
 def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
-    """Unpacks a row of ``best`` (bits, then record number, in one integer) into partners and bits."""
+    """Unpacks a row of ``best`` into partners and bits. Each number has the bits above the record number."""
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
     return NearestRecords(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
 
 
-def _drop_duplicates(
+def _select_distinct(
     same: NDArray[np.uint64], splits: NDArray[np.int32], valid: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Returns the ascending numbers of the valid records, without repetitions of the same image within a split."""
+    """Returns the ascending numbers of the valid records. Of equal images in a split, keeps only the first."""
     chosen = np.flatnonzero(valid)
     order = chosen[np.lexsort((chosen, splits[chosen], same[chosen]))]
     again = (same[order][1:] == same[order][:-1]) & (splits[order][1:] == splits[order][:-1])
@@ -281,14 +292,16 @@ def _drop_duplicates(
 
 
 def _extract_band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
-    """Returns the 16 bits number ``band`` of each hash."""
+    """Returns the band with the number ``band`` of each hash: 16 of its bits."""
     word, shift = divmod(band * _BAND_BITS, 64)
     return ((hashes[:, word] >> np.uint64(shift)) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
 
 
 def _describe_classes(column: Column, values: NDArray[np.int64]) -> str:
-    """Returns ``2 labels: ant, bee``; for another column ``2 classes of 'kind': big, small`` or ``2 lists of classes in
-    'objects'``. Names at most five.
+    """Describes different class numbers: ``2 labels: ant, bee``. Names at most five classes.
+
+    For a column other than ``label``: ``2 classes of 'kind': big, small``. For lists: ``2 lists of classes in
+    'objects'``.
     """
     if column.kind == "ragged":
         return f"{len(values)} lists of classes in {printable(column.name)!r}"

@@ -24,13 +24,14 @@ _OUTSIDE = 1.0
 
 
 class RecordTable:
-    """Checksums, splits and labels of all records, read file by file. Adds findings of damage, double keys and labels
-    without a class to ``collector``.
+    """Checksums, splits and labels of all records. Creating it reads them file by file.
+
+    Adds findings of damage, double keys and labels without a class to ``collector``.
 
     Attributes:
         checksums: ``uint64``, checksums of the images.
         there: Mask of the records whose checksum could be read.
-        rows: Splits and labels; -1 for labels that are missing, unreadable or without a class. All are -1 if ``label``
+        rows: Splits and labels. A label is -1 if it is missing, unreadable or without a class, or if ``label``
             is not one class a record.
     """
 
@@ -82,8 +83,10 @@ def list_readable_files(reader: Reader) -> Iterator[StoreFile]:
 
 
 def _read_classes(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Reads the class numbers of one file; -1 for a missing one, and for a number without a class, which becomes a
-    finding. ``start`` is the file's first record."""
+    """Reads the class numbers of one file; -1 for a missing one. ``start`` is the file's first record.
+
+    A number without a class becomes a finding and -1.
+    """
     labels = reader.fixed_column(column.name).astype(np.int64)
     if column.nullable:
         labels[~reader.fixed_column(column.valid_name)] = -1
@@ -99,8 +102,9 @@ def _read_classes(reader: Reader, column: Column, start: int, collector: Finding
 
 
 def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Returns a hash of each record's list of classes, in any order; -1 for a missing list, and for one with a number
-    without a class, which becomes a finding.
+    """Returns a hash of each record's list of classes, the same for any order; -1 for a missing list.
+
+    A list with a number without a class becomes a finding and -1. ``start`` is the file's first record.
     """
     values = reader.ragged_column(column.name)
     there = reader.fixed_column(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
@@ -117,11 +121,14 @@ def _read_class_lists(reader: Reader, column: Column, start: int, collector: Fin
 
 
 def report_classes(collector: FindingCollector, manifest: Manifest, rows: RecordLabels, most_ratio: float) -> None:
-    """Adds findings to ``collector``: classes without records, classes that a split lacks, and splits whose largest
-    class has at least ``most_ratio`` times the records of its smallest class.
+    """Adds findings about classes to ``collector``:
+
+    - classes without records, if the classes have names;
+    - classes that a split lacks;
+    - splits whose largest class has at least ``most_ratio`` times the records of its smallest class.
 
     Adds nothing if the store has no column ``label`` of one class a record. Adds nothing either if the column has no
-    class names and a number of 1,000,000 or more. Without class names, no class is reported as without records.
+    class names and a number of 1,000,000 or more.
     """
     if not manifest.has_label:
         return
@@ -151,8 +158,9 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
 
 
 def report_boxes(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> None:
-    """Adds findings of boxes that are empty, inverted, not finite or more than a pixel outside their image, and of
-    unreadable columns.
+    """Adds findings of boxes that are empty, inverted, not finite, or more than a pixel outside their image.
+
+    Unreadable columns become findings, too.
 
     ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
     """
@@ -178,8 +186,11 @@ def _check_boxes(
     first: int,
     sizes: NDArray[np.int32] | None,
 ) -> None:
-    """Adds findings of the faulty boxes of the records ``part`` of a file, whose first record in the store is
-    ``first``: one for each record and fault, with the first five boxes."""
+    """Adds findings of faulty boxes in the records ``part`` of a file. ``first`` is the file's first record in the
+    store.
+
+    One finding for each record and kind of fault; it shows the first five boxes.
+    """
     each = [bytes(values[i]) for i in part]
     counts = np.array([len(value) // column.record_nbytes for value in each])
     whole = b"".join(value[: n * column.record_nbytes] for value, n in zip(each, counts.tolist(), strict=True))
