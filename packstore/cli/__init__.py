@@ -48,7 +48,7 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class _OrderedGroup(click.Group):
-    """Lists commands in the order of typical use instead of alphabetically."""
+    """Command group that lists its commands in the order of typical use, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the commands in the order in which they were added."""
@@ -56,7 +56,7 @@ class _OrderedGroup(click.Group):
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    """Prints the versions and exits, if ``wanted``."""
+    """If ``wanted``, prints the versions of packstore, Python and torch, and exits."""
     if not wanted or context.resilient_parsing:
         return
     from importlib.metadata import PackageNotFoundError, version
@@ -119,11 +119,20 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line, then exits: 0 success, 1 failure, 2 wrong usage, 3 success but records are missing
-    (skipped, lost or not salvaged), 128 plus the number of the signal that stopped the run. Prints errors on standard
-    error, and for an ambiguous source the commands that resolve it.
+    """Runs the command line, and then exits. Prints errors on standard error. For an ambiguous source, prints commands
+    that resolve it.
 
-    Sets signal handlers, the garbage collector and an environment variable for the process."""
+    Exit codes:
+
+    - 0: success.
+    - 1: failure.
+    - 2: wrong usage.
+    - 3: success, but records are missing (skipped, lost or not salvaged).
+    - 128 plus the number of a signal: the signal stopped the run.
+
+    Sets signal handlers, the garbage collector and an environment variable for the process. ``arguments``: None for
+    those of the process.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     # Before numpy is imported: its linear algebra, which packstore does not need, would start a thread a core, and they
     # spin for a while: a tenth of the time of packing small files.
@@ -172,7 +181,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _join_notes(error: BaseException | None) -> str:
-    """Joins the notes of an error and of its causes into a text to append to its message."""
+    """Joins the notes of an error and of its causes into a text to append to its message. Empty without notes."""
     notes: list[str] = []
     while error is not None:
         notes += getattr(error, "__notes__", ())
@@ -181,7 +190,7 @@ def _join_notes(error: BaseException | None) -> str:
 
 
 def _describe_error(error: Exception, debug: bool) -> str:
-    """Returns the text of an error on one line, with advice for those that are not packstore's own."""
+    """Returns the text of an error on one line. An error that is not packstore's own gets advice."""
     if isinstance(error, PackstoreError):
         return " ".join(str(error).split("\n"))
     if isinstance(error, OSError):
@@ -196,7 +205,7 @@ def _describe_error(error: Exception, debug: bool) -> str:
 
 
 class _StoppedError(BaseException):
-    """Raised when a signal stops the process. Not an Exception, so that no handler treats it as a failure."""
+    """Error that a signal raises to stop the process. No handler of :class:`Exception` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__("interrupted" if number == signal.SIGINT else "terminated")
@@ -204,7 +213,8 @@ class _StoppedError(BaseException):
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Handles a signal: ignores further signals, interrupts remote requests, and raises :class:`_StoppedError`."""
+    """Raises :class:`_StoppedError`. Before that, interrupts remote requests, and makes the process ignore further
+    signals."""
     # A second signal must not interrupt the clean-up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
@@ -216,7 +226,8 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
 def _open_standard_streams() -> None:
     """Opens /dev/null for each of standard input, output and error that the caller has closed.
 
-    Otherwise the next opened file would take that file descriptor, and a C library would print into it."""
+    Otherwise the next file to be opened would get that descriptor, and a C library would print into the file.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -125,7 +125,7 @@ def describe_plan(plan: AppendPlan) -> str:
 
 
 def describe_report(report: AppendReport) -> str:
-    """Formats the report of an append as text: records, new classes, shards, left out and skipped samples."""
+    """Formats the report of an append as text: records, new classes, shards, and samples left out or skipped."""
     added = sum(report.added.values())
     total = pluralize(report.manifest.records, "record")
     lines = [f"{printable(str(report.store))}: {bold(pluralize(added, 'record') + ' added')}, {total} now"]

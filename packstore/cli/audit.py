@@ -88,11 +88,11 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
 
 
 def describe_report(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
-    """Returns the report as text: checks, then each kind with its first findings, then the total.
+    """Returns the report as text: checks, each kind with its first findings, and the total.
 
     Args:
         report: Report of an audit.
-        only: Kinds to describe, without the checks and the total; None describes the whole report.
+        only: Kinds to describe, without checks and total. None describes the whole report.
         failing: Kinds to print in red.
     """
     from packstore.checking.audit import KINDS

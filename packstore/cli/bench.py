@@ -119,8 +119,11 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 
 
 def _find_training_split(path: Path) -> str | None:
-    """Opens the store; returns ``train`` if that is one of several splits, else None. Raises
-    :class:`UsageError` with the command that packs ``path`` if that is a source."""
+    """Opens the store and returns ``train`` if it is one of several splits. Returns None otherwise.
+
+    If ``path`` is a source, raises :class:`UsageError` with the command that packs it. Raises :class:`StoreError` if no
+    store can be opened.
+    """
     from packstore.stores import open_store
 
     with suggest_packing(path), open_store(path) as reader:
@@ -129,7 +132,7 @@ def _find_training_split(path: Path) -> str | None:
 
 
 def _resolve_device(name: str) -> str:
-    """Returns the device; for ``auto`` a GPU if there is one, else the CPU."""
+    """Returns ``name``. For ``auto``, returns ``cuda`` if there is a GPU, else ``cpu``."""
     if name != "auto":
         return name
     import torch
@@ -160,8 +163,8 @@ def report_to_json(report: BenchReport) -> dict[str, Any]:
 
 
 def describe_report(report: BenchReport) -> str:
-    """Formats the report as text, wrapped to the terminal's width: rates of stages, the limit, trials, and advice with
-    commands."""
+    """Formats the report as text: rates of stages, the limit, trials, and advice with commands. In a terminal, wraps
+    lines to its width."""
     m, rates = report.manifest, report.rates
     height, width = report.sizes
     split = f" ({printable(report.split)})" if report.split else ""
@@ -208,7 +211,8 @@ def describe_report(report: BenchReport) -> str:
 
 
 def _describe_verdict(report: BenchReport) -> list[str]:
-    """Formats the slowest stage, the cores that are enough, and the share of a missed target as rows."""
+    """Formats rows on the slowest stage and on the cores that are enough. If the target was missed, adds the reached
+    share."""
     verdict, rates = report.verdict, report.rates
     names = {"model": "the model", "loader": "assembling batches", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
@@ -228,5 +232,5 @@ def _describe_verdict(report: BenchReport) -> list[str]:
 
 
 def _format_rate(value: float | None) -> str:
-    """Formats a rate without decimals; None as an empty text."""
+    """Formats a rate without decimals. None becomes an empty text."""
     return "" if value is None else f"{value:,.0f}"

@@ -84,8 +84,11 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
 
 
 def _confirm(yes: bool) -> bool:
-    """Asks if what was listed is to be removed, unless ``yes``; prints "nothing was removed" if the user declines.
-    Raises :class:`UsageError` if it has to ask without a terminal."""
+    """Asks if the listed files are to be removed. Returns True without asking if ``yes``.
+
+    If the user declines, prints "nothing was removed" and returns False. Raises :class:`UsageError` if it has to ask
+    without a terminal.
+    """
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -99,10 +102,15 @@ def _confirm(yes: bool) -> bool:
 
 
 def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
-    """Lists the objects that no version of the store at a URL needs, and removes them after asking.
+    """Lists the objects that no version of the store at a URL needs. Removes them after asking, unless ``dry_run``.
 
-    Keeps objects younger than ``grace_seconds``; all shards while a conversion runs or can resume; and objects that are
-    not packstore's by their name or their SHA-256. Raises :class:`UsageError` if it has to ask without a terminal.
+    Keeps these objects:
+
+    - objects younger than ``grace_seconds``;
+    - all shards while a conversion runs or can resume;
+    - objects that are not packstore's by their name or their SHA-256.
+
+    Raises :class:`UsageError` if it has to ask without a terminal.
     """
     from packstore.objects import open_objects
     from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
@@ -133,7 +141,7 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
 
 
 def _is_store(path: Path) -> bool:
-    """Tells if a store is at a path; imports the stores only now."""
+    """Tells if a store is at a path. Imports the stores at the first call."""
     from packstore.stores import is_store
 
     return is_store(path)

@@ -9,22 +9,28 @@ import click
 
 
 def bold(text: str) -> str:
-    """Makes a key figure bold if standard output shows colours; else returns it unchanged."""
+    """Returns ``text`` in bold if standard output shows colours, else unchanged. For key figures."""
     return click.style(text, bold=True) if _uses_colour(1) else text
 
 
 def red(text: str, stream: int = 1) -> str:
-    """Colours the mark of an error if standard output (1) or error (2) shows colours; else returns it unchanged."""
+    """Returns ``text`` in red if the stream shows colours, else unchanged. For marks of errors.
+
+    ``stream``: 1 for standard output, 2 for standard error.
+    """
     return click.style(text, fg="red", bold=True) if _uses_colour(stream) else text
 
 
 def yellow(text: str, stream: int = 1) -> str:
-    """Colours the mark of a warning if standard output (1) or error (2) shows colours; else returns it unchanged."""
+    """Returns ``text`` in yellow if the stream shows colours, else unchanged. For marks of warnings.
+
+    ``stream``: 1 for standard output, 2 for standard error.
+    """
     return click.style(text, fg="yellow", bold=True) if _uses_colour(stream) else text
 
 
 def _uses_colour(stream: int) -> bool:
-    """Tells if standard output (1) or error (2) is a terminal that shows colours: not with ``NO_COLOR`` or
+    """Tells if standard output (1) or error (2) is a terminal that shows colours. False with ``NO_COLOR`` or
     ``TERM=dumb``."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False

@@ -60,7 +60,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     """A number of bytes such as 500MB or 1GiB.
 
     Attributes:
-        least_bare: Smaller numbers without a unit are refused, since the unit was probably forgotten.
+        least_bare: Smallest number that is accepted without a unit; for smaller ones the unit was probably forgotten.
     """
 
     name = "size"
@@ -83,7 +83,7 @@ class PixelCount(ByteSize):
     least_bare = 0
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parses a number of pixels, of at least 1. Fails for a unit of bytes."""
+        """Parses a number of pixels, at least 1. Fails for a unit of bytes and for other text."""
         if str(value).strip().lower().endswith("b"):
             self.fail(f"{value!r} is not a number of pixels; write for example 100M", param, ctx)
         count = super().convert(value, param, ctx)
@@ -98,7 +98,7 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
     name = "kinds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Splits kinds of findings at commas; returns all kinds for ``any`` alone. Fails for an unknown kind."""
+        """Splits kinds of findings at commas. Returns all kinds for ``any`` alone. Fails for an unknown kind."""
         from packstore.core.findings import KINDS
 
         if not isinstance(value, str):
@@ -113,15 +113,17 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
 
 
 class PluginChoice(click.Choice):  # type: ignore[type-arg]
-    """A name in a registry. The help lists built-in names; plug-ins are only loaded for an unknown name, and to
-    complete one."""
+    """A name in a registry. The help lists only built-in names.
+
+    Plug-ins are loaded to check an unknown name, and to complete a name.
+    """
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry.built_in)
         self._registry = registry
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the name if it is built in or a plug-in's. Fails for another, with all names."""
+        """Returns the name of a built-in kind or a plug-in. Fails for another name, and lists all names."""
         try:
             self._registry.check(value)
         except UsageError as error:
@@ -134,7 +136,7 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
-    """S or HxW (height x width) in pixels, each of at most five digits: becomes a number, or a tuple of two."""
+    """``S`` or ``HxW`` (height x width) in pixels, each of at most five digits. Becomes a number or a tuple."""
 
     name = "size"
 
@@ -149,7 +151,7 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
 
 
 def shell_quote(path: Path | str) -> str:
-    """Quotes ``path`` for the shell; as ``$'…'`` if it has unprintable characters."""
+    """Quotes ``path`` for the shell. A path with unprintable characters becomes ``$'…'``."""
     text = str(path)
     if printable(text) == text:
         return shlex.quote(text)
@@ -165,8 +167,11 @@ def shell_quote(path: Path | str) -> str:
 
 
 def format_source_options(options: Mapping[str, Any]) -> str:
-    """Formats options for reading a source as part of a command line: `` --name value``, quoted. Repeats an option for
-    each value of a tuple; leaves out None. Writes ``source_kind`` as ``--source``, ``columns`` as ``--column``."""
+    """Formats options for reading a source as part of a command line: `` --name value``, quoted.
+
+    Repeats an option for each value of a tuple. Leaves out None. Writes ``source_kind`` as ``--source``, and
+    ``columns`` as ``--column``.
+    """
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
     called = {"source_kind": "source", "columns": "column"}
     shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]
@@ -175,8 +180,11 @@ def format_source_options(options: Mapping[str, Any]) -> str:
 
 @contextmanager
 def suggest_packing(path: Path) -> Iterator[None]:
-    """Replaces a :class:`StoreError` of the block by a :class:`UsageError` with the command that packs ``path``, if
-    ``path`` is a source and not a store."""
+    """Suggests to pack ``path`` if the block raises :class:`StoreError` and ``path`` is a source.
+
+    The error becomes :class:`UsageError` with the command that packs ``path``. If ``path`` is no source, the error
+    stays.
+    """
     try:
         yield
     except StoreError as error:
@@ -195,12 +203,10 @@ def suggest_packing(path: Path) -> Iterator[None]:
 
 
 def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:
-    """Returns command lines that resolve an ambiguous source, one for each answer of the error. Empty if the error
-    names no source.
+    """Returns a command line for each answer to an ambiguous source. Empty if the error names no source.
 
-    If ``arguments`` name the source and their command takes the answer's options, the line is ``arguments`` with the
-    answer's options and source. Else the line is a new ``packstore convert SOURCE NAME.lmdb`` with the answer's options
-    alone.
+    If the command in ``arguments`` takes the answer's options, the line repeats ``arguments`` and adds these options.
+    Otherwise the line is ``packstore convert SOURCE NAME.lmdb`` with these options.
     """
     if error.source is None:
         return []
@@ -224,8 +230,10 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
 
 
 def _is_for_file(answer: Answer, file: Path) -> bool:
-    """Tells if a command with the options of ``answer`` can name ``file`` in place of its folder: each kind of source
-    that they name can be opened by the file."""
+    """Tells if a command with the options of ``answer`` can name ``file`` in place of its folder.
+
+    Each kind of source in the options must be able to open its folder by this file.
+    """
     from packstore.core.registry import SOURCES
     from packstore.sources import SourceOptions, find_described_folder
 
@@ -234,8 +242,11 @@ def _is_for_file(answer: Answer, file: Path) -> bool:
 
 
 def _may_describe(file: Path, folder: Path | None = None) -> bool:
-    """Tells if ``file`` exists and may be given in place of ``folder``: its suffix is that of a description (CSV, JSON,
-    YAML …), and it is in the folder or in a folder below it. With None for ``folder``, it may be anywhere."""
+    """Tells if ``file`` exists and may be given in place of ``folder``. Its suffix must be that of a description (CSV,
+    JSON, YAML …).
+
+    It must be in ``folder``, or in a folder directly below. With None for ``folder``, it may be anywhere.
+    """
     from packstore.sources import DESCRIBING
 
     near = folder in (None, file.parent, file.parent.parent)
@@ -243,8 +254,11 @@ def _may_describe(file: Path, folder: Path | None = None) -> bool:
 
 
 def packing_command(path: Path, options: str = "") -> str:
-    """Returns the ``packstore convert`` command that packs the source at ``path`` into a ``.lmdb`` of its name in the
-    working directory; ``options``, with a space before, are appended."""
+    """Returns the ``packstore convert`` command that packs the source at ``path``. The store is a ``.lmdb`` of the
+    source's name in the working directory.
+
+    ``options``: text to append, which begins with a space.
+    """
     name = path.stem if _may_describe(path) else path.name.removesuffix(".tar.gz") or path.resolve().name
     return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 
@@ -276,8 +290,10 @@ def pluralize(n: int, noun: str, plural: str | None = None) -> str:
 
 
 def describe_conversions(unified: Mapping[str, int]) -> list[str]:
-    """Formats counts of images that were converted to the store's mode without loss, by conversion:
-    ``12 gray images: all channels are equal``."""
+    """Formats counts of images that were converted to the store's mode without loss.
+
+    A line for each conversion: ``12 gray images: all channels are equal``.
+    """
     from packstore.images.losses import UNIFIED
 
     named = ((count, *UNIFIED[name]) for name, count in unified.items())
@@ -285,13 +301,14 @@ def describe_conversions(unified: Mapping[str, int]) -> list[str]:
 
 
 def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
-    """Summarises a ledger (the roles of a source's files) on one or two lines: ``1,012 images packed, 3 annotation
-    files read, 2 left out: README.txt``. Empty without files.
+    """Summarises a ledger (the roles of a source's files) on one or two lines. Empty without files.
 
-    Names the files left out if they are at most three, else the three most frequent reasons. The second line counts
-    what was left out of packed files.
+    The first line: ``1,012 images packed, 3 annotation files read, 2 left out: README.txt``. It names up to three files
+    that are left out. If there are more, it has the three most frequent reasons.
 
-    A ledger counts the files of ``skipped`` samples as packed, since it is made before they are read.
+    The second line counts the parts of packed files that are left out.
+
+    ``skipped``: number of skipped samples. The ledger was made before they were read, and counts their files as packed.
     """
     from packstore.sources.ledger import Role
     from packstore.sources.listing import IMAGE_SUFFIXES
@@ -322,8 +339,10 @@ def _join_first(names: Iterable[str], count: int) -> str:
 
 
 def wrap_text(start: str, text: str, columns: int) -> list[str]:
-    """Wraps ``text``, made printable, after ``start`` to lines of at most ``columns`` characters, or 40 if that is
-    more. Indents the lines after the first as far as ``start`` reaches. Does not break words."""
+    """Wraps ``text``, made printable, after ``start`` to lines of at most ``columns`` characters, at least 40.
+
+    Indents further lines by the length of ``start``. Does not break words.
+    """
     lines = textwrap.wrap(
         printable(text),
         max(40, columns),
@@ -336,7 +355,7 @@ def wrap_text(start: str, text: str, columns: int) -> list[str]:
 
 
 def echo_rows(text: str) -> None:
-    """Prints rows of a name and a text. In a terminal, wraps long texts and indents them below their beginning."""
+    """Prints rows of a name and a text. In a terminal, wraps long texts and indents further lines below the text."""
     if sys.stdout.isatty():
         columns = max(40, shutil.get_terminal_size().columns)
         text = "\n".join(line for row in text.split("\n") for line in wrap_row(row, columns))
@@ -344,8 +363,10 @@ def echo_rows(text: str) -> None:
 
 
 def wrap_row(row: str, columns: int) -> list[str]:
-    """Wraps a row (a name, at least two spaces, a text) to lines of at most ``columns`` visible characters; indents
-    them below the text. Does not break words."""
+    """Wraps a row to lines of at most ``columns`` visible characters. A row is a name, at least two spaces, and a text.
+
+    Indents further lines below the text. Does not break words.
+    """
     start = re.match(r" *(?:\S+(?: \S+)*  +)?", row)
     assert start is not None
     indent = " " * len(click.unstyle(start[0]))
@@ -363,8 +384,8 @@ def wrap_row(row: str, columns: int) -> list[str]:
 def progress_bar(quiet: bool, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
     """Yields a callback that draws a tqdm bar on standard error for each stage: images/s, MB/s, time left.
 
-    Draws nothing if ``quiet``, or if standard error is not a terminal. With ``count_stages`` one bar counts the stages.
-    Shows the library's warnings from now on.
+    Draws nothing if ``quiet``, or if standard error is not a terminal. With ``count_stages``, draws one bar that counts
+    the stages. Shows the library's warnings from now on.
     """
     from packstore.cli.messages import show_messages
     from packstore.core.progress import progress_callback

@@ -231,8 +231,10 @@ def describe_plan(plan: Plan) -> str:
 
 
 def describe_report(report: ConvertReport) -> str:
-    """Formats the report of a conversion as text, with advice on encoding, size, masks and orientation; opens the store
-    for some rows."""
+    """Formats the report of a conversion as text, with advice on encoding, size, masks and orientation.
+
+    Opens the store for the rows on shapes and links.
+    """
     manifest = report.manifest
     seconds = max(report.seconds, 1e-9)
     rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
@@ -294,7 +296,7 @@ def describe_report(report: ConvertReport) -> str:
 
 
 def describe_links(report: ConvertReport) -> list[str]:
-    """Opens a new linked store; returns lines about the files that it links to."""
+    """Opens a new linked store, and returns one or two lines about the files that it links to."""
     from packstore.stores import open_store
     from packstore.stores.linked import link_folder, list_linked_files
 
@@ -307,15 +309,14 @@ def describe_links(report: ConvertReport) -> list[str]:
 
 
 def verify_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
-    """Returns the command that compares a new store with its source, with the given labels and kind. It needs no other
-    options: the store has them."""
+    """Returns the command that compares a new store with its source. The store has all other options of its packing."""
     command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
     return command + format_source_options({"labels": labels, "source_kind": source_kind})
 
 
 def _describe_uint8_size(report: ConvertReport) -> str | None:
-    """Returns a sentence on the size with uint8 instead of floating point; None for other encodings, and if the source
-    is a store."""
+    """Returns a sentence on the size with uint8 instead of floating point. Returns None for other encodings, and if the
+    source is a store."""
     manifest = report.manifest
     image = manifest.image
     if ENCODINGS[manifest.encoding].layout != "CHW" or manifest.origin.kind == "store":
@@ -326,9 +327,11 @@ def _describe_uint8_size(report: ConvertReport) -> str | None:
 
 
 def _read_common_shape(report: ConvertReport) -> list[int] | None:
-    """Returns the shape that all images have although the store allows different shapes, else None. Reads the column
-    ``shape``. Returns None for stores of files or at URLs, and for stores with masks, boxes and the like, with which
-    ``--size`` is refused."""
+    """Returns the shape of all images if the store allows different shapes but has one. Returns None otherwise.
+
+    Reads the column ``shape``. Returns None for stores of files, stores at URLs, and stores with masks, boxes and the
+    like: ``--size`` does not apply to them.
+    """
     from packstore.stores import open_store
 
     manifest = report.manifest
@@ -343,8 +346,10 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
 
 
 def _describe_palette(classes: tuple[str, ...]) -> list[str]:
-    """Returns two lines: a warning that all images of some classes are PNG files with a palette, and so may be masks.
-    The class ``""`` alone stands for all images."""
+    """Returns two lines that warn: all images of some classes are PNG files with a palette, and may be masks.
+
+    ``classes``: names of these classes; ``("",)`` for all images.
+    """
     named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
     where = f" of {pluralize(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
     return [

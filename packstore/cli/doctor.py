@@ -56,8 +56,10 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
 
 
 def report_to_json(report: Report) -> dict[str, Any]:
-    """Converts the facts to JSON values: ``sections``, with ``value``, ``text`` and ``problem`` of each fact by section
-    and name, and ``problem_count``."""
+    """Converts the facts to JSON values: ``sections`` and ``problem_count``.
+
+    ``sections`` has ``value``, ``text`` and ``problem`` of each fact by section and name.
+    """
     sections: dict[str, Any] = {}
     for fact in report.facts:
         entry = {"value": fact.value, "text": fact.text or str(fact.value), "problem": fact.problem}
@@ -66,7 +68,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
 
 
 def describe_report(report: Report) -> str:
-    """Formats the report as text, wrapped to the terminal's width: facts by section, each problem under its fact with
+    """Formats the report as text, wrapped to the terminal's width: facts by section. A problem follows its fact, with
     an exclamation mark."""
     width = max(len(fact.name) for fact in report.facts)
     columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)

@@ -53,7 +53,7 @@ def _complete_topics(start: str) -> list[str]:
 
 
 def format_page(page: str, columns: int) -> str:
-    """Formats a Markdown page for a terminal: wraps text to ``columns``, turns tables into lists, keeps code blocks."""
+    """Formats a Markdown page for a terminal. Wraps text to ``columns``, turns tables into lists, keeps code blocks."""
     lines: list[str] = []
     for number, part in enumerate(re.split(r"^(```.*?^```)\n", page, flags=re.MULTILINE | re.DOTALL)):
         lines += [part] if number % 2 else _format_text(part, columns)
@@ -61,7 +61,7 @@ def format_page(page: str, columns: int) -> str:
 
 
 def _format_text(text: str, columns: int) -> Iterator[str]:
-    """Yields the lines of Markdown without code blocks: wrapped paragraphs, and a list item for each table row."""
+    """Yields the lines of Markdown without code blocks: wrapped paragraphs, and a list item for each row of a table."""
     header: list[str] = []
     # A blank line, a heading, a list item or a table row begins a paragraph; any other line continues one.
     for paragraph in re.split(r"\n(?=\n|#| *- | *\d+\. |\|)", text):

@@ -122,7 +122,8 @@ def info(
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Tells if a conversion to a URL is unfinished: its plan still exists there. False if objects cannot be listed."""
+    """Tells if the plan of a conversion still exists at a URL: the conversion is unfinished. False if objects cannot be
+    listed."""
     from packstore.objects import open_objects
 
     objects = open_objects(path)
@@ -149,14 +150,17 @@ def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
 
 
 def _refuse_chart(plot: Path | None) -> None:
-    """Raises :class:`click.UsageError` if a chart is asked for, since a source has none."""
+    """Raises :class:`click.UsageError` if a chart is asked for: a source has none."""
     if plot is not None:
         raise click.UsageError("--plot needs a store, and this is a source: pack it first (packstore convert)")
 
 
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
-    """Opens and surveys a source, and prints its description or JSON. Raises :class:`AmbiguousSourceError` if it would
-    leave out files that seem to annotate its images."""
+    """Opens and surveys a source, and prints its description or JSON.
+
+    Raises :class:`AmbiguousSourceError` if files that seem to annotate its images would be left out. Raises
+    :class:`SourceError` if it is no source.
+    """
     from packstore.cli.source_info import describe_source, source_to_json
     from packstore.sources import ask_about_left, open_source
 
@@ -175,9 +179,11 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
 
 
 def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
-    """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted, empty
-    without class names. Counts if ``counted``, or if the store is local and has at most 100 shards; never lists of
-    classes."""
+    """Converts manifest, size on disk and class counts to JSON values.
+
+    Counts classes if ``counted``, or if the store is local and has at most 100 shards. Otherwise ``class_counts`` is
+    None; also for lists of classes. It is empty without class names.
+    """
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
     counts = (
@@ -193,8 +199,10 @@ def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
 
 
 def describe_store(reader: Reader, counted: bool = False) -> str:
-    """Formats a store as rows of a name and a text. Counts classes if ``counted``, or if the store is local and has at
-    most 100 shards."""
+    """Formats a store as rows of a name and a text. Reads file sizes.
+
+    Counts classes if ``counted``, or if the store is local and has at most 100 shards.
+    """
     from packstore.packing.report import read_conversion_counts
 
     m = reader.manifest
@@ -259,7 +267,7 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
 
 
 def describe_linked_files(reader: Reader) -> str:
-    """Returns a phrase on the files that a linked store points to: their number and common folder."""
+    """Returns a phrase on the files that a linked store points to: their number and common folder, or the one file."""
     from packstore.stores.linked import link_folder, list_linked_files
 
     places = list_linked_files(reader, link_folder(reader.path))
@@ -271,12 +279,12 @@ def describe_linked_files(reader: Reader) -> str:
 
 
 def _image_type(manifest: Manifest) -> str:
-    """Returns ``image files``, or dtype and ``pixels``."""
+    """Returns ``image files``; for a store of pixels, the dtype and ``pixels``."""
     return f"{manifest.image.dtype} pixels" if manifest.image.layout else "image files"
 
 
 def _describe_orientation(manifest: Manifest) -> str:
-    """Says if the EXIF orientation was applied, is applied at loading, or is not applied."""
+    """Returns a phrase: the EXIF orientation was applied, is applied at loading, or is not applied."""
     from packstore.images.encode.options import readers_transpose
 
     if not manifest.options.get("exif_transpose"):
@@ -285,7 +293,7 @@ def _describe_orientation(manifest: Manifest) -> str:
 
 
 def _can_open_all_shards(reader: Reader) -> bool:
-    """Tells if the store is local and not sharded, or has at most 100 local shards."""
+    """Tells if the store is local and has at most 100 shards."""
     shards = reader.manifest.shards
     return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
 
@@ -296,7 +304,8 @@ def _has_label_lists(manifest: Manifest) -> bool:
 
 
 def _count_classes(reader: Reader) -> dict[str, int]:
-    """Counts records by class name; opens all shards. Leaves out labels beyond the classes. Empty without classes."""
+    """Counts records by class name. Opens all shards. Leaves out numbers that are no class. Empty without class
+    names."""
     import numpy as np
 
     classes = reader.manifest.classes
@@ -311,6 +320,7 @@ def _count_classes(reader: Reader) -> dict[str, int]:
 
 
 def _format_range(counts: list[int]) -> str:
-    """Formats the least and the most of some counts: ``12 to 40``, ``12`` if equal, ``0`` without counts."""
+    """Formats the least and the most of some counts, such as ``12 to 40``. If both are equal: ``12``; without counts:
+    ``0``."""
     low, high = min(counts, default=0), max(counts, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

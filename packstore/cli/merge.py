@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 
 
 class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Class names: ``cat,dog``, or the name of a text file with one a line, of which empty lines are left out."""
+    """Class names: ``cat,dog``, or the name of a text file with one name a line."""
 
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """Splits names at commas, or reads the lines of the file of that name, if there is one. Leaves out empty lines.
-        Fails for a file that is not text in UTF-8."""
+        """Reads the lines of the file ``value``, without empty ones. If there is no such file, splits ``value`` at
+        commas.
+
+        Fails for a file that cannot be read, or is not text in UTF-8.
+        """
         if isinstance(value, list):
             return value
         if not Path(value).is_file():
@@ -90,8 +93,10 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
 
 
 def describe_plan(plan: Composition, duplicates: int = 0) -> str:
-    """Formats the plan of a merge or select as the text that ``--dry-run`` prints. Raises as
-    :meth:`Composition.check_writable`."""
+    """Formats the plan of a merge or select as the text that ``--dry-run`` prints.
+
+    Raises errors like :meth:`Composition.check_writable`. ``duplicates``: number of records that are left out.
+    """
     plan.check_writable()
     lines = [
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.base.format].title}, {plan.base.encoding})",

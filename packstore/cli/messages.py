@@ -15,7 +15,7 @@ class MessageHandler(logging.Handler):
     """Prints log messages on standard error, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints a message on standard error, above a progress bar and over a status line."""
+        """Prints a message on standard error, above a progress bar. In a terminal, clears a status line first."""
         text = f"{yellow('packstore:', 2)} {printable(record.getMessage())}"
         if sys.stderr.isatty():
             text = "\r\x1b[K" + text  # clears a status line

@@ -28,7 +28,7 @@ def quiet_option(help: str = "No progress bar, no summary.") -> Callable[..., An
 
 
 def workers_option(default: str = "one a core", task: str = "") -> Callable[..., Any]:
-    """Makes the option ``--workers``. Its help says ``Threads`` and ``task``, and names ``default``."""
+    """Makes the option ``--workers``. Its help is ``Threads``, followed by ``task``, and names ``default``."""
     return click.option("--workers", type=click.IntRange(1), metavar="N", help=f"Threads{task}.  [default: {default}]")
 
 
@@ -46,14 +46,14 @@ def format_option(destination: str) -> Callable[..., Any]:
 
 
 def overwrite_option(destination: str, kind: str = "a store") -> Callable[..., Any]:
-    """Makes the option ``--overwrite``; ``kind`` says what it may replace."""
+    """Makes the option ``--overwrite``. ``kind``: description of what the option may replace."""
     return click.option(
         "--overwrite", is_flag=True, help=f"Replace {destination}, if it is {kind}, once the new one is complete."
     )
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for bad files and too large images: ``--check``, ``--on-error``, ``--max-pixels``."""
+    """Adds the options for bad files and images that are too large: ``--check``, ``--on-error``, ``--max-pixels``."""
     for option in (
         max_pixels_option(),
         click.option(
@@ -70,7 +70,7 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that choose files, arrays and columns of SOURCE."""
+    """Adds the options that choose files, arrays and columns of SOURCE, and ``--dicom``."""
     ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
     layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh."
     column_help = (
@@ -104,7 +104,7 @@ def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -
 
 
 def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the values of ``--column``, with ``keep=file`` if ``--dicom keep-file`` was given."""
+    """Returns the values of ``--column``. After ``--dicom keep-file``, appends ``keep=file``."""
     return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
 
 
@@ -143,7 +143,8 @@ def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds ``--cache`` and ``--cache-size``, for copies of remote shards.
 
-    They set environment variables while the command runs, so they also hold for the processes that it starts."""
+    They set environment variables while the command runs. Processes that the command starts have these variables, too.
+    """
 
     def set_variable(context: click.Context, parameter: click.Parameter, value: Path | int | None) -> None:
         if value is None or context.resilient_parsing:
@@ -168,8 +169,9 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_check_options(images: str, quiet: str) -> Callable[..., Any]:
-    """Returns a decorator that adds the options of a command that reads a store and its source: for the source, the
-    decoder, threads, report and cache.
+    """Returns a decorator that adds the options of a command that reads a store and its source.
+
+    These are the options of the source, the decoder, threads, the report and the cache.
 
     Args:
         images: Beginning of the help of ``--max-pixels``.
@@ -192,7 +194,7 @@ class GroupedCommand(click.Command):
     """Command whose help lists options under the headings that :func:`heading` sets."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section of the help for each heading."""
+        """Writes a section of the help for each heading. Options above the first heading are under ``Options``."""
         groups: dict[str, list[tuple[str, str]]] = {}
         title = "Options"
         for parameter in self.get_params(ctx):
@@ -206,8 +208,10 @@ class GroupedCommand(click.Command):
 
 
 def heading(title: str) -> Callable[..., Any]:
-    """Returns a decorator that puts a heading over the options below it, down to the next heading, in the help of a
-    :class:`GroupedCommand`."""
+    """Returns a decorator that puts a heading over the options below it, in the help of a :class:`GroupedCommand`.
+
+    The heading ends at the next heading.
+    """
 
     def mark(command: Any) -> Any:
         for parameter in command.__click_params__:

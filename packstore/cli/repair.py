@@ -66,14 +66,14 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
 
 
 def report_to_json(report: RepairReport) -> dict[str, Any]:
-    """Converts the report to JSON values: all its attributes, paths as text."""
+    """Converts the report to JSON values: all its attributes, with paths as text."""
     plain = asdict(report)
     return plain | {name: None if plain[name] is None else str(plain[name]) for name in ("damaged", "destination")}
 
 
 def describe_report(report: RepairReport) -> str:
-    """Formats the report as text: the first 50 replaced and the first 50 lost records, and counts; one sentence for
-    an undamaged store."""
+    """Formats the report as text: at most 50 replaced and 50 lost records, and counts. For an undamaged store, returns
+    one sentence."""
     damaged = printable(str(report.damaged))
     if not report.problem_count:
         return f"{damaged}: undamaged, so nothing was written"

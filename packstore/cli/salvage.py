@@ -55,7 +55,7 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
 
 
 def report_to_json(report: SalvageReport) -> dict[str, Any]:
-    """Converts the report to JSON values: all its attributes except the manifest, paths as text."""
+    """Converts the report to JSON values: all its attributes except the manifest, with paths as text."""
     return {
         "damaged": str(report.damaged),
         "destination": None if report.destination is None else str(report.destination),
@@ -70,7 +70,8 @@ def report_to_json(report: SalvageReport) -> dict[str, Any]:
 
 
 def describe_report(report: SalvageReport) -> str:
-    """Formats the report as text: notes, the first 50 unproven and missing records, counts."""
+    """Formats the report as text: notes, at most 50 unproven and 50 missing records, counts. For a complete store, adds
+    the command that verifies it."""
     lines = [f"note      {printable(note)}" for note in report.notes]
     for name, problems, count in (
         ("unproven", report.unproven, report.unproven_count),

@@ -15,13 +15,15 @@ from packstore.cli.options import cache_options, dry_run_option, format_option, 
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Splits with their shares: ``train=0.9,val=0.1``; the last share of a repeated split counts."""
+    """Splits with their shares: ``train=0.9,val=0.1``."""
 
     name = "shares"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Parses ``train=0.9,val=0.1`` to shares by split; the last share of a repeated split counts. Fails for other
-        text. Does not check the size of a share."""
+        """Parses ``train=0.9,val=0.1`` to shares by split. If a split is repeated, its last share counts.
+
+        Fails for other text. Does not check the size of a share.
+        """
         if isinstance(value, dict):
             return value
         shares: dict[str, float] = {}

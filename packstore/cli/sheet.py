@@ -83,7 +83,8 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
 
 def _show_in_terminal(image: Any, graphics: str) -> None:
-    """Prints an image with the terminal's graphics, ``kitty`` or ``sixel``; shrinks it to the terminal's width."""
+    """Prints an image with the terminal's graphics, ``kitty`` or ``sixel``. Shrinks a wider image to the terminal's
+    width."""
     from packstore.seeing.terminal import encode_kitty, encode_sixel
 
     most = shutil.get_terminal_size().columns * _PIXELS_A_COLUMN

@@ -43,8 +43,10 @@ _MEANINGS = {
 
 
 def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
-    """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads a few samples. ``records``
-    and the counts of ``splits`` are None if only reading all samples would tell them."""
+    """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads a few samples.
+
+    If samples can only be counted by reading all of them, ``records`` and the counts of ``splits`` are None.
+    """
     counted = survey.counted
     return {
         "path": str(source.path),
@@ -77,7 +79,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
 
 
 def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
-    """Converts a ledger (the roles of a source's files) to JSON values, with the names of all files that are not
+    """Converts a ledger (the roles of a source's files) to JSON values. Includes the names of all files that are not
     packed."""
     from packstore.sources.ledger import Role
 
@@ -92,8 +94,10 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
 
 
 def describe_source(source: Source, survey: Survey, command: str) -> str:
-    """Formats a source as rows of a name and a text; reads a few samples. ``command``, which packs the source, is the
-    last row."""
+    """Formats a source as rows of a name and a text. Reads a few samples.
+
+    The last row is ``command``, which packs the source.
+    """
     rows = [
         ("path", printable(str(source.path))),
         ("source", f"{printable(_describe_kind(source))} ({source.kind})"),
@@ -125,8 +129,10 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
 
 
 def count_modes(source: Source, survey: Survey) -> Counter[str]:
-    """Reads up to eight image files and counts them by mode; files of several frames count as ``RGB of 3 frames``.
-    Skips bad ones. Empty for arrays, if the samples are not counted, and if reading would consume them."""
+    """Reads up to eight image files and counts them by mode. Files of several frames count as ``RGB of 3 frames``.
+
+    Skips bad files. Empty for arrays, if the samples are not counted, and if reading would consume them.
+    """
     from packstore.images.decoders import native
     from packstore.images.sniff import HeaderError, sniff
 
@@ -144,8 +150,10 @@ def count_modes(source: Source, survey: Survey) -> Counter[str]:
 
 
 def sample_keys(source: Source, survey: Survey) -> list[str]:
-    """Returns the keys of three samples: the first of each split, then the next of the first split. Returns no keys
-    if listing would consume the samples."""
+    """Returns the keys of up to three samples: the first of each split, and then the next of the first split.
+
+    Returns no keys if listing would consume the samples.
+    """
     if not survey.resumable:
         return []
     splits: Sequence[str | None] = [name for name in survey.splits if name][:_KEYS]
@@ -155,7 +163,8 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
 
 
 def user_columns(columns: Sequence[Column]) -> list[Column]:
-    """Returns the columns without those of links and without companions (shapes and validity of other columns)."""
+    """Returns the columns without those of links and without companions (lengths, shapes and validity of other
+    columns)."""
     from packstore.core.column import LINK_COLUMNS
 
     hidden = {companion.name for column in columns for companion in column.companions}
@@ -164,7 +173,7 @@ def user_columns(columns: Sequence[Column]) -> list[Column]:
 
 
 def describe_column(column: Column) -> str:
-    """Describes type and meaning of a column: ``boxes: left, top, right, bottom in pixels``."""
+    """Describes type and meaning of a column, such as ``boxes: left, top, right, bottom in pixels``."""
     if column.name in ("key", "shape"):
         return {"key": "text", "shape": "height and width of each image"}[column.name]
     if column.name in _INTERNAL_MEANINGS:
@@ -185,19 +194,21 @@ def describe_column(column: Column) -> str:
 
 
 def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Returns name and description of each column other than image, label, key and internal ones. If there are none,
-    and no label, returns one row ``labels: none``."""
+    """Returns name and description of each column. Leaves out image, label, key and internal columns.
+
+    If no column is left and there is no label, returns one row: ``labels``, ``none``.
+    """
     beside = [c for c in user_columns(columns) if c.name not in ("image", "label", "key", *_INTERNAL_MEANINGS)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
 
 
 def _describe_kind(source: Source) -> str:
-    """Describes the kind of a source in a few words; names the library of a bridge."""
+    """Returns the help text of the source's kind. For a bridge, names its library."""
     bridge = find_bridge(source.path)
     return f"read by {bridge[0]}" if bridge is not None else str(SOURCES[source.kind].help)
 
 
 def _format_shape(shape: tuple[int, ...] | None) -> str:
-    """Formats a shape as ``32 x 48 x 3``; an empty text for None."""
+    """Formats a shape as ``32 x 48 x 3``. None becomes an empty text."""
     return " x ".join(map(str, shape or ()))

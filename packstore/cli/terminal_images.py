@@ -16,10 +16,11 @@ _TIMEOUT_SECONDS = 0.5
 
 
 def terminal_graphics() -> str | None:
-    """Returns the protocol of the terminal at standard output, ``kitty`` or ``sixel``. Returns None if the terminal
-    shows no images, or standard output is no terminal.
+    """Returns the protocol of the terminal at standard output, ``kitty`` or ``sixel``. Returns None if it shows no
+    images, or is no terminal.
 
-    Knows some terminals by their environment variables and asks the others."""
+    Knows some terminals by their environment variables, and asks the others.
+    """
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return None
     if os.environ.get("KITTY_WINDOW_ID") or os.environ.get("TERM") in _KITTY_TERMS:
@@ -30,7 +31,8 @@ def terminal_graphics() -> str | None:
 
 
 def parse_graphics(answer: bytes) -> str | None:
-    """Returns the protocol (``kitty``, ``sixel``) that a terminal's answer to :func:`ask_terminal` names, or None."""
+    """Returns the protocol in a terminal's answer to :func:`ask_terminal`: ``kitty`` or ``sixel``. Returns None for
+    neither."""
     if b"_Gi=31;OK" in answer:
         return "kitty"
     _, found, attributes = answer.rpartition(b"\x1b[?")
@@ -38,8 +40,10 @@ def parse_graphics(answer: bytes) -> str | None:
 
 
 def ask_terminal() -> bytes:
-    """Asks the terminal which graphics it supports and returns its answer. Returns ``b""`` if there is no terminal, or
-    if it does not answer within half a second."""
+    """Asks the terminal which graphics it supports, and returns its answer.
+
+    Returns ``b""`` without a terminal. Waits for half a second at most: the answer may be incomplete.
+    """
     try:
         import termios
         import tty
@@ -62,7 +66,7 @@ def ask_terminal() -> bytes:
 
 
 def _read_answer(file: int) -> bytes:
-    """Reads a terminal's answer up to the end of the attributes, for half a second at most."""
+    """Reads a terminal's answer up to the end of the attributes. Stops after half a second."""
     answer, end = b"", time.monotonic() + _TIMEOUT_SECONDS
     while (left := end - time.monotonic()) > 0 and select.select([file], [], [], left)[0]:
         answer += os.read(file, 1024)

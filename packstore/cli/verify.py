@@ -86,8 +86,10 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
 
 
 def report_to_json(report: VerifyReport) -> dict[str, Any]:
-    """Converts the report to JSON values: its attributes, ``ok``, the number of ``records``, the ``dataset_digest`` and
-    the samples ``skipped_at_packing``, without the manifest."""
+    """Converts the report to JSON values: its attributes, and facts of the manifest in place of the manifest.
+
+    These facts are ``records``, ``dataset_digest`` and ``skipped_at_packing``.
+    """
     return {
         "path": str(report.path),
         "ok": report.ok,
@@ -105,8 +107,11 @@ def report_to_json(report: VerifyReport) -> dict[str, Any]:
 
 
 def describe_report(report: VerifyReport, quiet: bool = False) -> str:
-    """Formats the report as text: checks, the first 50 problems, the verdict, and what to do; with ``quiet`` without
-    checks and advice. Lists fewer problems if every record differs from the source."""
+    """Formats the report as text: checks, at most 50 problems, the verdict, and advice. With ``quiet``, leaves out
+    checks and most advice.
+
+    If every record differs from the source, lists fewer problems.
+    """
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
@@ -157,7 +162,7 @@ def describe_report(report: VerifyReport, quiet: bool = False) -> str:
 
 
 def describe_problem(problem: Problem) -> str:
-    """Formats a problem on one line: shard, record, key, and the fault."""
+    """Formats a problem on one line: shard, record, key, and the fault. Leaves out parts that are unknown."""
     shard = f"{problem.shard}: " if problem.shard else ""
     if problem.record is None:
         return shard + printable(problem.what)
