@@ -59,7 +59,9 @@ class ParquetExport(Export):
         """Returns lost folders of keys, and names of splits that ``datasets`` does not accept."""
         lost = ["folders in keys: only file names are kept"]
         lost += [
-            f"the split name {name!r}: it becomes {its!r}" for name, its in self._split_names.items() if name != its
+            f"the split name {name!r}: it becomes {its!r}"
+            for name, its in self._split_names.items()
+            if name not in ("", its)
         ]
         return lost
 

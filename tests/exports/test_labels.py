@@ -151,6 +151,19 @@ def test_classes_of_images(to: str, tmp_path: Path) -> None:
     }
 
 
+def test_classes_of_images_without_names(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image": "image", "label": packstore.Label(optional=True)}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        for number, label in enumerate((7, None, 2**40)):
+            writer.add(key=f"{number}.jpg", image=picture(number), label=label)
+    for to in TAGGED:
+        export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+        _, found = samples(without_export_manifest(tmp_path / to))
+        given = {name: str(each.get("label")) for name, each in found.items()}
+        assert given == {"0.jpg": "7", "1.jpg": "None", "2.jpg": str(2**40)}, to
+    assert f'value="{2**40}"' in (tmp_path / "label_studio/label_config.xml").read_text()
+
+
 @pytest.mark.parametrize("to", POLYGONS)
 def test_polygons(to: str, tmp_path: Path) -> None:
     shapes = [

@@ -87,6 +87,8 @@ def test_names_of_splits_that_others_do_not_take(tmp_path: Path) -> None:
     assert names == [f"{name}-00000-of-00001.parquet" for name in ("drei__", "one_two", "one_two_")]
     assert "the split name 'one two': it becomes 'one_two'" in "\n".join(report.losses)
     assert convert(tmp_path / "out.parquet", tmp_path / "b.lmdb").manifest.dataset_digest == manifest.dataset_digest
+    convert(tmp_path / "images", tmp_path / "flat.lmdb")
+    assert "split name" not in "\n".join(export(tmp_path / "flat.lmdb", tmp_path / "flat.parquet").losses)
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
+import numpy as np
+
 from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
 from packstore.exports.base import BLOCK_BYTES, Record
@@ -91,9 +93,17 @@ class LabelsExport(ObjectsExport):
 
     @cached_property
     def image_classes(self) -> list[str]:
-        """Class names of whole images, by number. Empty if the store has no names, or the format has no classes of
-        images."""
-        return list(self.manifest.classes or ()) if self._tag_column else []
+        """Class names of whole images. Without names, the class numbers that occur, as text; reads all labels for them.
+
+        Empty if the store or the format has no classes of images.
+        """
+        name = self._tag_column
+        if name is None or self.manifest.classes is not None:
+            return [] if name is None else list(self.manifest.classes or ())
+        numbers = self.reader.fixed_column(name)
+        if self.manifest.column(name).nullable:
+            numbers = numbers[self.reader.fixed_column(self.manifest.column(name).valid_name)]
+        return [str(number) for number in np.unique(numbers).tolist()]
 
     def read_labels(self, number: int, file: str, size: tuple[int, int], split: str, item: Any) -> LabelledImage:
         """Builds the :class:`LabelledImage` of a record.
@@ -106,7 +116,8 @@ class LabelsExport(ObjectsExport):
             item: Returns the record's value in a column, by name.
         """
         label = None if self._tag_column is None else item(self._tag_column)
-        tag = None if label is None else self.image_classes[label] if self.image_classes else str(label)
+        names = self.manifest.classes
+        tag = None if label is None else str(label) if names is None else names[label]
         return LabelledImage(number, file, *size, split, self.object_columns.read_objects(item), tag)
 
     def class_name(self, obj: LabelledObject) -> str:
