@@ -36,8 +36,8 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
 
 
 def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
-    """Returns the error for a folder of images that may be something else. ``why`` is the reason, which follows the
-    path; ``ignore`` are patterns to suggest for ``--ignore``."""
+    """Returns the error for a folder of images that may be something else. ``why`` is the reason, a phrase that
+    continues the path. ``ignore`` are patterns to suggest for ``--ignore``."""
     return _question_error(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
 
 
@@ -48,9 +48,12 @@ def _shorten_list(phrases: Sequence[str]) -> str:
 
 
 def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
-    """Returns the error for a folder of images: the reason ``why``, how to pack the images alone, and answers: CSV
-    files for ``--labels``, and ``--ignore`` for the patterns of ``found`` if these are four at most. If all patterns
-    are of masks, also proposes to ignore all but one."""
+    """Returns the error for a folder of images, with the reason ``why`` and answers:
+
+    - ``--labels`` for CSV files that name images;
+    - how to pack the images alone;
+    - ``--ignore`` for the patterns of ``found``, if there are at most four; if all are of masks, also for all but one.
+    """
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
     masks = find_masks(contents)
@@ -77,8 +80,8 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
 
 
 def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
-    """Tests the first four CSV files, and proposes ``--labels`` for each whose first row names an image. An answer also
-    has the folder to which the names are relative, if that is not ``path``."""
+    """Proposes ``--labels`` for each of the first four CSV files whose first row names an image. If the names are
+    relative to another folder than ``path``, the answer has that folder."""
     folders = list(contents.folders.values())
     files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
     found = []
@@ -101,8 +104,8 @@ def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
 
 
 def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
-    """Returns how to pack the images without annotations, in words and as answers: an option, or folders to give
-    instead; no answers if files must be moved first."""
+    """Returns how to pack the images without annotations, in words and as answers. An answer is an option, or a folder
+    to give instead. If files must be moved first, there are no answers."""
     masks = find_masks(contents)
     holding = [
         folder.path
@@ -129,7 +132,7 @@ def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str
 
 
 def _folder_answers(path: Path, folders: list[str]) -> list[Answer]:
-    """Returns answers that give folders below ``path`` instead; none in an archive, whose folders nobody can give."""
+    """Returns answers that give folders below ``path`` instead; none in an archive, whose folders are no paths."""
     return [Answer(source=path / folder) for folder in folders] if path.is_dir() else []
 
 

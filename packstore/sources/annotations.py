@@ -91,15 +91,19 @@ def describe_annotations(tree: Tree) -> list[str]:
 
 
 def find_further_files(tree: Tree) -> list[Finding]:
-    """Finds each suspected annotation that is a file, or several files of one folder. Leaves out image files, such as
-    masks."""
+    """Finds suspected annotations in files that are no images, in each folder. Leaves out masks, and files that are
+    common to many folders."""
     contents = list_contents(tree)
     return _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))
 
 
 def find_all_annotations(tree: Tree) -> list[Finding]:
-    """Finds all suspected annotations of the images of ``tree``: folders of masks, pairs of folders of images, masks
-    beside their images, and other files."""
+    """Finds all suspected annotations of the images of ``tree``.
+
+    - Folders of masks, and masks beside their images.
+    - Pairs of folders with equal names of images.
+    - Other files.
+    """
     contents = list_contents(tree)
     places = find_masks(contents)
     masks = [
@@ -119,8 +123,9 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """If a finding's folder has no images, widens its pattern to the highest folder without images at or above it. That
-    folder would otherwise become an empty class. Returns other findings unchanged."""
+    """Widens the pattern of a finding in a folder without images to the highest such folder above it. Returns a finding
+    in another folder unchanged."""
+    # A folder without images would be an empty class.
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
 
@@ -159,8 +164,8 @@ def _count_images_below(contents: Contents) -> Counter[str]:
 
 
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
-    """Finds folders with images that a source leaves out; the top folder does not count. Also finds samples whose names
-    end like masks of other samples; ``keys`` returns the keys of the samples, which are paths."""
+    """Finds folders with images that a source leaves out, except the top folder. Also finds samples that may be masks
+    of other samples, by the ends of their names. ``keys`` returns the keys of the samples, which are paths."""
     contents = list_contents(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)
@@ -175,14 +180,18 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
 
 
 def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
-    """Returns findings without repeated phrases: of several with one phrase, only the last."""
+    """Returns findings without repeated phrases. Of several findings with the same phrase, keeps the last."""
     return list({each.phrase: each for each in found}.values())
 
 
 def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields suspected annotations among the files of the folders ``others``: sidecar files, lists, tables, files of
-    annotation tools, and files of a suffix that are as many as the images. Looks at the first 64 files of a suffix in a
-    folder; reads texts only if a folder has no more."""
+    """Yields suspected annotations among the files of the folders ``others``.
+
+    - Sidecar files, see :func:`_find_sidecars`.
+    - Files of a suffix in a folder, if there are as many as images.
+    - Single files, see :func:`_annotation_phrase`. Looks at the first 64 files of a suffix in a folder. Reads texts
+      only if there are no more.
+    """
     others = list(others)
     known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)
@@ -213,9 +222,11 @@ def _annotation_phrase(
     splits: Sequence[NDArray[np.int64]],
     counts: frozenset[int],
 ) -> str | None:
-    """Returns how a file annotates images, to complete a phrase: ``" (it names the images)"``; or that the file is only
-    a pointer of Git LFS. Returns ``""`` if only the file's name says so, and None if the file is no annotation. Reads
-    texts only if ``few``."""
+    """Returns the reason why a file may annotate images, to follow its name: ``" (it names the images)"``.
+
+    A pointer of Git LFS is a reason, too. Returns ``""`` if the name of the file is the reason. Returns None if the
+    file is no annotation. Reads texts only if ``few``.
+    """
     name = path.rpartition("/")[2].lower()
     if _NO_ANNOTATION.fullmatch(name):
         return None
@@ -249,8 +260,8 @@ def _annotation_phrase(
 
 
 def _image_counts(contents: Contents) -> frozenset[int]:
-    """Returns the number of images in all, and in each top folder, without numbers below twenty: a table may have so
-    many rows by chance."""
+    """Returns the number of images in all, and in each top folder. Leaves out numbers below twenty."""
+    # A table may have so few rows by chance.
     by_top: dict[str, int] = {}
     for folder in contents.folders.values():
         top = folder.path.split("/")[0]
@@ -259,8 +270,8 @@ def _image_counts(contents: Contents) -> frozenset[int]:
 
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
-    """Counts the rows of a table, with and without a header; or the items of a JSON list or object. Reads at most 64
-    MiB. Returns an empty set for other files, and for damaged JSON."""
+    """Returns the possible numbers of rows of a table: with and without a header. For JSON, returns the number of items
+    of a list or object. Returns an empty set for other files, damaged JSON, and JSON of more than 64 MiB."""
     if suffix == ".json":
         try:
             value = json.loads(tree.first_bytes(path, _WHOLE))
@@ -277,8 +288,8 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yields a finding for each suffix in a folder if at least three files with that suffix have the stems of images.
-    In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``)."""
+    """Yields a finding for each suffix in a folder if at least three such files have the stems of images. In a folder
+    of fewer images, fewer files suffice. Skips the folders of programs (``logs``)."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))
@@ -294,8 +305,8 @@ def _find_sidecars(
 
 
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields a finding for ``.json`` files, and one for ``.xml`` files, if at least two folders of images, and half of
-    all, have such files."""
+    """Yields a finding for ``.json`` files, and a finding for ``.xml`` files, if folders of images commonly have them.
+    At least two such folders, and at least half of all, must have a file."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
     for suffix in (".json", ".xml"):
         having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]
@@ -307,8 +318,8 @@ def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> 
 
 
 def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:
-    """Returns the ``--ignore`` pattern for the left files of a suffix in a folder; none if the source reads other
-    such files there."""
+    """Returns the ``--ignore`` pattern for the left files of a suffix in a folder. Returns none if not all such files
+    of the folder are left."""
     there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
     return (folder_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
 
@@ -320,10 +331,10 @@ def _is_work_folder(folder: str) -> bool:
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Tells if the first bytes of a file contain the stems of images of one of ``groups``, which are hashes of stems.
+    """Tells if ``text`` has the stems of images of one of ``groups``, which are hashes of stems.
 
-    Three stems suffice, or two long ones, or all of a small group. Small numbers count only if half of the group is
-    named. Callers pass each split as a group, too, because a table is often of one split alone.
+    Three stems suffice, or two long ones, or all of a smaller group. Numbers below 10,000 count as stems only if half
+    of the group is named. Callers pass each split as a group, too, because a table is often of one split alone.
     """
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}

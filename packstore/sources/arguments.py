@@ -56,6 +56,6 @@ class SourceArguments:
         )
 
     def open_packed(self, path: Path, manifest: Manifest, progress: ProgressCallback) -> Source:
-        """Opens the source at ``path`` again, from which the store of ``manifest`` was packed. Skips bad samples if
-        packing did."""
+        """Opens the source at ``path`` again, from which the store of ``manifest`` was packed. Skips bad samples if any
+        was skipped in packing."""
         return self.open_source(path, packed_as=manifest, skip_bad=bool(manifest.skipped), progress=progress)

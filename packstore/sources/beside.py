@@ -40,8 +40,8 @@ def is_file(tree: Tree, path: str) -> bool:
 
 
 def find_file(tree: Tree, path: str) -> str:
-    """Finds a file whose suffix may be in upper case: returns ``path``, or ``a.PNG`` for ``a.png`` if only that
-    exists."""
+    """Finds a file whose suffix may be in upper case. If ``a.png`` is missing and ``a.PNG`` exists, returns ``a.PNG``.
+    Else returns ``path``."""
     other = raise_suffix(path)
     return other if not is_file(tree, path) and is_file(tree, other) else path
 
@@ -59,8 +59,7 @@ def join(folder: str, name: str) -> str:
 
 def clean_path(text: str) -> str:
     """Returns a path from a list of files with ``/`` for ``\\``, without empty parts and ``.``. Raises
-    :class:`ValueError` if the path is empty, absolute, or leads upwards, so that no file outside the source is read.
-    Also raises it for a null character or lone surrogate."""
+    :class:`ValueError` if the path is empty or absolute, or has ``..``, a null character or a lone surrogate."""
     text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate, which no file name has
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":
@@ -99,9 +98,8 @@ def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
 
 
 def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
-    """Yields number and stripped text of each line that is not blank. With ``paths``, lines are file names, and may
-    have undecodable bytes, which become surrogates, unless the user has named an encoding. Raises as :func:`read_text`
-    does."""
+    """Yields number and stripped text of each line that is not blank. With ``paths``, lines are file names. Unless the
+    user has named an encoding, their undecodable bytes become surrogates. Raises the errors of :func:`read_text`."""
     text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
     begin, number = 0, 0
     while begin < len(text):
@@ -114,7 +112,8 @@ def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int
 
 
 def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
-    """Reads a JSON file into memory. Raises :class:`SourceError` if it is no JSON, and as :func:`read_text` does."""
+    """Reads a JSON file into memory. Raises :class:`SourceError` if it is not JSON, and the errors of
+    :func:`read_text`."""
     data = read_text(tree, file, max_bytes)
     try:
         return json.loads(data)
@@ -137,8 +136,8 @@ def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
 
 
 def find_suffixes_other_than_jpg(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns, by stem, the suffix of each image that has another suffix than exactly ``.jpg``. Raises
-    :class:`SourceError` if two of the ``names`` differ only by their suffixes: then a list of stems is ambiguous."""
+    """Returns the suffix of each image by its stem. Leaves out images with exactly ``.jpg``. Raises
+    :class:`SourceError` if two of ``names`` differ only by their suffixes, which makes a list of stems ambiguous."""
     others: dict[str, str] = {}
     plain = set()
     for name in names:
@@ -153,8 +152,8 @@ def find_suffixes_other_than_jpg(tree: Tree, folder: str, names: Iterable[str]) 
 
 
 def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Makes names of classes unique: repeated names get their class numbers, ``crane (134)``. If a name made so exists
-    already, all names get their numbers."""
+    """Makes names of classes unique: repeated names get their class numbers, ``crane (134)``. If another class already
+    has such a name, all names get their numbers."""
     counts = Counter(names)
     found = tuple(
         f"{name} ({number})" if counts[name] > 1 else name for name, number in zip(names, numbers, strict=True)
@@ -167,8 +166,8 @@ def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple
 
 
 def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
-    """Finds the folder in which most of ``paths`` exist, or returns None if no path exists in any folder. Of equal
-    folders, takes the first."""
+    """Finds the first of ``folders`` in which most of ``paths`` exist. Returns None if no path exists in any
+    folder."""
     wanted: dict[str, set[str]] = {}
     for path in paths:
         within, _, name = path.rpartition("/")
@@ -199,8 +198,8 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
 
 
 def has_yolo_beside(tree: Tree, folder: str) -> bool:
-    """Tells if images have YOLO labels in the same folder. True if the first text file with content begins with a line
-    of such labels. Looks at the text files of a folder's first 64 images."""
+    """Tells if images have YOLO labels in the same folder. Looks at the text files of the first 64 images. True if the
+    first text file with content begins with a line of such labels."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.first_bytes(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")

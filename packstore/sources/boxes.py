@@ -37,8 +37,8 @@ class BoxConventionCounter:
         count: Number of boxes.
         fractions: All numbers are about 0 to 1.
         whole: All numbers are whole.
-        misfits: Number of boxes that would have a negative side, or be outside of their image if its size is known, by
-            convention.
+        misfits: Number of boxes that contradict each convention: a side is negative, or the box is outside of its image
+            of known size.
     """
 
     count: int = 0
@@ -47,8 +47,8 @@ class BoxConventionCounter:
     misfits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONVENTIONS, 0))
 
     def count_boxes(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
-        """Adds boxes ``(n, 4)`` to the counts: counts the conventions that they contradict. Boxes may be outside of
-        their image by a pixel, or 1%. ``sides`` are width and height of the image of each box, ``(n, 2)``, if known."""
+        """Adds boxes ``(n, 4)`` to the counts. ``sides`` are width and height of the image of each box, ``(n, 2)``, or
+        None if unknown. A box may be outside of its image by a pixel, or 1%."""
         if not len(boxes):
             return
         self.count += len(boxes)
@@ -67,8 +67,12 @@ class BoxConventionCounter:
             self.misfits[name] += int(len(boxes) - fits.all(1).sum())
 
     def possible_conventions(self) -> list[str]:
-        """Returns the conventions that at least 99% of the boxes fit. If a number is not about 0 to 1, only conventions
-        in pixels count. Else only conventions in fractions count. If all numbers are 0 or 1, both count."""
+        """Returns the conventions that at least 99% of the boxes fit.
+
+        - If a number is not about 0 to 1: only conventions in pixels.
+        - If all numbers are 0 or 1: all conventions.
+        - Otherwise: only conventions in fractions.
+        """
         fitting = [name for name in CONVENTIONS if self.misfits[name] * 100 <= self.count]
         pixels, fractions = ([name for name in fitting if name.endswith("n") is of] for of in (False, True))
         if not self.fractions:

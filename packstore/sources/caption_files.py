@@ -31,9 +31,11 @@ _NO_TEXT = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
 
 
 class CaptionFilesSource(FileRowSource):
-    """Images with the column ``caption``, None without a text. The column ``folder`` has the name of an image's folder,
-    if there are several such names besides those of splits. There are splits only if each folder of images is in
-    one."""
+    """Images with a column ``caption``, which is None for an image without a text.
+
+    If folders of images have several names other than those of splits, the column ``folder`` has the name. There are
+    splits only if each folder of images is in a folder of a split. Raises :class:`SourceError` for a tree without
+    caption files."""
 
     kind = "caption_files"
 
@@ -50,7 +52,7 @@ class CaptionFilesSource(FileRowSource):
         self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order; ``("",)`` unless each folder of images is in one."""
+        """Returns the splits in packing order; ``("",)`` unless each folder of images is in a split."""
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
@@ -114,7 +116,8 @@ def find_caption_suffix(tree: Tree) -> str | None:
 
 
 def _read_texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Yields path and bytes of the text file of each image; a NUL byte for a file that is too large for a caption."""
+    """Yields path and bytes of the text file of each image that has one. For a file too large for a caption, yields a
+    NUL byte in place of its bytes."""
     for folder, names in tree.folders(is_passed_over):
         there = frozenset(names.ending(suffix))
         stems = dict.fromkeys(stem_of(name) + suffix for name in names.ending(*IMAGE_SUFFIXES))
@@ -126,8 +129,8 @@ def _read_texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def is_caption(raw: bytes) -> bool:
-    """Tells if a text is a caption or empty: UTF-8 with letters, neither XML nor JSON, and without a line of four
-    numbers or more."""
+    """Tells if a text is a caption, or empty. A caption is UTF-8 with letters, neither XML nor JSON, and has no line of
+    four or more numbers."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -141,8 +144,8 @@ def is_caption(raw: bytes) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain if all texts beside images are captions. Is partial if images are in several folders that are neither
-    splits nor repeats of kohya (``10_cat``): such folders may be classes. Raises :class:`AmbiguousSourceError` for
+    """Certain if :func:`find_caption_suffix` finds captions, else ``NO``. Partial if several folders of images may be
+    classes: they are neither splits nor repeats of kohya (``10_cat``). Raises :class:`AmbiguousSourceError` for
     captions of an unknown encoding."""
     tree = open_tree(path)
     try:

@@ -58,9 +58,9 @@ class _CaptionLine(NamedTuple):
 class CaptionsSource(FileRowSource):
     """The images that a file of captions names, in the order of their first captions.
 
-    If each image has one caption, it is in the column ``caption``; else ``captions`` has a list of strings. Splits
-    come from a column ``split``, or from Flickr8k's lists of images; captions of images in no list are left out, and
-    counted. A malformed line, and an image in two splits, raise :class:`SourceError`."""
+    If each image has one caption, it is in the column ``caption``. Else the column ``captions`` has a list of texts.
+    Splits come from a column ``split``, or from Flickr8k's lists of images. Captions of images in none of these lists
+    are left out, and counted. A malformed line, and an image in two splits, raise :class:`SourceError`."""
 
     kind = "captions"
     left_images = "images without a caption"
@@ -97,14 +97,15 @@ class CaptionsSource(FileRowSource):
         return {"image": Image(), **({"captions": Json()} if self._open_captions.several else {"caption": Text()})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each image of a split, with the image's number."""
+        """Yields one row for each image of a split. Its value ``entry`` is the number of the image's captions."""
         kept = self._open_captions
         number = kept.splits.index(split)
         for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
             yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads ``image``, and from the temporary file its ``captions``, a list, or its only ``caption``."""
+        """Reads ``image``, and its ``captions`` or ``caption`` from the temporary file. Raises :class:`ValueError` once
+        the source is closed."""
         found = dict(super().read_values(ref))
         captions = self._open_captions.read_captions(found.pop("entry"))
         return found | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
@@ -114,7 +115,7 @@ class CaptionsSource(FileRowSource):
         return (self._file, *self._sets.values())
 
     def close(self) -> None:
-        """Drops the captions, and closes the tree. Values cannot be read then."""
+        """Drops the captions, and closes the tree. Nothing can be read afterwards."""
         self._captions = None
         super().close()
 
@@ -126,7 +127,7 @@ class CaptionsSource(FileRowSource):
         return self._captions
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts the captions of images that no list of a split names."""
+        """Counts the captions of images that are in none of Flickr8k's lists."""
         return (
             {"captions of images in none of the sets": self._open_captions.left_out}
             if self._open_captions.left_out
@@ -135,9 +136,9 @@ class CaptionsSource(FileRowSource):
 
 
 class _CaptionStore:
-    """Stores the captions of each image in a temporary file; memory holds some 20 bytes a caption, and the images'
-    names. Raises :class:`SourceError` for a malformed line, an image in two splits, more than 100 splits, and if the
-    file cannot be written.
+    """Stores the captions of each image in a temporary file. Keeps in memory the images' names, and some 20 bytes for
+    each caption. Raises :class:`SourceError` for a malformed line, an image in two splits, more than 100 splits, and if
+    the file cannot be written.
 
     Attributes:
         names: Names of the images.
@@ -202,8 +203,8 @@ class _CaptionStore:
 
 
 def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
-    """Yields the captions of a file, with clean paths of images. Raises :class:`SourceError` for a malformed line, and
-    names the line before."""
+    """Yields the captions of a file, with clean paths of images. Raises :class:`SourceError` for a malformed line, with
+    the number of the last good line."""
     data = read_text(tree, file)
     last = 0
     try:
@@ -231,9 +232,9 @@ def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
 
 
 def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each row of a table with a header; skips blank rows. Rejoins a last caption
-    that has unquoted commas. Raises :class:`ValueError` for an unknown header, and for too few or too many values, and
-    :class:`csv.Error` for quotes that do not match."""
+    """Yields line number and caption of each row of a table with a header; skips blank rows. If the last column has
+    captions, they may have unquoted commas. Raises :class:`ValueError` for an unknown header, and for too few or too
+    many values. Raises :class:`csv.Error` for quotes that do not match."""
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     header = next(rows, [])
     columns, width = _find_columns(header), len(header)
@@ -253,8 +254,8 @@ def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Ca
 
 
 def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header; removes
-    quotes around captions of a file without a header. Raises :class:`ValueError` for other lines."""
+    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header. With the
+    pattern of files without a header, removes quotes around captions. Raises :class:`ValueError` for other lines."""
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):
@@ -265,8 +266,8 @@ def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator
 
 
 def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
-    """Yields the captions in a line of JSON; none for a blank line. Raises :class:`ValueError` for any other line than
-    an object with a file, captions and at most a split and counters."""
+    """Yields the captions in a line of JSON; none for a blank line. A line is an object with a file, one or several
+    captions, and optionally a split and counters. Raises :class:`ValueError` for any other line."""
     if not text.strip():
         return
     found = json.loads(text)
@@ -283,8 +284,8 @@ def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
 
 
 def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
-    """Returns the positions of file, caption and split in a header; the split's is -1 if there is none. Returns None if
-    file or caption is missing or there twice, or another column is neither a split nor a counter."""
+    """Returns the positions of file, caption and split in a header; -1 for no split. Returns None if there is not
+    exactly one file and one caption, or if another column is neither a split nor a counter."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
     captions = [n for n, name in enumerate(names) if name in _CAPTIONS]
@@ -305,7 +306,7 @@ def _find_line_pattern(start: bytes) -> re.Pattern[str] | None:
 
 
 def find_caption_files(tree: Tree) -> list[str]:
-    """Finds files of captions by their names and first bytes: at the top, and in folders there."""
+    """Finds files of captions by their names and first bytes: at the top, then in the folders there."""
     return [path for path in _list_named_files(tree) if _begins_like_captions(path, tree.first_bytes(path, _START))]
 
 
@@ -318,8 +319,8 @@ def _list_named_files(tree: Tree) -> Iterator[str]:
 
 
 def _begins_like_captions(path: str, start: bytes) -> bool:
-    """Tells if a file begins like captions: with a header, or with an image and its caption. In JSON Lines, the name of
-    a column of captions suffices."""
+    """Tells if a file begins like captions: with a header, or with an image and its caption. For JSON Lines, only looks
+    for the name of a column of captions."""
     if path.lower().endswith(".jsonl"):
         return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
     separator = "\t" if path.lower().endswith(".tsv") else ","
@@ -332,8 +333,8 @@ def _first_line(start: bytes) -> str:
 
 
 def _no_captions_error(tree: Tree) -> SourceError:
-    """Returns the error for a source without captions. The message shows the first line of the first file with a name
-    such as ``captions.csv``; without such a file, it names the files expected."""
+    """Returns the error for a source without captions. Its message shows the first line of a file like
+    ``captions.csv``. If there is no such file, it names the files expected."""
     expected = "a header such as file,caption, or an image and its caption on each line"
     for path in _list_named_files(tree):
         line = printable(_first_line(tree.first_bytes(path, _START))[:_SHOWN])
@@ -366,8 +367,13 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises the first file of captions, if some of its images exist. Is partial if that file is malformed, or
-    further files annotate the images; known files of Flickr's data sets do not count."""
+    """Recognises a folder by its first file of captions.
+
+    - ``CERTAIN``: some image that the file names exists.
+    - ``PARTIAL``: it does, and further files annotate the images, except known files of Flickr's data sets.
+    - ``PARTIAL``: the file is malformed.
+    - ``NO``: anything else.
+    """
     tree = open_tree(path)
     files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:

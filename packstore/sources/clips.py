@@ -44,15 +44,17 @@ class _FrameFolder(NamedTuple):
 
 
 class ClipsSource(FrameFilesSource):
-    """Wraps a source of image files so that each clip is a sample.
+    """Wraps a source of image files. Each clip is a sample.
 
-    The column ``clip`` has the frames, ``(frames, channels, height, width)``; the image is the middle frame. One pass
-    over the files finds the mode that holds all frames. If any file has several frames, each file is a clip with its
-    key, labels and other values. A file of one frame is a clip of one frame. Else each folder of numbered frames is a
-    clip with the folder's path as key. Then all frames have one size, and a folder of clips is a class.
+    The column ``clip`` has the frames, ``(frames, channels, height, width)``. The image is the middle frame. One pass
+    over the files finds the mode that holds all frames.
 
-    ``options.frames`` is ``clips:files`` as soon as it is known that files are clips. A store, a source that has a
-    column ``clip``, and a source of which neither files nor folders are clearly clips are refused.
+    - If any file has several frames, each file is a clip, with its key, labels and other values.
+    - Else each folder of numbered frames is a clip, and its path is the key. All frames have one size. A folder of
+      clips is a class.
+
+    ``options.frames`` becomes ``clips:files`` when the first case is found. Refuses a store, a source that has a column
+    ``clip``, and a source in neither case.
     """
 
     def __init__(self, source: Source, frames: str = CLIPS) -> None:
@@ -66,9 +68,13 @@ class ClipsSource(FrameFilesSource):
         self._is_decided = frames == FILE_CLIPS
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a store, and for a source
-        that has a column ``clip``, has no image files, or has values of single files although each folder is a clip.
-        Also raises the errors of :meth:`_are_files`."""
+        """Counts clips; reads all files of all splits first. Raises the errors of :meth:`_are_files`. Raises
+        :class:`UsageError`
+
+        - for a store, and a source without image files;
+        - for a source that has a column ``clip``;
+        - if each folder is a clip, and the source has values of single files.
+        """
         survey = self.survey_files(split)
         if survey.store is not None:
             raise UsageError(
@@ -112,18 +118,20 @@ class ClipsSource(FrameFilesSource):
 
     @property
     def _target(self) -> Reading:
-        """How frames are read: as :meth:`read_as` has chosen, else in the mode that holds all frames. Scans all files
-        on first use if none is chosen."""
+        """Reading of frames: the choice of :meth:`read_as`, else the mode that holds all frames. Without a choice, the
+        first use scans all files."""
         return self._reading or Reading(self.scan_files().name)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields an entry for each clip. Reads all files first, once. Raises the errors of :meth:`_are_files`."""
+        """Yields an entry for each clip. Before the first entry, reads all files once, and raises the errors of
+        :meth:`_are_files`."""
         clips = self._list_clips(split)  # raises for an unknown split at once
         return (entry for entry, *_ in clips)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Decodes all frames of a clip; the image is the middle one. Other values come only with a clip that is a file.
-        Raises :class:`SampleError` for a bad frame, frames of different sizes, and too large a clip."""
+        """Decodes all frames of a clip, and returns the middle frame as its image. A clip that is a file also has the
+        other values of the file. Raises :class:`SampleError` for a bad frame, frames of different sizes, and too large
+        a clip."""
         counts, files = entry.ref
         reading, clip, at = self._target, np.empty(0), 0
         size = None if self._are_files() else next(iter(self._sizes))
@@ -160,8 +168,8 @@ class ClipsSource(FrameFilesSource):
         return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields clips spread over the whole source, ready for :meth:`read`: every clip whose number is a multiple of
-        ``records // count``. These are at least ``count``, if the source has as many."""
+        """Yields at least ``count`` clips at equal distances over the whole source, ready for :meth:`read`. Yields
+        fewer if the source has fewer."""
         step = max(1, records // count)
         return self.fetch(entry for number, entry in enumerate(self.entries(split)) if not number % step)
 
@@ -171,7 +179,7 @@ class ClipsSource(FrameFilesSource):
         return self._group_clips(files)
 
     def _group_clips(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
-        """Makes a clip of each file; or of each folder of frames, in the order of their numbers. Yields the entry of
+        """Makes a clip of each file, or of each folder of frames in the order of their numbers. Yields the entry of
         each clip, its number of frames, and the pixels of one frame."""
         if self._are_files():
             for file, at in files:
@@ -191,8 +199,8 @@ class ClipsSource(FrameFilesSource):
             ), len(frames), height * width  # fmt: skip
 
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
-        """Scans a file as the base does: returns its number of frames, height and width, and the modes. Updates the
-        facts that decide if files or folders are clips."""
+        """Scans a file like the base, and returns its number of frames, its height and width, and its modes. Records
+        the facts that decide if files or folders are clips."""
         found = super().scan_file(entry)
         count, size, _ = found
         name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()
@@ -211,7 +219,7 @@ class ClipsSource(FrameFilesSource):
 
     @property
     def _has_classes(self) -> bool:
-        """True if folders of clips are in folders of classes."""
+        """True if folders of clips are in folders of classes. Valid only after a scan of all files."""
         return next(iter(self._depths))
 
     def _are_files(self) -> bool:
@@ -229,8 +237,8 @@ class ClipsSource(FrameFilesSource):
         return self.options.frames == FILE_CLIPS
 
     def _refuse_folders_of_frames(self) -> None:
-        """Raises :class:`SourceError` if a folder of an image folder seems to be a clip of numbered frames, beside
-        files of frames."""
+        """Raises :class:`SourceError` if a folder seems to be a clip of numbered frames, beside files of several
+        frames. Tests only image folders."""
         for folder in self._folders.values() if self.kind == "imagefolder" else ():
             is_numbered = _NUMBERED.fullmatch(folder.file.rpartition("/")[2]) is not None
             if folder.files > 1 and is_numbered and not folder.several and folder.suffixes - self._animated_suffixes:

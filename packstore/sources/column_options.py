@@ -11,8 +11,8 @@ ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "enc
 
 
 def check_columns(given: object) -> tuple[str, ...]:
-    """Checks the option ``columns``, and returns it as a tuple. Raises :class:`UsageError` for anything but texts
-    ``ROLE=COL``, and for an unknown encoding."""
+    """Checks the option ``columns``, a text or several, and returns a tuple. Raises :class:`UsageError` for other
+    types, for an unknown encoding, and where :func:`parse_columns` does."""
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
         raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
@@ -22,8 +22,8 @@ def check_columns(given: object) -> tuple[str, ...]:
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
-    """Parses texts such as ``image=COL`` of ``--column``; returns the columns by role. Raises :class:`UsageError` for
-    an unknown or repeated role, and a wrong number of columns."""
+    """Parses texts of ``--column``, such as ``image=COL`` or ``boxes=X1,Y1,X2,Y2``; returns the columns by role. Raises
+    :class:`UsageError` for an unknown or repeated role, and for a wrong number of columns."""
     found: dict[str, list[str]] = {}
     for each in given:
         role, equals, columns = each.partition("=")

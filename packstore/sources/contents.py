@@ -51,12 +51,12 @@ class NameSet:
 
     @classmethod
     def of_names(cls, names: Sequence[str]) -> NameSet:
-        """Counts names, which are sorted, and hashes their stems."""
+        """Makes an instance from names, which must be sorted."""
         return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
 
     @classmethod
     def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
-        """Counts and hashes names that all end in ``suffix``, as :meth:`of_names` does; faster, from their joined text
+        """Does the same as :meth:`of_names` for names that all end in ``suffix``, but faster. ``text`` is their
         :attr:`Names.text`."""
         stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
         return cls(len(names), _sort_unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
@@ -76,8 +76,8 @@ class FolderContents:
         images: Files with the suffix of an image.
         others: All other files, by suffix in lower case; beyond 64 suffixes under ``""``.
         folders: Names of the folders in it, sorted.
-        tails: For images ``a_WORD.png``: sorted hashes of the parts before the word, by word, for at most 64 words.
-            Numbers, ``copy`` and the like are not words.
+        tails: For images like ``a_WORD.png``, hashes of the parts before the word (``a``), by word, sorted. Has at most
+            64 words; see :func:`split_tail`.
     """
 
     path: str
@@ -93,21 +93,21 @@ class FolderContents:
 
     @property
     def other_names(self) -> Iterator[str]:
-        """First names of the other files, suffix by suffix."""
+        """Names of the other files, suffix by suffix; at most 64 of each suffix."""
         for names in self.others.values():
             yield from names.first
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Counts and hashes of the names in all folders of a tree, by path, breadth first, without hidden and system
-    folders."""
+    """Counts and hashes of the names in a tree. ``folders`` are all its folders by path, breadth first, without hidden
+    and system folders."""
 
     folders: dict[str, FolderContents]
 
     @classmethod
     def of_tree(cls, tree: Tree) -> Contents:
-        """Lists the whole tree."""
+        """Lists and summarises all folders of a tree."""
         return cls({path: summarize_folder(path, names) for path, names in tree.folders(is_passed_over)})
 
     @property
@@ -122,7 +122,7 @@ class Contents:
 
 
 def list_contents(tree: Tree) -> Contents:
-    """Lists the whole tree; within :func:`cache_contents`, only once for all trees of the same root."""
+    """Lists and summarises a tree. Within :func:`cache_contents`, lists trees of the same root only once."""
     known = _known.get()
     if known is None:
         return Contents.of_tree(tree)
@@ -142,7 +142,7 @@ def find_lone_image_folder(tree: Tree) -> str | None:
 
 @contextmanager
 def cache_contents() -> Iterator[None]:
-    """Caches the results of :func:`list_contents` within the block, since several kinds of sources ask about a path."""
+    """Caches the results of :func:`list_contents` within the block."""
     token = _known.set({})
     try:
         yield
@@ -186,8 +186,8 @@ def suffix_of(name: str) -> str:
 
 
 def split_tail(stem: str) -> tuple[str, str] | None:
-    """Splits ``a_WORD`` into ``a`` and ``word``, or returns None if it does not end with a word. Numbers, ``copy`` and
-    the like are no words."""
+    """Splits ``a_WORD`` into ``a`` and ``word``, in lower case. Returns None if it does not end with a separator and a
+    word. Numbers, ``copy`` and the like are no words."""
     word = stem[max(map(stem.rfind, _SEPARATORS)) + 1 :]
     base = stem[: len(stem) - len(word)].rstrip(_SEPARATORS)
     return (base, word.lower()) if base and word and not _is_no_word(word) else None
@@ -195,13 +195,13 @@ def split_tail(stem: str) -> tuple[str, str] | None:
 
 @lru_cache(1 << 12)
 def _is_no_word(text: str) -> bool:
-    """Tells if an ending of a name says nothing about the image."""
+    """Tells if an ending of a name is a number, ``copy`` or the like."""
     return _NO_WORD.fullmatch(text) is not None
 
 
 def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderContents:
-    """Counts and hashes the names in a folder: images, and other files by suffix. Leaves out hidden and system names,
-    unless ``hidden``."""
+    """Counts and hashes the names in a folder: images, and other files by suffix. Includes hidden and system names only
+    if ``hidden``."""
     folders = tuple(name for name in names.folders if hidden or not is_passed_over(name))
     suffix = names.common_suffix
     plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text
@@ -222,8 +222,7 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
 
 
 def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Hashes the stems of images named ``stem_WORD``: sorted unique hashes, by word in lower case, for at most 64
-    words."""
+    """Returns :attr:`FolderContents.tails` for the names of images."""
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
     if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}

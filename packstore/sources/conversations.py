@@ -36,8 +36,8 @@ _FURTHER = "further_images"
 class ConversationSource(DocumentSource):
     """Conversations in the order of their file. The first image of each is ``image``, others are ``further_images``.
 
-    Conversations without an image, or with an image that is not here, are left out, counted, and named in a warning.
-    A warning also names those with more marks ``<image>`` than images, which are packed."""
+    Conversations without an image, or with a missing image, are left out, counted, and named in a warning. A
+    conversation with more marks ``<image>`` than images is packed, and named in a warning."""
 
     kind = "conversations"
     title = "a list of conversations"
@@ -81,8 +81,8 @@ class ConversationSource(DocumentSource):
         return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the conversations about image files; counts those without an image, or with a URL, as left out. Raises
-        :class:`ValueError` for a malformed one."""
+        """Yields the conversations about image files. Leaves out and counts those without an image, or with a URL.
+        Raises :class:`ValueError` for a malformed conversation."""
         for number, entry in enumerate(document, 1):
             try:
                 images, raw = _parse_conversation(entry)
@@ -115,9 +115,9 @@ class ConversationSource(DocumentSource):
 
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
-    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content. The
-    latter is None if it would be the path of one image at most. Removes ``file://``, the letter of a drive and leading
-    slashes from the paths. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
+    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content. Other
+    content is None if it is at most the path of one image. Removes ``file://``, the letter of a drive and leading
+    slashes from paths. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     speaker, text = _TURNS.get(name, ("", ""))

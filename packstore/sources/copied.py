@@ -32,11 +32,11 @@ Objects = tuple[ObjectInfo, ...]
 
 
 class CopiedSource(Source):
-    """Wraps a source that reads copies of the objects at a URL. Fetches the objects into the cache at once, and keeps
-    the copies there until it is closed. Errors name the URL.
+    """Wraps a source that reads copies of the objects at a URL. Its constructor fetches all objects into the cache.
+    :meth:`close` lets the cache evict them. Errors name the URL.
 
-    Its entries have no times of change, since those of copies differ from those of the objects. :meth:`stamp` covers
-    the objects instead."""
+    Its entries have no times of change, since those of copies are not those of the objects. :meth:`stamp` covers the
+    objects instead."""
 
     def __init__(
         self, path: RemotePath, opener: Callable[[Path], Source], progress: ProgressCallback = no_progress
@@ -65,7 +65,7 @@ class CopiedSource(Source):
         self._states = {_relative_path(path, o.name, top): derive_object_state(o) for o in found}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys the copies, and takes over the evidence. Errors name the URL."""
+        """Surveys the copies, and takes the evidence from their source. Errors name the URL."""
         with self._urls_in_errors(self.path):
             survey = self._source.survey(split, progress)
         self.evidence = self._source.evidence  # some kinds complete it in their survey
@@ -96,7 +96,7 @@ class CopiedSource(Source):
         return Location(f"{self.path}/{inside}".rstrip("/"), found.offset, self._states[inside])
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Only calls the source of the copies: these have been fetched already."""
+        """Prepares entries by the source of the copies. Fetches no objects."""
         return self._source.fetch(entries)
 
     def workers(self) -> int:
@@ -121,11 +121,11 @@ class CopiedSource(Source):
         return now
 
     def close(self) -> None:
-        """Closes the source and its copies, except in a forked process."""
+        """Closes the source and its copies. Does nothing in a forked process."""
         self._end()
 
     def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries without times of change, which differ in each run for the links. Errors name the URL."""
+        """Yields entries without times of change, which are other ones in each run. Errors name the URL."""
         with self._urls_in_errors(self.path):
             for entry in entries:
                 yield entry._replace(changed_ns=0)
@@ -146,8 +146,9 @@ class CopiedSource(Source):
 
 
 def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
-    """Opens the bucket of a URL, and lists the object at the URL, or all objects below it by name, except those that
-    stand for folders (``NAME/``). Raises :class:`SourceError` if there is none, or the bucket cannot be reached."""
+    """Opens the bucket of a URL, and lists its objects: the object at the URL, else all objects below it, sorted by
+    name. Leaves out markers of folders (``NAME/``). Raises :class:`SourceError` if there is no object, or the bucket
+    cannot be reached."""
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")
@@ -168,7 +169,7 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
 def link_copies(
     path: RemotePath, store: ObjectStore, found: Objects, cache: Cache, progress: ProgressCallback
 ) -> Iterator[Path]:
-    """Fetches objects into the cache, and yields the path of links to the copies. The links are valid within the block.
+    """Fetches objects into the cache, and yields the path of links to the copies. Removes the links after the block.
 
     Raises :class:`SourceError` if the objects exceed the cache's budget or the limit of open files. Also raises it if
     an object's name cannot be a file's path, or the disk refuses a write. Raises :class:`StoreError` if an object
@@ -203,8 +204,8 @@ def link_copies(
 
 
 def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
-    """Fetches an object into the cache, and makes a link to the copy at ``place``; an empty object becomes an empty
-    file. ``held`` keeps the copy open. Raises :class:`SourceError` if the disk refuses."""
+    """Fetches an object into the cache, and makes a link to the copy at ``place``. An empty object becomes an empty
+    file. ``held`` closes the copy at its end. Raises :class:`SourceError` if the disk refuses a write."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not info.nbytes:
@@ -231,7 +232,7 @@ def _printable_url(store: ObjectStore, info: ObjectInfo) -> str:
 
 
 def _digest_objects(found: Objects) -> str:
-    """Returns a digest of names, sizes and ETags (or times) of objects."""
+    """Returns a digest of names, sizes and ETags of objects. An object without an ETag counts by its time."""
     digest = hashlib.sha256()
     for info in found:
         digest.update(repr((info.name, info.nbytes, info.etag or info.modified)).encode("utf-8", "surrogatepass"))

@@ -58,15 +58,13 @@ class _SplitData:
 
 
 def index_key(split: str, index: int) -> str:
-    """Makes the key of a sample that has none, from its split and index: ``train/0000000012``, or ``0000000012``
-    without a split."""
+    """Makes the key of a sample from its split and index: ``train/0000000012``, or ``0000000012`` without a split."""
     number = f"{index:0{KEY_DIGITS}}"
     return f"{split}/{number}" if split else number
 
 
 class MapStyle(Protocol):
-    """Dataset whose samples are read by index. Such a dataset also needs a length, which torch's ``Dataset`` does not
-    declare."""
+    """Dataset whose samples are read by index. It also needs ``__len__``, which torch's ``Dataset`` does not declare."""
 
     def __getitem__(self, index: Any, /) -> Any: ...
 
@@ -82,8 +80,9 @@ class SampleSource(Source):
     schema: Schema
 
     def read(self, entry: Entry) -> Sample:
-        """Converts the sample in ``Entry.ref`` by the schema; its number is the index in a key of :func:`index_key`,
-        else None. Raises :class:`SampleError` if the program failed to read the sample, or the schema does not fit."""
+        """Converts the sample in ``Entry.ref`` by the schema. If the key is of :func:`index_key`, its index becomes the
+        sample's number. Raises :class:`SampleError` if the program failed to read the sample, or a value does not fit
+        the schema."""
         ref = entry.ref
         if isinstance(ref, FailedSample):
             error = SampleError(entry.key, ref.reason)
@@ -108,24 +107,24 @@ class SampleSource(Source):
         return Entry(index_key(split, index), split, (), size, sample)
 
     def choose_encoding(self, encoding: str | None) -> str:
-        """Returns the encoding of the main image: the requested one, its field's, or ``original``. Raises
-        :class:`UsageError` if the first two differ."""
+        """Returns the encoding of the main image: ``encoding``, that of its field, or ``original``. Raises
+        :class:`UsageError` if ``encoding`` and the field's differ."""
         declared = getattr(self.schema.fields[self.schema.main], "encoding", None)
         if encoding is not None and declared not in (None, encoding):
             raise UsageError(f"encoding={encoding!r} and packstore.Image({declared!r}) differ; give one of them")
         return encoding or declared or "original"
 
     def mean_sizes(self, samples: Iterable[NamedSample | FailedSample]) -> tuple[int, int]:
-        """Returns the mean bytes of a sample: those of the main image, and those of its other values. Failed samples do
-        not count."""
+        """Returns two means over samples: bytes of the main image, and bytes of all other values. Failed samples do not
+        count. Returns zeros for no samples."""
         good = [sample for sample in samples if isinstance(sample, NamedSample)]
         images = sum(nbytes_of(sample.values[self.schema.main]) for sample in good)
         number = max(1, len(good))
         return images // number, (sum(sample.nbytes for sample in good) - images) // number
 
     def make_survey(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
-        """Makes the survey of a source from its counts and from mean sizes, see :meth:`mean_sizes`. Keys count as if
-        made by :func:`index_key`. ``counted`` also tells if an interrupted conversion can resume."""
+        """Makes the survey of a source from its counts and from mean sizes, see :meth:`mean_sizes`. Assumes keys of
+        :func:`index_key`. ``counted`` becomes :attr:`Survey.counted` and :attr:`Survey.resumable`."""
         records, (image, values) = sum(splits.values()), sizes
         return Survey(
             splits=splits,
@@ -147,9 +146,9 @@ class SampleSource(Source):
 class DatasetSource(SampleSource):
     """Datasets by split, each map-style (``len`` and ``[i]``) or iterable.
 
-    Reads up to 32 samples of each split at once, from which it infers undeclared columns and estimates sizes. An
+    The constructor reads up to 33 samples of each split. They decide undeclared columns and estimated sizes. An
     iterable can be read only once. A ``DataLoader``, an iterator in two splits, and a named split without samples are
-    refused. By default, worker processes read map-style datasets of 1024 samples and more that are no lists.
+    refused. By default, worker processes read a map-style dataset of 1024 or more samples, unless it is a list.
     """
 
     def __init__(
@@ -187,24 +186,25 @@ class DatasetSource(SampleSource):
         self._reading = DatasetReader([part.data for part in self._parts], self.schema, in_process=True)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples; counts 0 for each split if one of them is an iterable. Estimates sizes from the samples that
-        were read."""
+        """Counts samples of one split, or of all. If one of these is an iterable, all counts are 0. Estimates sizes
+        from the probed samples. Raises :class:`NotInSourceError` for an unknown split."""
         parts = self._choose_parts(split)
         counted = all(part.length is not None for part in parts)
         splits = {part.split: part.length or 0 if counted else 0 for part in parts}
         return self.make_survey(splits, self._sizes, counted=counted)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields entries: with the index for a map-style dataset, with the sample for an iterable, which can be read
-        only once. Raises :class:`SourceError` when it is read again.
+        """Yields the entries of one split, or of all. Raises :class:`NotInSourceError` for an unknown split.
 
-        ``size_bytes`` is the image's size; in a map-style dataset it is the mean of the samples that were read.
+        - Map-style dataset: ``ref`` has the index, ``size_bytes`` is the mean of the probed samples.
+        - Iterable: ``ref`` is the sample, ``size_bytes`` the size of its image. Raises :class:`SourceError` if the
+          iterable has been read before.
         """
         return chain.from_iterable(map(self._part_entries, self._choose_parts(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the samples, in this process or by worker processes, and yields their entries in order, with the sample
-        as ``ref``: a :class:`FailedSample` for a bad one. Entries that have their sample pass unchanged."""
+        """Reads the samples of entries, in this process or by worker processes. Yields the entries in order, with the
+        sample as ``ref``, or a :class:`FailedSample`. Yields entries that already have a sample unchanged."""
         for number, some in groupby(entries, lambda entry: self._part_number(entry)):
             part = self._parts[number]
             workers = self._worker_count(part)
@@ -219,11 +219,11 @@ class DatasetSource(SampleSource):
                 yield ahead.pop(0)._replace(ref=taken)
 
     def read(self, entry: Entry) -> Sample:
-        """Reads the sample in this process, unless :meth:`fetch` has read it; then converts it."""
+        """Reads the sample in this process, unless :meth:`fetch` has read it. Converts it as the base does."""
         return super().read(entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry))
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields entries with samples that were probed: at most ``count`` of each split."""
+        """Yields entries with probed samples, at most ``count`` of each split."""
         for part in self._choose_parts(split):
             for index, raw in islice(part.probes.items(), count):
                 yield self.make_entry(part.split, index, self._reading.name_values(index, raw))
@@ -236,13 +236,13 @@ class DatasetSource(SampleSource):
         )
 
     def stamp(self) -> str:
-        """Returns a digest of the probed samples. It differs in each process for a dataset whose samples are random
-        or change their order."""
+        """Returns a digest of the probed samples. A dataset with random samples or a random order has another digest in
+        each process."""
         return self._stamp
 
     @cached_property
     def _stamp(self) -> str:
-        """Digest of the probed samples: for a path, with size and time of its file; for a bad sample, of its error."""
+        """Digest of the probed samples. A path counts with size and time of its file, a bad sample with its error."""
         digest = xxhash.xxh3_128()
         for part in self._parts:
             for index, raw in part.probes.items():
@@ -256,8 +256,7 @@ class DatasetSource(SampleSource):
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Mean bytes of a sample, of 16 probed samples of each split at most: those of the main image, and those of its
-        other values."""
+        """Results of :meth:`mean_sizes` for at most 16 probed samples of each split."""
         return self.mean_sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
 
     def _choose_parts(self, split: str | None) -> list[_SplitData]:
@@ -268,8 +267,7 @@ class DatasetSource(SampleSource):
         return chosen
 
     def _part_entries(self, part: _SplitData) -> Iterator[Entry]:
-        """Makes the entries of one split: with the index for a map-style dataset, with the sample for an iterable,
-        which is used up then."""
+        """Yields the entries of one split, see :meth:`entries`. Marks an iterable as read at once."""
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]
@@ -287,8 +285,12 @@ class DatasetSource(SampleSource):
         return int(entry.ref[0])
 
     def _worker_count(self, part: _SplitData) -> int:
-        """Returns the number of worker processes for a split; 0 or 1 reads in this process. Returns 0 for an iterable
-        or a list; else the number that the user has named, or 0 for fewer than 1024 samples."""
+        """Returns the number of worker processes for a split; 0 or 1 means this process.
+
+        - Iterables and lists: 0.
+        - Otherwise the number that the user has named.
+        - By default, 0 for fewer than 1024 samples, else the number of cores.
+        """
         if part.length is None or part.in_memory:
             return 0
         if self._workers is not None:
@@ -301,10 +303,13 @@ class DatasetSource(SampleSource):
         return entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
-        """Reads the first 16 samples of each split, and of a map-style dataset also up to 17 spread over it. Keeps them
-        as probes, and returns them. Raises :class:`SampleError` for a bad sample of a map-style dataset, unless the
-        options skip bad samples. Raises :class:`SourceError` for a named split without samples, and for no samples at
-        all. Errors that an iterable dataset raises pass through."""
+        """Reads samples of each split, keeps them as probes, and returns them. They are the first 16, and 17 more at
+        equal distances in a map-style dataset.
+
+        Raises :class:`SampleError` for a bad sample of a map-style dataset, unless the options skip bad samples. Raises
+        :class:`SourceError` for a named split without samples, and for no samples at all. Does not catch the errors of
+        an iterable.
+        """
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
@@ -327,8 +332,7 @@ class DatasetSource(SampleSource):
 
 
 class StreamSource(SampleSource):
-    """Samples that a program adds one by one; the first 16 are taken at once. They can be listed once, whatever the
-    split: a second call of :meth:`entries` raises :class:`SourceError`."""
+    """Samples that a program adds one by one. The constructor takes the first 16. They can be listed only once."""
 
     def __init__(self, path: Path, options: SourceOptions, schema: Schema, entries: Iterator[Entry]) -> None:
         """
@@ -344,20 +348,21 @@ class StreamSource(SampleSource):
         self._entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Estimates sizes by the first samples; does not count samples. Names only the first sample's split, with 0
-        samples. Raises :class:`SourceError` if there is no sample."""
+        """Estimates sizes by the first samples. Has only the first sample's split, with 0 samples. Raises
+        :class:`SourceError` if there is no sample."""
         if not self._first:
             raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
         sizes = self.mean_sizes(entry.ref for entry in self._first)
         return self.make_survey({self._first[0].split: 0}, sizes, counted=False)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields samples, once: at the second call raises :class:`SourceError`."""
+        """Yields the samples of all splits; ignores ``split``. The second call yields an iterator that raises
+        :class:`SourceError`."""
         found, self._entries = self._entries, chain(_raise_used_up(self.path))
         return found
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields the first samples, at most 16, whatever the split."""
+        """Yields the first samples of any split, at most 16."""
         return islice(self._first, count)
 
 
@@ -380,7 +385,7 @@ def _examine_dataset(split: str, data: Any) -> _SplitData:
 
 
 def _refuse_shared(splits: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` if two splits are the same iterator: each sample would go to the first that reads."""
+    """Raises :class:`UsageError` if two splits are the same iterator, of which each would read only some samples."""
     seen: dict[int, str] = {}
     for split, data in splits.items():
         if isinstance(data, Iterator) and seen.setdefault(id(data), split) != split:
@@ -391,8 +396,8 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the class names of the datasets that have some, or None if none has; joins several names of one class by
-    commas. Raises :class:`UsageError` if the datasets differ."""
+    """Returns the ``classes`` that the datasets have, or None if no dataset has them. Joins several names of one class
+    by commas. Raises :class:`UsageError` if the datasets have different names."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)
@@ -422,7 +427,7 @@ def _record_refs(entries: Iterable[Entry], ahead: list[Entry]) -> Iterator[Ref]:
 
 
 def _raise_used_up(path: Path) -> Iterator[Any]:
-    """Raises :class:`SourceError` instead of the first item: the iterable has been read."""
+    """Makes an iterator that raises :class:`SourceError` in place of its first item."""
     raise SourceError(f"{printable(str(path))} is an iterable, which can be read only once")
     yield
 

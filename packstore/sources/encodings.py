@@ -39,7 +39,7 @@ def find_encoding(columns: Sequence[str]) -> str | None:
 
 @contextmanager
 def use_encoding(encoding: str | None) -> Iterator[None]:
-    """Makes trees that are opened within the block read texts as UTF-8 or ``encoding``."""
+    """Sets the encoding of texts that are not UTF-8, for trees that are opened within the block."""
     token = _active.set(encoding)
     try:
         yield
@@ -48,12 +48,12 @@ def use_encoding(encoding: str | None) -> Iterator[None]:
 
 
 def active_encoding() -> str | None:
-    """Returns the encoding for trees that are opened now, or None for UTF-8 alone."""
+    """Returns the encoding that :func:`use_encoding` has set, or None for UTF-8 alone."""
     return _active.get()
 
 
 def is_text(file: str) -> bool:
-    """Tells by its suffix if a file is a text that does not name its own encoding, as XML does."""
+    """Tells by its suffix if a file is a text. XML is none, since it names its own encoding."""
     return _TEXT.fullmatch(file) is not None
 
 
@@ -65,8 +65,12 @@ def convert_start(start: bytes) -> bytes:
 
 
 def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
-    """Returns the encoding of a text for Python's ``open``. The user may have named the encoding ``given``. Takes
-    UTF-16 if the text has that mark, else UTF-8 if ``given`` is None or all bytes are valid UTF-8, else ``given``."""
+    """Returns the encoding of a text for Python's ``open``. ``given`` is the encoding that the user has named, or None.
+
+    - UTF-16 if the text begins with its mark.
+    - UTF-8 if ``given`` is None, or all bytes are valid UTF-8.
+    - Otherwise ``given``.
+    """
     first = next(chunks, b"")
     if first.startswith(_UTF16):
         return "utf-16"
@@ -83,11 +87,11 @@ def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
-    """Converts a text to UTF-8 from UTF-16 or ``encoding``; UTF-8 stays as it is. Unless ``encoding`` is None, a text
-    with NUL bytes is taken for one in it. ``shown`` names the file in messages.
+    """Converts a text to UTF-8 from UTF-16 or ``encoding``; UTF-8 stays as it is. A text with NUL bytes is not UTF-8 if
+    ``encoding`` is given. ``shown`` names the file in messages.
 
-    Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None, and :class:`SourceError` for a text
-    that is not in ``encoding`` either.
+    Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None. Raises :class:`SourceError` for a text
+    that is neither UTF-8 nor in ``encoding``.
     """
     found, fault = try_utf8(data, encoding, shown)
     if fault is not None:
@@ -96,8 +100,8 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
 
 
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
-    """Like :func:`to_utf8`, but also returns the error instead of raising it, with the text decoded by a possible
-    encoding; None without an error."""
+    """Converts a text as :func:`to_utf8` does, and returns its error, or None, instead of raising it. With an error,
+    the text is decoded by a possible encoding."""
     place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
     if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
         return data, None
@@ -122,7 +126,7 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
 
 
 def _describe_line(data: bytes, place: int) -> str:
-    """Formats the line number of a byte as the end of a phrase: ``, line 3``; nothing for a text of one line."""
+    """Formats the line number of a byte as the end of a phrase: ``, line 3``. Returns ``""`` for a text of one line."""
     return f", line {data.count(10, 0, place) + 1}" if b"\n" in data else ""
 
 

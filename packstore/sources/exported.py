@@ -42,8 +42,8 @@ _MAX_LINES = 1 << 28
 
 
 class ExportedFiles(ExportedRows):
-    """Export in a folder or an archive whose records are image files, which its lines name. Refuses an export with
-    images that no line names, or with another number of lines than records."""
+    """Export in a folder or an archive. Its records are image files, which the lines of the records name. Refuses an
+    export with images that no line names, or with another number of lines than records."""
 
     kind = "exported"
 
@@ -60,7 +60,7 @@ class ExportedFiles(ExportedRows):
         return _read_tree_manifest(self.tree)
 
     def count_unlisted(self) -> int:
-        """Counts images beyond the number that the export's lines name; 0 if there are fewer. Lists all folders."""
+        """Counts images beyond the number that the export's lines name; 0 if there are fewer. Walks the whole tree."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images
@@ -75,7 +75,7 @@ class ExportedFiles(ExportedRows):
         return self.lines
 
     def _list_sidecars(self, number: int) -> list[str]:
-        """Returns the files that belong to an image; none for a damaged line, which reading reports."""
+        """Returns the files that line ``number`` names besides its image; none for a damaged line."""
         try:
             line = self._lines[number]
         except ValueError:
@@ -83,8 +83,8 @@ class ExportedFiles(ExportedRows):
         return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
 
     def find_lines(self) -> RecordLines:
-        """Opens the lines of the records: maps them in a folder, reads them from an archive. Raises
-        :class:`SampleError` for lines of more than 256 MiB that are larger than the archive itself."""
+        """Opens the lines of the records: maps them in a folder, else reads them into memory. Raises
+        :class:`SampleError` for lines of more than 256 MiB that are larger than their archive."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
         found = self.tree.stat(ROWS_FILE)
@@ -105,8 +105,8 @@ class ExportedFiles(ExportedRows):
         return list_files(self.tree)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the file of each record; for a missing one, a row whose reading fails. Raises :class:`SourceError` for
-        a damaged line, and one that names no file within the export."""
+        """Yields a row for the file of each record. Reading the row of a missing file fails. Raises
+        :class:`SourceError` for a damaged line, and for a line that names no file within the export."""
         for number in self.ranges[split]:
             try:
                 file = self._lines[number].get("file")
@@ -123,14 +123,14 @@ class ExportedFiles(ExportedRows):
             yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the image file of a row. Raises :class:`ValueError` if it is missing."""
+        """Reads the image file of a row. Raises :class:`ValueError` if it is missing or no regular file."""
         file, size, modified, problem = ref
         if size < 0:
             raise ValueError(problem)
         return {"image": self.tree.read(file, size, modified, self._max_bytes)}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the image file of a record; None in a compressed archive."""
+        """Locates the image file of a record; None if it is compressed or at a URL."""
         return self.tree.locate(ref[0])
 
     def close(self) -> None:
@@ -171,8 +171,8 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises an export by its manifest, if that names a known kind of source. Raises :class:`SourceError` for a
-    damaged one."""
+    """Certain for a path with an export manifest of a known kind of source, else ``NO``. Raises :class:`SourceError`
+    for a damaged manifest."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:
@@ -183,8 +183,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
-    """Opens an export by the kind of source that reads its format, or as files. Raises :class:`SourceError` for a
-    damaged manifest, and :class:`NeedsCopyError` at a URL if that kind reads only local files."""
+    """Opens an export by the kind of source that reads its format, else as files. Raises :class:`SourceError` for a
+    missing or damaged manifest, and :class:`NeedsCopyError` at a URL if the kind reads only local files."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:

@@ -41,9 +41,10 @@ from packstore.stores.link_files import Location
 class ExportedRows(RowSource):
     """Records of a store, read from an export.
 
-    :meth:`rows` yields them in order, split by split. :meth:`read_values` returns the columns that the export manifest
-    lists as ``held``, in the form of :meth:`packstore.stores.Reader.item`. The other columns, and the keys, are in the
-    lines of the records. An export with more or fewer rows, lines or images than packstore wrote is refused."""
+    Subclasses read the format. :meth:`rows` yields its records in order, split by split. :meth:`read_values` returns
+    the columns in :attr:`ExportManifest.held`, in the form of :meth:`packstore.stores.Reader.item`. The lines of the
+    records have the other columns, and the keys. An export with more or fewer rows, lines or images than packstore
+    wrote is refused."""
 
     def find_export_manifest(self) -> ExportManifest | None:
         """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError` for a damaged
@@ -104,16 +105,16 @@ class ExportedRows(RowSource):
         return {}
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims also the export manifest and the lines of the records, as annotations."""
+        """Claims :meth:`files` as packed, and the export manifest and the lines of the records as annotations."""
         super().claim_files(claims)
         self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the image of a record by :meth:`RowSource.locate_row`; None if that has no place."""
+        """Locates the image of a record by :meth:`RowSource.locate_row`; None if its place is unknown."""
         return self.locate_row(entry.ref[1])
 
     def close(self) -> None:
-        """Closes the source, and forgets the lines of the records."""
+        """Closes the source, and drops the lines of the records. Reading opens them again."""
         super().close()
         self.__dict__.pop("lines", None)
 
@@ -143,8 +144,9 @@ class ExportedRows(RowSource):
         return get_decoder(max_pixels=self.options.max_pixels, reading=reading) if as_png else None
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a record as it was stored: values from the export's format, or from the record's line. Raises
-        :class:`SampleError` or :class:`ValueError` for values that the columns cannot have."""
+        """Reads a record in stored form. A value comes from the record's line if it has the value, else from the
+        export's format. Raises :class:`SampleError` or :class:`ValueError` for values that the columns cannot have, and
+        for a record that cannot be read."""
         number, ref = entry.ref
         try:
             given = self.read_values(ref)
@@ -170,8 +172,8 @@ class ExportedRows(RowSource):
         return Sample(self._convert_image(given.get("image")), values, at_rest=True)
 
     def _convert_image(self, value: Any) -> ImageData:
-        """Converts the image to what the exported store held: decodes a PNG to an array if that held arrays; checks
-        others. Raises :class:`ValueError` for another type, dtype or shape."""
+        """Converts the image to the form that it had in the exported store, and checks it. Decodes a PNG that was made
+        from an array. Raises :class:`ValueError` for another type, dtype or shape."""
         if self._decoder is not None and isinstance(value, bytes):
             value = self._decoder.decode(value)
         image = self._manifest.image
@@ -186,9 +188,10 @@ class ExportedRows(RowSource):
         return np.ascontiguousarray(value)
 
     def _keyed_rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split with the keys of their records, and with the record's number in ``ref``.
+        """Yields the rows of a split with the keys of their records. ``ref`` is a pair: the record's number, and the
+        row's own ``ref``.
 
-        Raises :class:`SourceError` if their number differs from the export manifest."""
+        Raises :class:`SourceError` if the export manifest has another number of records."""
         numbers, found = self.ranges[split], 0
         for row in self.rows(split):
             if found < len(numbers):
@@ -199,8 +202,8 @@ class ExportedRows(RowSource):
             raise self._changed_error(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
 
     def _record_key(self, number: int, row: Row) -> str:
-        """Returns the key of a record: from its line, or that of the row if there are no lines. Raises
-        :class:`SourceError` for a damaged line."""
+        """Returns the key of a record from its line. If there are no lines, or the line has no key, returns the row's.
+        Raises :class:`SourceError` for a damaged line."""
         if self.lines is None:
             return row.key
         with suppress(ValueError):
@@ -210,7 +213,7 @@ class ExportedRows(RowSource):
         raise self._changed_error(f"line {number + 1} of {ROWS_FILE} is damaged")
 
     def _record_form(self) -> RecordForm:
-        """Returns the columns and encoding of the exported store. Raises :class:`SourceError` if the export has images
+        """Returns the form of the records in the exported store. Raises :class:`SourceError` if the export has images
         that no line names."""
         unlisted = self.count_unlisted()
         if unlisted:
@@ -228,8 +231,9 @@ class ExportedRows(RowSource):
 
 
 def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[[Path, SourceOptions], Source]:
-    """Returns a function that opens a path: as ``exported`` if it is an export of packstore of this kind, else as
-    ``plain``. The function raises :class:`SourceError` for a damaged export manifest."""
+    """Returns a function that opens a path. An export of packstore with the kind of ``plain`` is opened as
+    ``exported``, any other path as ``plain``. The function raises :class:`SourceError` for a damaged export
+    manifest."""
 
     def open(path: Path, options: SourceOptions) -> Source:
         try:
@@ -243,9 +247,8 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value to its stored form. For arrays that have the column's dtype, checks only shape and classes,
-    since the exported store held these very numbers. Raises :class:`ValueError` for a value that does not fit the
-    column."""
+    """Converts a value to its stored form. Of an array with the column's dtype, checks only shape and classes: the
+    exported store had the same numbers. Raises :class:`ValueError` for a value that does not fit the column."""
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)
@@ -264,8 +267,7 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
 
 
 def _check_files(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` for a stored value that should be a list of files, by its column, and is none. Does
-    nothing for other columns."""
+    """Raises :class:`ValueError` for a damaged stored value of a column of files. Does nothing for other columns."""
     if column.form == "files":
         try:
             column.traits.files(column, value)
@@ -274,8 +276,8 @@ def _check_files(column: Column, value: Any) -> None:
 
 
 def _check_classes(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` if a stored number or an array's number is not one of the column's classes. Does
-    nothing for a column without classes."""
+    """Raises :class:`ValueError` if a number in a value is not one of the column's classes. Does nothing for a column
+    without classes."""
     if column.classes is None:
         return
     numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)
