@@ -87,6 +87,9 @@ class CopiedSource(Source):
         with self._urls_in_errors(self.path):
             return self._source.image(entry)
 
+    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
+        return self._source.further_file_name(entry, column, number)
+
     def locate(self, entry: Entry) -> Location | None:
         """Locates the image in the object at its URL; None if it is not in one range of a copy."""
         found = self._source.locate(entry)

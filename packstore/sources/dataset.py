@@ -64,7 +64,8 @@ def index_key(split: str, index: int) -> str:
 
 
 class MapStyle(Protocol):
-    """Dataset whose samples are read by index. It also needs ``__len__``, which torch's ``Dataset`` does not declare."""
+    """Dataset whose samples are read by index. It also needs ``__len__``, which torch's ``Dataset`` does not
+    declare."""
 
     def __getitem__(self, index: Any, /) -> Any: ...
 

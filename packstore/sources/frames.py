@@ -34,10 +34,10 @@ _BROKEN = 0
 
 
 class FrameFilesSource(WrappedSource):
-    """Wraps a source of image files, some with several frames, and reads single frames.
+    """Base of sources that read single frames of another source's image files.
 
-    One pass over the files counts their frames and finds the mode that holds them all. A source without image files,
-    and files without such a mode, are refused.
+    One pass over the files counts their frames, and finds the mode that holds all frames. Refuses a source without
+    image files, and frames that no mode holds. ``Entry.ref`` ends with a tuple of the wrapped source's entries.
     """
 
     def __init__(self, source: Source, frames: str) -> None:
@@ -49,7 +49,7 @@ class FrameFilesSource(WrappedSource):
         self._last = threading.local()
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the name of a file beside the only image file of an entry."""
+        """Returns the name of a further file of the entry's first image file."""
         return self._source.further_file_name(Entry(*entry.ref[-1][0]), column, number)
 
     def locate(self, entry: Entry) -> Location | None:
@@ -71,14 +71,15 @@ class FrameFilesSource(WrappedSource):
         return survey
 
     def list_files(self, split: str | None = None) -> Iterator[tuple[Entry, int]]:
-        """Lists files, and the place of each in the results of :meth:`scan_files`. Raises :class:`SourceError` if the
-        source has more files now, and at once :class:`NotInSourceError` for an unknown split."""
+        """Yields files, each with its position in the results of :meth:`scan_files`. The call raises
+        :class:`NotInSourceError` for an unknown split. The iterator raises :class:`SourceError` if the source has more
+        files than were scanned."""
         entries = self._source.entries(split)  # raises for an unknown split at once
         return self._number_files(entries, split)
 
     def _number_files(self, entries: Iterator[Entry], split: str | None) -> Iterator[tuple[Entry, int]]:
-        """Yields files with their places in the results of the scan, and scans them first. Raises :class:`SourceError`
-        for more files than were scanned."""
+        """Scans all files if this has not been done. Yields files with their positions in the results, see
+        :meth:`list_files`."""
         self.scan_files()
         number = None if split is None else self._starts.get(split)
         for place, entry in enumerate(entries):
@@ -123,8 +124,8 @@ class FrameFilesSource(WrappedSource):
         return found, reader
 
     def read_frame(self, key: str, reader: native.FrameReader, frame: int, reading: Reading) -> NDArray[Any]:
-        """Decodes a frame and converts it as ``reading`` says, ``(H, W, C)``. Raises :class:`SampleError`, with the
-        key of the sample, for a damaged frame, and for transparent pixels that the mode would lose."""
+        """Decodes a frame, and converts it by ``reading`` to ``(H, W, C)``. Raises :class:`SampleError`, with the key
+        of the sample, for a damaged frame, and for transparent pixels that the mode would lose."""
         try:
             pixels, own = reader.read_frame(frame)
             drops = own.has_alpha and not reading.pixels.has_alpha and reading.alpha is None
@@ -148,8 +149,8 @@ class FrameFilesSource(WrappedSource):
         raise SampleError(key, "could not be read when frames were counted; run this again")
 
     def scan_files(self, progress: ProgressCallback = no_progress, total: int | None = None) -> Mode:
-        """Returns the mode that holds all frames. The first call reads all files and counts their frames. Raises
-        :class:`SourceError` if no mode holds all."""
+        """Returns the mode that holds all frames. The first call reads all files of all splits, and counts their
+        frames. Raises :class:`SourceError` if no mode holds all frames."""
         if self._mode is not None:
             return self._mode
         modes: dict[Mode, str] = {}
@@ -168,8 +169,8 @@ class FrameFilesSource(WrappedSource):
         return self._mode
 
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
-        """Returns the number of frames of a file, height and width of the first, and the modes of all. Returns 0 frames
-        for a file that cannot be read."""
+        """Reads a file. Returns its number of frames, height and width of the first frame, and the modes of all frames.
+        Returns 0 frames for a file that cannot be read."""
         try:
             data = bytes(self._source.image(entry))
             info = check_header(data)
@@ -185,7 +186,7 @@ class FrameFilesSource(WrappedSource):
 
 
 class FramesSource(FrameFilesSource):
-    """Wraps a source of image files so that each frame is a sample of pixels, with the key ``name#number`` from 0.
+    """Wraps a source of image files. Each frame is a sample of pixels, with the key ``name#number`` from 0.
 
     A file of one frame keeps its key. All frames of a file have its labels and other values.
     """
@@ -194,8 +195,9 @@ class FramesSource(FrameFilesSource):
         super().__init__(source, ALL_FRAMES)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all frames,
-        and :class:`UsageError` for a source without image files, or a store that reads its files in another mode."""
+        """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all frames.
+        Raises :class:`UsageError` for a source without image files, and for a store whose mode is not that of the
+        frames."""
         survey = self.survey_files(split)
         mode = self.scan_files(progress, survey.records)
         if survey.store is not None and survey.store.image.pixels != mode:
@@ -219,12 +221,13 @@ class FramesSource(FrameFilesSource):
         )  # fmt: skip
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields an entry for each frame. Reads all files first, once, to count their frames."""
+        """Yields an entry for each frame. Before the first entry, reads all files once. Raises
+        :class:`NotInSourceError` at once for an unknown split."""
         files = self.list_files(split)
         return self._yield_frames(files)
 
     def _yield_frames(self, files: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
-        """Yields an entry for each frame of the files; one for a file that cannot be read."""
+        """Yields an entry for each frame of the files. Yields one entry for a file that cannot be read."""
         for file, at in files:
             count, nbytes = self._counts[at], self._pixels[at] * self.scan_files().pixel_bytes
             for frame in range(max(1, count)):
@@ -232,8 +235,8 @@ class FramesSource(FrameFilesSource):
                 yield file._replace(key=key, size_bytes=nbytes, ref=(frame, count, (tuple(file),)))
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Reads a file, and decodes one of its frames to the common mode. Adds ``#number`` to a key in the file's
-        sample, if the file has several frames. Raises :class:`SampleError` for a bad file or frame."""
+        """Reads a file, and decodes one of its frames to the common mode. If the file has several frames and its sample
+        a key, adds ``#number`` to the key. Raises :class:`SampleError` for a bad file or frame."""
         frame, count, (file,) = entry.ref
         found, reader = self.read_file(entry.key, Entry(*file))
         if count == _BROKEN:
@@ -245,21 +248,26 @@ class FramesSource(FrameFilesSource):
         return found._replace(image=image, key=key)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` frames spread over the source, fewer if it has fewer, ready for :meth:`read`."""
+        """Yields ``count`` frames at equal distances over the source, ready for :meth:`read`. Yields fewer if the
+        source has fewer."""
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 
 
 def to_record_layout(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Converts pixels ``(H, W, C)`` to the layout in records: ``(C, H, W)`` for floating point, else unchanged. The
-    result is contiguous."""
+    """Converts pixels ``(H, W, C)`` to the layout in records, as a contiguous array. Floating point becomes
+    ``(C, H, W)``; other dtypes keep the layout."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.dtype.kind == "f" else pixels)
 
 
 def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
-    """Returns the mode that holds the pixels of all ``modes``: of several, one of 8 bits with up to four channels, or
-    RGB for none. Each mode has the path of a file, for messages. Raises :class:`SourceError` if there is no such
-    mode."""
+    """Returns the mode that holds the pixels of all ``modes``. Each mode has the path of a file, for messages.
+
+    - No mode: RGB.
+    - A single mode: this mode.
+    - Several modes of 8 bits with up to four channels: L, LA, RGB or RGBA.
+    - Otherwise raises :class:`SourceError`.
+    """
     if len(modes) < 2:
         return next(iter(modes), RGB)
     if {mode.dtype for mode in modes} == {"uint8"} and all(mode.channels <= 4 for mode in modes):

@@ -22,8 +22,8 @@ _SET = re.compile(r"\[(!?)(\]?[^]/]*)\]")
 class IgnoreRules:
     """Patterns in the syntax of ``.gitignore``: ``*``, ``?``, ``[a-z]``, ``**``.
 
-    A pattern without a slash matches the name of a file or folder anywhere; with a slash, the path from the root. With
-    a slash at its end it matches only folders. A matching folder hides everything in it.
+    A pattern without a slash matches the name of a file or folder anywhere. A pattern with a slash matches the path
+    from the root. A pattern that ends with a slash matches only folders. A matching folder hides everything in it.
 
     Attributes:
         expression: Matches paths; a folder's path ends with ``/``.
@@ -37,7 +37,7 @@ class IgnoreRules:
         return self.expression is not None
 
     def hides(self, path: str, is_directory: bool = False) -> bool:
-        """Tells if a pattern matches a path relative to :attr:`prefix`, or a folder above it."""
+        """Tells if a pattern matches a path relative to :attr:`prefix`, or a folder above it. False for ``""``."""
         if self.expression is None or not path:
             return False
         return self.expression.match(f"{self.prefix}{path}/" if is_directory else self.prefix + path) is not None
@@ -57,8 +57,8 @@ class IgnoreRules:
 
 @lru_cache
 def compile_ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
-    """Compiles patterns. Raises :class:`UsageError` for a pattern that can match nothing, or that git understands
-    differently."""
+    """Compiles patterns. Raises :class:`UsageError` for a pattern that matches nothing or everything, or that git
+    understands differently."""
     if not patterns:
         return IgnoreRules()
     return IgnoreRules(re.compile("|".join(f"(?:{_pattern_to_regex(each)})" for each in patterns), re.S))
@@ -75,24 +75,25 @@ def check_patterns(patterns: object) -> tuple[str, ...]:
 
 
 def escape_pattern(path: str) -> str:
-    """Returns the pattern that matches exactly this name anywhere or, with a slash, this path."""
+    """Returns the pattern that matches exactly ``path``: a name anywhere, or a path with a slash from the root."""
     path = re.sub(r"([\\\[*?])", r"\\\1", path)
     return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
 
 
 def ignore_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Returns the command-line options that ignore what patterns match."""
+    """Returns the command-line options ``--ignore`` for patterns."""
     return tuple(part for pattern in patterns for part in ("--ignore", pattern))
 
 
 def ignore_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the command-line options that ignore files or folders, by their paths in a source."""
+    """Returns the command-line options ``--ignore`` for files or folders, by their paths in a source."""
     return ignore_patterns(f"/{escape_pattern(path)}" for path in paths)
 
 
 @contextmanager
 def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
-    """Applies rules within the block: newly opened trees hide matching entries, and :func:`is_ignored` uses them."""
+    """Activates rules within the block, for trees that are opened there, and for :func:`is_ignored`. ``root`` is the
+    path of the source that is opened."""
     token = _active.set((root, rules))
     try:
         yield
@@ -101,7 +102,8 @@ def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
 
 
 def active_rules(root: Path) -> IgnoreRules:
-    """Returns the active rules for a tree with this root; no rules outside of the source that is being opened."""
+    """Returns the active rules for a tree with this root. Returns empty rules for a root outside of the source that is
+    being opened."""
     active = _active.get()
     inside = None if active is None or not active[1] else _relative_to(root, active[0])
     if active is None or inside is None:
@@ -110,7 +112,7 @@ def active_rules(root: Path) -> IgnoreRules:
 
 
 def is_ignored(path: Path) -> bool:
-    """Tells if the active rules hide a path; False outside of the source that is being opened."""
+    """Tells if the active rules hide a path. False for a path outside of the source that is being opened."""
     active = _active.get()
     inside = None if active is None or not active[1] else _relative_to(path, active[0])
     return active is not None and bool(inside) and active[1].hides(inside or "", path.is_dir())
@@ -134,7 +136,7 @@ _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths
 
 
 def _pattern_to_regex(pattern: str) -> str:
-    """Converts a pattern to a regular expression for the beginnings of paths that it hides. Raises
+    """Converts a pattern to a regular expression, which matches the begin of each path that the pattern hides. Raises
     :class:`UsageError` for an unusable pattern."""
     body = pattern.removeprefix("/").removesuffix("/")
     parts = body.split("/")

@@ -19,8 +19,9 @@ _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trai
 
 
 class GzipReader(io.RawIOBase):
-    """File that reads, at any position, the content of a gzip file (RFC 1952, several members allowed) or of a bare
-    deflate stream. Keeps some 50 KB for every 16 MiB that it has read. Not thread-safe.
+    """File with the content of a gzip file (RFC 1952) or of a bare deflate stream, readable at any position.
+
+    A gzip file may have several members. Keeps some 50 KB for every 16 MiB that it has read. Not thread-safe.
 
     Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
     member is verified at its end.
@@ -50,8 +51,9 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Seeks from the start or from the current position; not beyond the end. Raises
-        :class:`io.UnsupportedOperation` for a position from the end, which is unknown."""
+        """Seeks from the start or from the current position, and returns the new position. Stops at the end. May
+        inflate all content before the position. Raises :class:`io.UnsupportedOperation` for a position from the end,
+        which is unknown."""
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence != io.SEEK_SET:
@@ -66,12 +68,9 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Reads the next ``size`` bytes, or all bytes if ``size`` is negative. Returns fewer only at the end:
-        ``tarfile`` takes any shorter read for the end.
-
-        Memory grows with the bytes read, not with the size in a broken header. Raises :class:`ValueError` for more than
-        256 MiB at once.
-        """
+        """Reads the next ``size`` bytes, or all bytes if ``size`` is negative. Returns fewer only at the end. Raises
+        :class:`ValueError` for a ``size`` of more than 256 MiB."""
+        # tarfile takes any shorter read for the end, and asks for the size in a broken header.
         if size < 0:
             return self.readall()
         if size > _MAX_READ:
@@ -90,8 +89,8 @@ class GzipReader(io.RawIOBase):
         return len(data)
 
     def _inflate_next(self, size: int) -> bytes:
-        """Inflates the next bytes, at most ``size``; empty at the end. Keeps the state every 16 MiB. Raises
-        :class:`EOFError` for a truncated file."""
+        """Inflates the next bytes, at most ``size``; returns ``b""`` at the end. Keeps the state every 16 MiB. Raises
+        :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one."""
         data = b""
         while not data:
             pending, ended = self._inflate.unconsumed_tail, False
@@ -121,8 +120,10 @@ class GzipReader(io.RawIOBase):
 
 
 class InflatedFile:
-    """Content of a gzip file (RFC 1952, several members allowed) or zlib stream (RFC 1950), read once, in order. Does
-    not close the file."""
+    """Content of a gzip file (RFC 1952) or zlib stream (RFC 1950), read once, in order.
+
+    A gzip file may have several members. Leaving the ``with`` block does not close the file.
+    """
 
     def __init__(self, file: IO[bytes], window_bits: int = _GZIP) -> None:
         self._file, self._bits = file, window_bits
@@ -144,7 +145,8 @@ class InflatedFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _inflate_next(self, size: int) -> bytes:
-        """Inflates the next bytes, at most ``size``; empty at the end. Raises :class:`EOFError` for truncated data."""
+        """Inflates the next bytes, at most ``size``; returns ``b""`` at the end. Raises :class:`EOFError` for truncated
+        data, and :class:`zlib.error` for damaged data."""
         while True:
             given = self._inflate.unconsumed_tail
             if self._inflate.eof:
@@ -161,8 +163,8 @@ class InflatedFile:
 
 
 def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """Skips the zeros that begin ``data`` and continue in ``file``: padding. Returns the data after them, empty at the
-    end. Raises :class:`zlib.error` for more than 64 MiB of zeros."""
+    """Skips padding: zeros at the begin of ``data``, and further zeros in ``file``. Returns the data after them, or
+    ``b""`` at the end. Raises :class:`zlib.error` for more than 64 MiB of zeros."""
     zeros = 0
     while True:
         rest = data.lstrip(b"\0")

@@ -41,7 +41,7 @@ class LabelRow(NamedTuple):
     """Line of a labels file.
 
     Attributes:
-        line: Number of the line, from 1 (of the last line for a multi-line quoted field).
+        line: Number of the line, from 1. A row of several lines has the number of the last.
         file: Path relative to the folder, with ``/``, without ``.`` and empty parts.
         label: The label, stripped.
         split: Name of the split; ``""`` without that column.
@@ -60,7 +60,7 @@ class LabelsSummary:
     Attributes:
         classes: Sorted class names; None if all labels are class numbers.
         splits: Names of the splits in packing order; ``("",)`` without that column.
-        rows: Number of files in it.
+        rows: Number of rows without repeated ones.
     """
 
     classes: tuple[str, ...] | None
@@ -84,9 +84,9 @@ class LabelsFile:
         return f"{printable(str(self.path))}, line {line}"
 
     def rows(self) -> Iterator[LabelRow]:
-        """Yields all rows in the file's order; after :meth:`summarise`, without repeated ones. Raises
-        :class:`SourceError`, which names the line, for a malformed row; also for a file that cannot be read, and
-        :class:`NotInSourceError` without the file."""
+        """Yields all rows in the file's order. After :meth:`summarise`, leaves out rows that repeat a file. Raises
+        :class:`SourceError`, with the line, for a malformed row. Raises it also for a file that cannot be read, and
+        :class:`NotInSourceError` for a missing file."""
         try:
             encoding = self._encoding
             escaped = "surrogateescape" if encoding == "utf-8-sig" else "strict"
@@ -103,7 +103,7 @@ class LabelsFile:
 
     @cached_property
     def _encoding(self) -> str:
-        """Encoding of the file, decided once by all bytes. Raises :class:`OSError` if it cannot be read."""
+        """Encoding of the file. The first use reads all bytes. Raises :class:`OSError` if the file cannot be read."""
         with open(self.path, "rb", opener=self._open_regular) as file:
             return detect_encoding(iter(lambda: file.read(_MAX_LINE), b""), self._given_encoding)
 
@@ -130,7 +130,7 @@ class LabelsFile:
 
     def _open_regular(self, path: str, flags: int) -> int:
         """Opens a file without waiting for a pipe, and returns its descriptor. Raises :class:`SourceError` for pipes
-        and devices. Lets a folder through, which ``open()`` itself refuses then."""
+        and devices. Accepts a folder, which ``open()`` itself refuses."""
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder
@@ -142,8 +142,8 @@ class LabelsFile:
         return descriptor
 
     def _parse_rows(self, reader: Iterator[list[str]]) -> Iterator[LabelRow]:
-        """Yields rows by the columns of the header; skips blank and repeated lines. Raises :class:`SourceError` for a
-        malformed header or row."""
+        """Yields rows by the columns of the header. Skips blank lines, and the lines in :attr:`_repeats`. Raises
+        :class:`SourceError` for a malformed header or row."""
         header = [name.strip().lower() for name in next(reader, [])]
         columns = [next((name for name in names if name in header), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)]
         if None in columns or len(set(header)) < len(header):
@@ -172,8 +172,8 @@ class LabelsFile:
             )
 
     def _strip_required(self, line: int, column: str, value: str) -> str:
-        """Strips a value. Raises :class:`SourceError` for an empty one, :class:`AmbiguousSourceError` for one in an
-        unknown encoding."""
+        """Strips a value. Raises :class:`SourceError` for an empty value, and :class:`AmbiguousSourceError` for a value
+        in an unknown encoding."""
         value = value.strip()
         if not value:
             raise SourceError(f"{self.name_line(line)}: the {column} is empty")
@@ -182,7 +182,7 @@ class LabelsFile:
         return value
 
     def _parse_split(self, line: int, value: str) -> str:
-        """Strips the name of a split, and lowers a known one. Raises :class:`SourceError` if it is empty."""
+        """Strips the name of a split, and lowers a known name. Raises the errors of :meth:`_strip_required`."""
         return lower_known_split(self._strip_required(line, "split", value))
 
     def _parse_file(self, line: int, value: str) -> str:
@@ -204,11 +204,13 @@ class LabelsFile:
         return "/".join(parts)
 
     def summarise(self) -> LabelsSummary:
-        """Summarises the whole file and remembers which lines repeat a file. Reads the file once. Reads it once more if
-        only some labels look like numbers, and once more if files repeat.
+        """Summarises the whole file, and remembers which lines repeat a file.
 
-        Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file with different labels
-        or splits, more than 100 splits.
+        Labels are class numbers only if all are. Reads the file up to three times. Raises :class:`SourceError`
+
+        - for no rows, or more than 100 splits;
+        - for a class number below 0 or beyond 64 bits;
+        - for a file with different labels or splits.
         """
         names: set[str] = set()
         splits: set[str] = set()
@@ -251,8 +253,8 @@ class LabelsFile:
         )
 
     def _find_repeats(self, suspects: set[int]) -> set[int]:
-        """Returns the numbers of lines that repeat a file; ``suspects`` are hashes of paths that occur twice. Raises
-        :class:`SourceError` if label or split differ."""
+        """Returns the numbers of lines that repeat a file. ``suspects`` are hashes that occur twice. Raises
+        :class:`SourceError` for a file with different labels or splits."""
         first: dict[str, LabelRow] = {}
         repeats = set()
         for row in self.rows():
@@ -271,8 +273,9 @@ class LabelsFile:
 
 
 def parse_number(label: str) -> int | None:
-    """Parses ``label`` as an integer, with or without a sign; returns None for a name. From 20 digits on returns 2^64
-    or -2^64 whatever the value: Python takes quadratic time to parse digits, and refuses many."""
+    """Parses ``label`` as an integer, with or without a sign. Returns None for a name. Returns 2^64 or -2^64 for any
+    number of 20 or more digits."""
+    # Python takes quadratic time to parse digits, and refuses many.
     found = _INTEGER.fullmatch(label)
     if found is None:
         return None

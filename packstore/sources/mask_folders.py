@@ -45,8 +45,8 @@ class Finding(NamedTuple):
     Attributes:
         phrase: Description for people: ``"metadata.csv"``.
         patterns: Patterns for ``--ignore``.
-        folder: Its folder; None for images.
-        file: Path of its only file; None for several files.
+        folder: Folder of annotation files; None for images, and for files of many folders.
+        file: Path of a single annotation file, else None.
     """
 
     phrase: str
@@ -69,8 +69,8 @@ def folder_pattern(folder: str, suffix: str = "") -> str:
 
 
 def mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
-    """Returns the ``--ignore`` pattern for a folder of masks. This is the folder's name, if several folders have the
-    name and all of these contain masks. Else it is the folder's path."""
+    """Returns the ``--ignore`` pattern for a folder of masks. Returns the folder's name if several folders have it and
+    all of them are in ``masks``. Else returns the folder's path."""
     name = place.rpartition("/")[2]
     alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
     return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)
@@ -79,9 +79,9 @@ def mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) 
 def find_masks(contents: Contents) -> dict[str, str]:
     """Finds folders of masks by their names and the names of their files. Returns a phrase about each, by path.
 
-    A folder of masks has a usual name (``masks``), and contains images with the stems of another folder's images or is
-    beside a folder of images. Of only two folders, the one with other images' names needs no such name. Equal stems
-    alone prove nothing: in many datasets each class counts from 1.
+    A folder of masks has a usual name (``masks``). Besides, it has files with the stems of another folder's images, or
+    is beside a folder with a usual name of images. If only two folders have images, and one is called ``images``, the
+    other needs no usual name. Equal stems alone prove nothing: in many datasets each class counts from 1.
     """
     found: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
@@ -128,16 +128,16 @@ def find_masks(contents: Contents) -> dict[str, str]:
 
 
 def _find_mask_word(mask: FolderContents, image: FolderContents) -> str | None:
-    """Returns the word that ends the names of masks: ``mask`` for ``raw/a.jpg`` and ``masks/a_mask.jpg``. At least half
-    of the images must have such a mask; else returns None."""
+    """Returns the word that ends the names of masks: ``mask`` for ``raw/a.jpg`` and ``masks/a_mask.jpg``. Returns None
+    unless at least half of the images have such a mask."""
     stems = image.images.stems
     counts = {word: int(np.isin(stems, parts).sum()) for word, parts in mask.tails.items()}
     return next((word for word, count in counts.items() if len(stems) and 2 * count >= len(stems)), None)
 
 
 def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
-    """Tells if a third folder beside two others has files of the same names. Then all are classes that count from 1,
-    not images and masks."""
+    """Tells if a third folder beside these two has files of the same names. If so, the folders are classes that count
+    from 1, not images and masks. False if the two folders are not side by side."""
     above = mask.path.rpartition("/")[0]
     if image.path.rpartition("/")[0] != above or not mask.path:
         return False
@@ -153,9 +153,9 @@ def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderC
 
 
 def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
-    """Finds two folders side by side that contain two images of each sample (``left``, ``right``), by the folders'
-    names and equal file names. Yields a finding for each pair, whose pattern ignores the second folder; skips pairs
-    with a folder in ``known``."""
+    """Yields a finding for each two folders side by side that have two images of each sample: ``left``, ``right``. The
+    folders have usual names, and half of their stems are equal. The pattern ignores the second folder. Skips pairs with
+    a folder in ``known``."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")
@@ -169,8 +169,11 @@ def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Fin
 
 
 def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
-    """Finds masks in the folder of their images, by the last word of names: ``a_mask.png`` beside ``a.jpg``, or
-    ``a_sat.jpg`` beside ``a_mask.png``. Nine in ten images must have one; fewer suffice for a usual word of masks."""
+    """Yields a finding for masks in the folder of their images, by the last word of names.
+
+    Examples are ``a_mask.png`` beside ``a.jpg``, and ``a_mask.png`` beside ``a_sat.jpg``. Nine in ten images must have
+    such a mask. Beside ``a.jpg``, fewer suffice for a usual word of masks.
+    """
     for folder in contents.folders.values():
         if not folder.tails:
             continue
@@ -210,5 +213,6 @@ def list_ending_patterns(contents: Contents) -> set[str]:
 
 
 def _stem_ends_with(name: str, tail: str) -> bool:
-    """Tells if a name without its suffix ends with ``tail``, in any case."""
+    """Tells if a name without its suffix ends with ``tail``, which is in lower case. The case of the name does not
+    matter."""
     return stem_of(name).lower().endswith(tail)

@@ -60,8 +60,8 @@ class MaskPair:
         images: Folder of images.
         masks: Folder of masks, with the same subfolders.
         tail: Text that ends the image names before their suffix, and that the mask names lack.
-        ends: By column, the text that ends the mask names, with suffix.
-        further: The same ending with each other suffix that masks in the folder have.
+        ends: Text that ends the mask names, with suffix, by column.
+        further: Endings of masks in the folder that differ only by their suffix.
     """
 
     images: str
@@ -76,16 +76,16 @@ class MaskPair:
         return join(self.masks, stem.removesuffix(self.tail))
 
     def is_mask(self, file: str) -> bool:
-        """Tells if a file in the folder of images is a mask."""
+        """Tells if a file in the folder of images is a mask. False if masks are in another folder."""
         return self.images == self.masks and any(map(file.endswith, (*self.ends.values(), *self.further)))
 
 
 def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
-    Returns an empty mapping if there are none, several ways to pair them, or a split without a pair. A split of images
-    without masks gets a folder of masks that does not exist. For Cityscapes, the names of its folders suffice. Raises
-    :class:`OtherSizeError` if masks differ in size from their images.
+    Returns an empty mapping if there are no pairs, several ways to pair folders, or a split that cannot be paired. A
+    split of images without masks gets a folder of masks that does not exist. For Cityscapes, the names of its folders
+    suffice. Raises :class:`OtherSizeError` if masks differ in size from their images.
     """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}
@@ -130,8 +130,9 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
 
 
 def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, MaskPair | None]) -> None:
-    """Adds pairs to ``found`` for splits without masks, if another split has masks: many test splits have none. Such a
-    split contains images directly and no folders."""
+    """Adds pairs to ``found`` for splits without a pair, like that of another split. Such a split has no folders. Adds
+    none if no split has a pair."""
+    # Many test splits have no masks.
     known = next(filter(None, found.values()), None)
     for name in splits:
         if known is None or found[name.lower()] is not None or _list_folders(tree, name):
@@ -144,8 +145,8 @@ def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str
 
 
 def list_unpaired_folders(tree: Tree, pairs: Mapping[str, MaskPair]) -> list[str]:
-    """Lists folders with images next to the folders of the pairs. Skips folders that overlap with these folders, and
-    drawn masks."""
+    """Lists folders with images beside the folders of the pairs. Skips folders that contain a folder of a pair or are
+    in one, and folders of drawn masks (``visualization``)."""
     used = [place for pair in pairs.values() for place in (pair.images, pair.masks)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _list_folders(tree, base)}
@@ -155,7 +156,7 @@ def list_unpaired_folders(tree: Tree, pairs: Mapping[str, MaskPair]) -> list[str
 
 
 def _contain_each_other(one: str, other: str) -> bool:
-    """Tells if one folder contains the other or equals it; ``""`` contains all."""
+    """Tells if one folder contains the other, or both are equal. ``""`` contains all."""
     return not one or not other or f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
@@ -183,8 +184,8 @@ def _read_folder_name(name: str) -> tuple[str | None, str]:
 
 def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPair]:
     """Pairs folders whose names contain split and role: ``images_train``, ``masks_train``. A split without a folder of
-    masks gets one that does not exist. Returns an empty mapping for other names, and if a folder of masks has no
-    images."""
+    masks gets a folder that does not exist. Returns an empty mapping for other names, and if a folder of masks cannot
+    be paired."""
     by_role: dict[str | None, dict[str, str]] = {"image": {}, "mask": {}}
     for name in folders:
         role, split = _read_folder_name(name)
@@ -206,10 +207,12 @@ def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPa
 
 
 def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
-    """Pairs a folder of images with a folder of masks. Both may be the same folder; then names of masks have other
-    endings. Returns None unless at least half of the images have a mask. Also returns None if both are one folder that
-    contains folders, which may be classes. Raises :class:`OtherSizeError` if one of the first four masks of each ending
-    differs in size from its image."""
+    """Pairs a folder of images with a folder of masks. In one folder for both, masks have other endings than images.
+
+    Returns None unless at least half of the images have a mask. Also returns None for one folder that contains folders,
+    which may be classes. Compares the sizes of the first four masks of each ending with those of their images. Raises
+    :class:`OtherSizeError` if a size differs.
+    """
     if images == masks and _list_folders(tree, images):
         return None  # folders may be classes
     if images == masks and not _has_mask_endings(tree, images):
@@ -251,8 +254,8 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
 
 
 def _has_mask_endings(tree: Tree, folder: str) -> bool:
-    """Tells if names of some images in a folder end like masks of other images there, in exactly one way. With several
-    masks an image, the right one is unclear."""
+    """Tells if some images in a folder have names like masks of other images there: ``a_mask.png`` for ``a.jpg``. False
+    for several such endings, since an image then may have several masks."""
     found = list_contents(tree).folders.get(folder)
     if found is None:
         return False
@@ -263,7 +266,7 @@ def _has_mask_endings(tree: Tree, folder: str) -> bool:
 
 
 def _find_common_endings(tree: Tree, folder: str) -> list[str]:
-    """Returns the endings that nine in ten names in a folder have: ``_training``."""
+    """Returns the endings that nine in ten images in a folder have: ``_training``."""
     found = list_contents(tree).folders.get(folder)
     if found is None:
         return []
@@ -273,7 +276,7 @@ def _find_common_endings(tree: Tree, folder: str) -> list[str]:
 
 
 def _hash_names(names: Iterable[str]) -> NDArray[np.int64]:
-    """Hashes names, in order."""
+    """Returns the hashes of names, in order."""
     return np.fromiter(map(hash, names), np.int64)
 
 
@@ -287,7 +290,7 @@ def _find_images_below(tree: Tree, top: str) -> Iterator[str]:
 
 
 def _have_same_size(tree: Tree, image: str, mask: str) -> bool:
-    """Compares the sizes of image and mask by their headers. True for an unreadable header, which reading reports."""
+    """Tells if image and mask have the same size, by their headers. True if a header cannot be read."""
     try:
         one, other = sniff(tree.first_bytes(image, _HEADER)), sniff(tree.first_bytes(mask, _HEADER))
     except HeaderError:
@@ -301,8 +304,8 @@ def _list_folders(tree: Tree, base: str) -> list[str]:
 
 
 def has_other_endings(tree: Tree, pair: MaskPair) -> bool:
-    """Tells if a pair's folder of images has further images of samples: at least three with one ending that neither
-    images nor masks have (``a_edge.png``)."""
+    """Tells if the folder of images has further images of its samples: ``a_edge.png`` beside ``a.jpg``. At least three
+    images must have such an ending, and nine in ten of them must be beside an image of a pair."""
     found = list_contents(tree).folders.get(pair.images)
     if found is None:
         return False

@@ -51,11 +51,11 @@ _MOST, _PROBED = 32, 32
 
 
 class ModalitiesSource(FileRowSource):
-    """Source of images in several folders. Images of the main folder are ``image``. Each folder beside the main folder
-    is a column, with its images of the same names.
+    """Source of images in several folders. Images of the main folder are ``image``. Each folder beside it is a column,
+    with its images of the same names.
 
-    The main folder is one with a usual name, such as ``rgb``, else the first by name that is not called like masks.
-    A split without it is refused. Images of other folders without a main image are left out.
+    The main folder has a usual name, such as ``rgb``; else it is the first by name without a name of masks. A split
+    without this folder is refused. Images of other folders without a main image are left out.
     """
 
     kind = "modalities"
@@ -78,7 +78,7 @@ class ModalitiesSource(FileRowSource):
         self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits whose folders contain the modalities; ``""`` for the root."""
+        """Returns the splits whose folders contain the modalities, in packing order; ``""`` for the root."""
         return in_packing_order(place.lower() for place in self._groups)
 
     def fields(self) -> Mapping[str, Field]:
@@ -115,8 +115,8 @@ class ModalitiesSource(FileRowSource):
         return ()
 
     def _declare_modality(self, name: str) -> Image | Mask:
-        """Declares the column of a folder: images if its name is that of a modality but not of masks; else images or
-        masks, by the folder's files."""
+        """Declares the column of a folder. A folder with a name of modalities, but not of masks, has images. Else the
+        first files of the folder decide between images and masks."""
         if not looks_like_mask(name.lower()) and all(map(_NAMES.fullmatch, name.split("/"))):
             return Image(optional=True)
         places = [join(place, name) for place, folders in self._groups.items() if name in folders]
@@ -127,11 +127,11 @@ class ModalitiesSource(FileRowSource):
 
 
 def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
-    """Finds folders of images side by side, by the folder that contains them: the root, or that of a split.
+    """Finds folders of images side by side, by the folder that contains them: the root, or the folder of a split.
 
-    They are 2 to 32, each with at least half of the names of the first, and contain all images of the tree; else
-    returns nothing. In place of a folder of masks without images, the folders in it count. Unless the user has
-    ``named`` the kind of source, all must be called like modalities, or one must be called ``images``.
+    There are 2 to 32 side by side, and each shares at least half of its names with the first. All together have all
+    images of the tree; else returns an empty dict. A folder of masks without images counts as the folders in it. Unless
+    the user has ``named`` the kind, all have names of modalities, or one is called ``images``.
     """
     contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}
@@ -161,7 +161,8 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is partial at most, if folders side by side have images of the same names: classes may count from 1, too."""
+    """Partial if folders side by side have images of the same names, else ``NO``."""
+    # Never certain: classes may count from 1, too.
     tree = open_tree(path)
     return Certainty.PARTIAL if tree is not None and find_modality_folders(tree, options.named) else Certainty.NO
 

@@ -31,11 +31,11 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds datasets nested in a folder, with their kinds. Takes each path in the folder that is certainly of a kind;
-    for any other path, the only folder of such a kind within three levels below it.
+    """Finds datasets nested in a folder, with their kinds. ``certain`` returns the kind of a path, or None.
 
-    Tests only the first 16 paths of each suffix. ``certain`` returns the kind of a path, or None; damaged files, for
-    which it raises :class:`PackstoreError`, are skipped.
+    Finds each path in the folder that has a kind. For any other path, looks three levels deeper for the only folder
+    that has a kind. Tests only the first 16 paths of each suffix. Skips paths for which ``certain`` raises
+    :class:`PackstoreError`.
     """
     found = []
     tried: Counter[str] = Counter()
@@ -61,8 +61,8 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
 
 
 def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Returns the only folder among ``places`` that is certainly of a kind, with the kind. Returns an empty list if
-    none is, several are, or there are more than four folders. Skips damaged ones."""
+    """Returns the only folder among ``places`` that is certainly of a kind, with the kind. Returns an empty list for
+    none, for several, and if there are more than four folders. Skips damaged folders."""
     folders = [place for place in places if place.is_dir()]
     found = []
     for place in folders if len(folders) <= _SHOWN else ():
@@ -73,8 +73,8 @@ def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | 
 
 
 def find_only_folder(path: Path) -> Path | None:
-    """Returns the only folder in a folder, if it contains folders, and its name is not that of a split. Returns None
-    otherwise, and if images are directly in one of the two."""
+    """Returns the only folder in a folder. Returns None if there are others, or if it has the name of a split or
+    contains no folders. Also returns None if images are directly in one of the two."""
     folders = [place for place in _list_visible(path) if place.is_dir()]
     if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
         return None
@@ -96,12 +96,15 @@ def find_split_like_folders(path: Path) -> list[str]:
 
 
 def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
-    """Returns the reason why the folders of images in a tree do not seem to be classes, and the folders to use instead;
-    None if they seem to be classes.
+    """Returns the reason why the folders of images in a tree do not seem to be classes, and the folders to use instead.
+    Returns None if they seem to be classes.
 
-    The folders are not classes in any of these cases. All have names of splits, masks or kinds of images (``query``,
-    ``image_2``, ``depth``). One folder is called ``images``, and there are others. Some contain images, and some
-    contain only folders of images. All contain only folders, and these have equal names (domains, cameras).
+    The reasons are:
+
+    - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
+    - A folder is called ``images``, and there are others.
+    - Some contain images, and some contain only folders of images.
+    - All contain only folders, with equal names in each (domains, cameras).
     """
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)

@@ -10,10 +10,9 @@ from packstore.sources.tree import Tree
 
 
 def accept_arrays(tree: Tree) -> Tree:
-    """If the tree has ``.npy`` files and no images, returns a copy of it in which ``.npy`` files are images. Else
-    returns the tree.
-
-    Beside images, such files contain masks, depth or features."""
+    """Returns a copy of a tree in which ``.npy`` files are images, if it has such files and no images. Else returns the
+    tree itself."""
+    # Beside images, such files contain masks, depth or features.
     if tree.has_arrays or tree.holds_images("", tree.above):
         return tree
     if not any(ARRAY in folder.others for folder in list_contents(tree).folders.values()):

@@ -29,8 +29,8 @@ ClassColours = list[tuple[str, tuple[int, int, int] | int]]
 
 def read_class_colours(tree: Tree, file: str) -> ClassColours:
     """Reads the classes in a file, with their colours or pixel values. Returns an empty list for a file that is not a
-    palette, over 1 MiB, or has more than 65,536 classes. Raises :class:`SourceError` for a palette in an unknown
-    encoding."""
+    palette, or has more than 1 MiB or 65,536 classes. Raises :class:`SourceError` for a palette in an unknown encoding,
+    and for a file that cannot be read."""
     if tree.stat(file).size > _MAX_BYTES:
         return []
     data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
@@ -61,8 +61,8 @@ def _parse_text(text: str) -> ClassColours:
 
 
 def _parse_csv(text: str) -> ClassColours:
-    """Parses a table whose header has a column of class names, and columns of colours or pixel values; sorts rows by
-    pixel value. Raises :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
+    """Parses a table with a column of class names, and columns of colours or pixel values. Sorts rows by pixel value.
+    Raises :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
     head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
     names = [cell.lower() for cell in head]
     label = next(names.index(name) for name in _NAMES if name in names)

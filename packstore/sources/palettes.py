@@ -46,8 +46,8 @@ class Palette:
             raise ValueError(f"its mask: {error}") from error
 
     def _convert_to_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
-        """Decodes the file of a mask to class numbers, ``(H, W)``. Raises :class:`ValueError` for an unknown colour or
-        value, and :class:`DecodeError` for a file that cannot be decoded."""
+        """Does the work of :meth:`read_class_numbers`, but raises :class:`DecodeError` for a file that cannot be
+        decoded."""
         file = printable(self.files[0])
         if self.colours is None:
             values = decode_mask(data, read_mask_header(data, max_pixels))
@@ -74,18 +74,17 @@ class Palette:
 
 
 def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
-    """Reads the columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes that
-    occur. Leaves out ``mask`` if the file's values are class numbers already. Raises :class:`ValueError` for an unknown
-    colour or value, and for a file that cannot be decoded."""
+    """Reads the columns of a mask: ``mask``, its class numbers, and ``mask_labels``, the classes that occur. If the
+    file has class numbers and no colours, leaves out ``mask``. Raises :class:`ValueError` for an unknown colour or
+    value, and for a file that cannot be decoded."""
     values = palette.read_class_numbers(mask, max_pixels)
     shown = {"mask_labels": np.unique(values).tolist()}
     return shown if palette.colours is None else {"mask": np.ascontiguousarray(values), **shown}
 
 
 def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
-    """Finds the palette in some folders. Returns it if it fits the column ``masks``: a palette of colours for masks in
-    colour, a palette of values for masks of one channel. Returns None otherwise. Raises :class:`AmbiguousSourceError`
-    for several palettes that differ."""
+    """Finds the palette in some folders that fits the column ``masks``. A palette of colours fits masks in colour, a
+    palette of values masks of one channel. Returns None if there is none. Raises the errors of :func:`find_palette`."""
     found = find_palette(tree, folders)
     return found if found is not None and isinstance(masks, Image) == (found.colours is not None) else None
 
@@ -96,8 +95,8 @@ def declare_mask_columns(palette: Palette) -> dict[str, Field]:
 
 
 def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
-    """Finds the palette in some folders, or returns None if there is none. Raises :class:`AmbiguousSourceError` for
-    several that differ, and :class:`SourceError` for one that gives two classes one colour."""
+    """Finds the palette in some folders. Returns None if there is none. Raises :class:`AmbiguousSourceError` for
+    several palettes that differ, and :class:`SourceError` for a palette with two classes of one colour."""
     found: list[Palette] = []
     for folder in dict.fromkeys(folders):
         for name in tree.names(folder).files:

@@ -26,8 +26,8 @@ _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.
 
 @contextmanager
 def add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[None]:
-    """Completes each :class:`AmbiguousSourceError` that the block raises: sets its source, and replaces answers that
-    lead to further questions, see :func:`_resolve_answer`."""
+    """Completes an :class:`AmbiguousSourceError` that the block raises. Sets its source. Replaces answers that lead to
+    further questions, see :func:`_resolve_answer`."""
     try:
         yield
     except AmbiguousSourceError as error:
@@ -38,10 +38,15 @@ def add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[Non
 
 
 def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
-    """Tries an answer that ignores files or gives another path. Returns the answer if the source is then recognised. If
-    the source is still ambiguous, returns the answers to the next question; but the answer itself, if all these only
-    give other paths again. Returns none if it leads to an error, or to a third question. Returns any other answer
-    unchanged, and every answer if the user has named the kind."""
+    """Tries an answer that ignores files or gives another path, and returns the answers to offer instead.
+
+    - If the source is then recognised: the answer itself.
+    - If the source is still ambiguous: the answers to both questions together. If the answer gives a path, and all
+      answers to the next question give paths again: the answer itself.
+    - After an error, or after a third question: none.
+
+    Other answers are not tried, and none is if the user has named the kind: returns the answer itself.
+    """
     patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
     if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
         return [answer]
@@ -65,7 +70,7 @@ def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: 
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if a source leaves out files that seem to annotate its images. Asks nothing
+    """Raises :class:`AmbiguousSourceError` if a source leaves out files that seem to annotate its images. Does nothing
     if the user has named the kind, and for image folders, flat folders and stores."""
     if source.options.named or source.kind in PLAIN_KINDS or survey.store is not None:
         return
@@ -78,7 +83,7 @@ def ask_about_left(source: Source, survey: Survey) -> None:
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
     """Raises :class:`AmbiguousSourceError` if an image folder has several classes, all with names of clips:
-    ``clip_0001`` …. Asks nothing if the user has named the kind or the frames."""
+    ``clip_0001`` …. Does nothing if the user has named the kind or the frames."""
     if source.options.named or source.options.frames is not None or source.kind != PLAIN_KINDS[0]:
         return
     classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
@@ -92,8 +97,8 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
 
 
 def _find_partial_kinds(source: Source) -> list[Kind]:
-    """Finds other kinds that match a source partially: those that are tested before its own, and ``modalities``. Skips
-    kinds that raise an error."""
+    """Finds other kinds that match the path of a source partially. Tests ``modalities``, and the kinds before its own
+    in the registry. Skips kinds that raise an error."""
     found: list[Kind] = []
     kind: Kind
     before = True

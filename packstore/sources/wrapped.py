@@ -20,8 +20,8 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Base of sources that wrap another source. Listing, reading of single samples, closing and ``tree`` are those of
-    the wrapped source. A subclass changes some of them."""
+    """Base of sources that wrap another source. A subclass changes some methods. Methods that are not defined here are
+    those of :class:`Source`, not of the wrapped source."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)
@@ -82,8 +82,8 @@ class WrappedSource(Source):
 
 
 class GeoSource(WrappedSource):
-    """Wraps a source and adds the column ``geo``: JSON of a TIFF's transform and reference system, null for other
-    images. Its survey refuses a source of arrays, a store, and a source that has such a column."""
+    """Wraps a source, and adds the column ``geo``. Its value is JSON of a TIFF's transform and reference system, and
+    missing for other images. The survey refuses a source of arrays, a store, and a source with such a column."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -199,6 +200,17 @@ def test_messages_name_urls(s3_double: Double, cache: Path, tmp_path: Path) -> N
     with pytest.raises(SourceError, match=r"^s3://bucket/bad/x.npz") as caught:
         open_source("s3://bucket/bad/x.npz")
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_the_name_of_a_further_file(s3_double: Double, cache: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for folder in ("rgb", "depth"):
+            archive.writestr(f"{folder}/1.png", tiny(1))
+    s3_double.objects["pairs.zip"] = packed.getvalue()
+    with closing(open_source("s3://bucket/pairs.zip", kind="modalities")) as source:
+        (entry,) = source.entries()
+        assert source.further_file_name(entry, "depth", 0) == "depth/1.png"
 
 
 def test_arrays_and_a_name_for_them(s3_double: Double, cache: Path, tmp_path: Path) -> None:
