@@ -68,6 +68,7 @@ class Driver:
 
         Raises:
             DestinationError: There is a store already, or a run that was begun with another source or other software.
+                :class:`LostRaceError`: somebody else published a store meanwhile.
             SampleError: A sample is bad, and ``on_error`` is ``"raise"``.
             SourceError: The source changed meanwhile, or all samples were skipped.
             StoreError: A task failed, two drivers made different shards, or two records have the same key.

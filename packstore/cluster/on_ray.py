@@ -23,8 +23,7 @@ class RayRunner(Runner):
         job: Its ``workers`` are the threads of a task, and the cores that Ray reserves for it.
         tasks: Number of tasks in all.
         address: Address of a running cluster. If empty, starts one on this machine, which :meth:`close` ends. Ignored
-            if
-            this process is connected to a cluster already.
+            if this process is connected to a cluster already.
     """
 
     def __init__(self, job: ClusterJob, tasks: int, address: str) -> None:

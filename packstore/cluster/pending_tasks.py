@@ -60,11 +60,12 @@ class PendingTasks:
         return task.copies - 1
 
     def choose_stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
-        """Returns stragglers to copy to idle workers, at most one for each worker. ``at_once`` is the number of
-        workers.
+        """Returns stragglers to copy to idle workers, at most one for each idle worker.
 
-        Leaves out stragglers with three copies. If all tasks are stragglers, perhaps every worker hangs: returns at
-        least one of them, also without an idle worker.
+        Leaves out stragglers with three copies. If all tasks are stragglers, every worker may hang. It then returns at
+        least one straggler, also without an idle worker.
+
+        ``at_once``: number of workers.
         """
         limit = self._straggler_limit()
         if limit is None:

@@ -67,10 +67,9 @@ class TaskReceipt:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> TaskReceipt:
-        """Parses a receipt.
+        """Parses a receipt. ``where`` names it in messages.
 
-        Raises :class:`StoreError` if its digest, its fields or its number of keys are wrong. ``where`` names it in
-        messages.
+        Raises :class:`StoreError` if its digest, its fields or its number of keys are wrong.
         """
         try:
             receipt: TaskReceipt = from_plain(_SCHEMA, cls, parse_with_digest(data), "receipt")

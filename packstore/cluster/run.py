@@ -49,8 +49,8 @@ class SharedPlan:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> SharedPlan:
-        """Parses a plan. Raises :class:`StoreError` if its digest or its fields are wrong. ``where`` names it in
-        messages."""
+        """Parses a plan. ``where`` names it in messages. Raises :class:`StoreError` if its digest or its fields are
+        wrong."""
         try:
             plain = parse_with_digest(data)
             fingerprint = plain.pop("fingerprint")

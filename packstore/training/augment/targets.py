@@ -374,8 +374,7 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
     Args:
         ops: The user's whole list, and all other functions that are called with images.
         types: Types of the loaded columns. Only :data:`TARGETS` count. Against AugMix, ``image`` counts too: it stands
-            for
-            further images.
+            for further images.
         instead: Alternative that moves images and targets together, for messages.
     """
     moved = [name for name in TARGETS if name in types]
