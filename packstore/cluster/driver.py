@@ -237,8 +237,9 @@ def make_runner(job: ClusterJob, tasks: int) -> Runner:
     """Starts the runner that the option ``cluster`` names.
 
     - ``ray:ADDRESS``: :class:`RayRunner`.
-    - ``processes:COUNT``: :class:`ProcessRunner`, with at most one process for each task. The processes share the
-      cores.
+    - ``processes:COUNT``: :class:`ProcessRunner`, with at most one process for each task. They share the cores, unless
+    the
+      user has chosen the threads of a task.
     - None: :class:`LocalRunner`, which runs tasks in this process.
     """
     name, _, detail = (job.plan.options.cluster or "").partition(":")

@@ -34,8 +34,8 @@ class Cost:
 def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_size: int = 256) -> list[Cost]:
     """Computes the requests and bytes of reading a store whose shards are at a URL.
 
-    If the store exceeds the cache, the share that is cached is the probability that a full shuffle finds a record
-    there. Otherwise the record's shard is fetched. Lanes use the order and window of a loader with one rank per node.
+    A full shuffle of a store that exceeds the cache is an estimate: a record that is not cached fetches its whole shard.
+    Lanes use the order and window of a loader with one rank per node.
 
     Args:
         manifest: Manifest of the store, with its table. A single file counts as one shard.

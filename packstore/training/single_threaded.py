@@ -36,7 +36,7 @@ def make_single_threaded() -> None:
 def single_threaded() -> Iterator[None]:
     """Keeps torch on the calling thread within the block. Restores its number of threads afterwards.
 
-    If OpenMP's number cannot be set, sets torch's number for the whole process.
+    If OpenMP's number cannot be set, sets torch's number for the whole process. Does nothing if torch has one thread.
     """
     before = torch.get_num_threads()
     if before == 1:

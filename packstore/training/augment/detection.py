@@ -77,8 +77,11 @@ class RandomZoomOut(_ImageByImage):
             object.__setattr__(self, "fill", tuple(self.fill))
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws windows around the whole image. With probability ``p`` they are larger, by a ratio from
-        ``side_range``."""
+        """Draws windows that contain the whole image at a random place.
+
+        With probability ``p`` their sides are longer by a ratio from ``side_range``. Otherwise they are those of the
+        image.
+        """
         height, width = crops.window[:, 2], crops.window[:, 3]
         low, high = self.side_range
         ratio = draws.uniform(1) * (high - low) + low

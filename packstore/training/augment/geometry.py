@@ -152,7 +152,8 @@ class CenterCrop(FixedSizeOperation):
         return crop_composes_after(self._size_pair, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Cuts a centred window of this size from the present window. It exceeds a smaller one. Draws nothing."""
+        """Cuts a centred window of this size from the present window. If that is smaller, the new window exceeds it.
+        Draws nothing."""
         rows, columns = self._size_pair
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
         return with_window(crops, top, left, self._size_pair)

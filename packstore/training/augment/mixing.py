@@ -71,8 +71,8 @@ class CutMix(_Mixer):
     """Pastes a box of one image into another, as torchvision's ``CutMix`` (Yun et al., 2019).
 
     Args:
-        alpha: The share of the first image has the distribution Beta(alpha, alpha). It grows if the box exceeds the
-            image, and is cut off.
+        alpha: The share of the first image has the distribution Beta(alpha, alpha). If the box exceeds the image, it is
+            cut off, and the share grows.
 
     Raises:
         UsageError: ``alpha`` is not positive.
@@ -138,6 +138,8 @@ class BatchMixer:
 
     def draw_mix(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
         """Draws how a batch is mixed. Rows that are not mixed get the share 1.
+
+        If a box is cut off at the border of the image, the share is that of the remaining box.
 
         Args:
             draws: Draws of the batch's records, numpy.

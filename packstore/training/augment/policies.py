@@ -251,7 +251,7 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
     Args:
         num_magnitude_bins: Number of magnitudes.
         interpolation: As for :class:`RandAugment`.
-        fill: Likewise.
+        fill: As for :class:`RandAugment`.
 
     Raises:
         UsageError: A number out of range, an unknown interpolation, an invalid fill.
@@ -279,7 +279,7 @@ class AutoAugment(_Policy, ProgramOperation):
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``.
         interpolation: As for :class:`RandAugment`.
-        fill: Likewise.
+        fill: As for :class:`RandAugment`.
 
     Raises:
         UsageError: An unknown policy or interpolation, an invalid fill.
@@ -319,7 +319,7 @@ class AugMix(_Policy, ProgramOperation):
         alpha: Parameter of the distributions of weights.
         all_ops: Include brightness, contrast, colour and sharpness.
         interpolation: As for :class:`RandAugment`.
-        fill: Likewise.
+        fill: As for :class:`RandAugment`.
 
     Raises:
         UsageError: A number out of range, an unknown interpolation, an invalid fill.

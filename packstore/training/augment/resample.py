@@ -120,7 +120,7 @@ def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tens
 
 
 def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
-    """Crops and resizes as :func:`crop_and_resize`, by two products with matrices of weights.
+    """Crops and resizes as :func:`crop_and_resize`, by two products with matrices of weights. For any device.
 
     ``sampling``: ``"bilinear"`` or ``"bicubic"``.
     ``box``: may be ``(1, 4)``, one box for all images.

@@ -183,7 +183,7 @@ class ScaleJitter(_DrawnSize):
         object.__setattr__(self, "scale_range", (low, high))
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws a factor, and multiplies the size that fits the target by it. The aspect ratio stays."""
+        """Draws a factor. Returns the size that fits the target, times this factor. The aspect ratio stays."""
         assert not isinstance(self.target_size, int)
         low, high = self.scale_range
         # Arrays by arrays: torch multiplies a number by the reciprocal.

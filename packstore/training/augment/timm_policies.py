@@ -389,7 +389,10 @@ def _write_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, 
 
 
 def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and random deviations from 0.01 on. Their upper limit grows with the magnitude."""
+    """Writes the kernel's side, and random deviations of at least 0.01.
+
+    They are uniform between 0.1 and a limit that grows with the magnitude, up to 2.
+    """
     most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 
