@@ -38,11 +38,11 @@ class Mixture:
     The positions of an epoch are divided into windows. Each window contains every store's share, rounded. Any part of
     an epoch has the wanted shares to within two records at each end. Within a window, stores come in random order.
 
-    All records of a store are drawn, in random order, before any is repeated. An epoch continues where the previous
-    epoch stopped.
+    All records of a store are drawn before any is repeated. With ``shuffle``, their order is random. An epoch continues
+    where the previous epoch stopped.
 
-    A store whose shards must be fetched is read shard by shard. Its shards come in random order. Its records are
-    shuffled within windows of several shards.
+    A store whose shards must be fetched is read shard by shard. With ``shuffle``, its shards come in random order, and
+    its records are shuffled within windows of several shards.
 
     Attributes:
         sizes: Number of records of each store, in the order of the dataset.

@@ -45,7 +45,7 @@ class Transport(ABC):
     """Copies host buffers to one device.
 
     Attributes:
-        asynchronous: Copies run in parallel to the host, so that sending early saves time.
+        asynchronous: Copies run in parallel to the host. Sending early saves time.
     """
 
     asynchronous = False
@@ -55,7 +55,7 @@ class Transport(ABC):
 
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates a host buffer that can be sent; its content is undefined."""
+        """Allocates a host buffer that can be sent. Its content is undefined."""
 
     def wait_for_current_stream(self) -> None:
         """Makes later sends wait for the work that is queued on the caller's stream now. By default does nothing."""
@@ -63,8 +63,10 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Starts the copy of ``host`` to the device, then ``work`` on the copies. Returns the shipment, which the
-        consumer receives. Thread-safe."""
+        """Starts the copy of ``host`` to the device, and after it ``work`` on the copies. Thread-safe.
+
+        Returns the shipment, which the consumer receives. A transport may defer copy and work until then.
+        """
 
 
 class Shipment(ABC):

@@ -185,7 +185,7 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
 
 
 def refuse_drawing_functions(**functions: Any) -> None:
-    """Raises :class:`UsageError` for functions that are called once per batch, and draw random numbers.
+    """Raises :class:`UsageError` for functions that would be called once per batch, but draw random numbers.
 
     - Random transforms of torchvision would draw the same for all images.
     - An :class:`Operation` would get no draws.

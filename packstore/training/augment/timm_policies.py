@@ -116,7 +116,7 @@ class TimmAugment(ProgramOperation):
 
     @property
     def moves_pixels(self) -> bool:
-        """True: policies contain shears, translations and rotations."""
+        """True: policies may contain shears, translations and rotations."""
         return True
 
     def draw_program(self, draws: Draws, size: Size) -> Program:

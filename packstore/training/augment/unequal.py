@@ -120,9 +120,8 @@ class Cut:
 
         - Both resize.
         - The second resizes padding of the first.
-        - The second shows pixels outside the first. Exception: the first shows its whole box, and the second pads all
-        of it.
-          Then only a resized box with a fill that is not 0 is impossible.
+        - The second shows pixels outside the first, unless the first shows its whole box and the second pads all of it.
+        - The first resizes, and the second pads with a fill that is not 0.
         """
         top, left, height, width = self.window
         if not other.resizes:
