@@ -91,9 +91,8 @@ def choose_reading(
 
     Raises:
         UsageError: An unknown value, or any option for a store of pixels. The mode has 8 bits, the images have more,
-            and
-            ``depth`` does not say how to convert them. ``depth="keep"`` without a mode, for a store that converts to 8
-            bits.
+            and ``depth`` does not say how to convert them. ``depth="keep"`` without a mode, for a store that converts
+            to 8 bits.
     """
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}

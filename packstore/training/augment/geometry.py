@@ -215,7 +215,10 @@ class RandomCrop(FixedSizeOperation):
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
     def _check_size(self, size: Sequence[int]) -> None:
-        """Raises :class:`UsageError` if images of ``size`` are too small, for the crop or for the padding mode."""
+        """Raises :class:`UsageError` if images of ``size``, with their padding, are smaller than the crop.
+
+        Also raises it if they are too small to reflect them into the padding.
+        """
         (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
         if rows > padded[0] or columns > padded[1]:

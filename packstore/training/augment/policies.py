@@ -313,7 +313,7 @@ class AugMix(_Policy, ProgramOperation):
     """Mixes an image with several chains of random operations on it, as torchvision's ``AugMix`` (Hendrycks, 2019).
 
     Args:
-        severity: How many of the ten magnitudes are used, from the weakest on.
+        severity: How many of the ten magnitudes are used, from the weakest on: 1 … 10.
         mixture_width: Number of chains.
         chain_depth: Number of operations in each chain. Below 1, it is random for each chain: 1 … 3.
         alpha: Parameter of the distributions of weights.
