@@ -238,8 +238,7 @@ def make_runner(job: ClusterJob, tasks: int) -> Runner:
 
     - ``ray:ADDRESS``: :class:`RayRunner`.
     - ``processes:COUNT``: :class:`ProcessRunner`, with at most one process for each task. They share the cores, unless
-    the
-      user has chosen the threads of a task.
+      the user has chosen the threads of a task.
     - None: :class:`LocalRunner`, which runs tasks in this process.
     """
     name, _, detail = (job.plan.options.cluster or "").partition(":")

@@ -141,7 +141,7 @@ class Mix(ConcatDataset):
             raise UsageError(f"{self.paths[sizes.index(0)]} has no records in the split; leave it out of the mixture")
         shares: list[Any] = [*sizes] if given is None else [Fraction(weight) for weight in given.values()]
         if temperature != 1:
-            shares = [float(share) ** (1 / temperature) for share in shares]
+            shares = [float(share / max(shares)) ** (1 / temperature) for share in shares]  # at most 1: no overflow
         count = sum(sizes) if epoch is None else whole_number("epoch", epoch)
         self.mixture = Mixture(tuple(sizes), apportion(shares, count))
 

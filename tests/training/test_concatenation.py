@@ -164,6 +164,9 @@ def test_temperature_evens_weights_out(root: Path) -> None:
     assert Mix(paths(root), "train").draws == (10, 6, 4)
     assert Mix(paths(root), "train", temperature=1e9, epoch=30).draws == (10, 10, 10)
     assert Mix({root / "a.lmdb": 9, root / "b.h5": 1}, "train", temperature=2, epoch=40).draws == (30, 10)
+    for weights in ({root / "a.lmdb": 9, root / "b.h5": 8}, {root / "a.lmdb": 0.9, root / "b.h5": 0.8}):
+        with pytest.raises(UsageError, match="has none of a store"):  # as (9 / 8) ** 1000 is
+            Mix(weights, "train", temperature=1e-3)
 
 
 @pytest.mark.parametrize("resident", [True, False])
