@@ -747,6 +747,9 @@ def test_labels_of_whole_images_and_words_in_openmmlab(tmp_path: Path) -> None:
     values = read_all(root)["a00000.jpg"]
     assert values["labels"] == ["dog", "cat"]
     assert values["segmentations"] == [{"size": [8, 16], "counts": "023m3"}, SQUARE]
+    document = {"data_list": listed, "metainfo": {"categories": [{"id": 70_000, "name": "x"}]}}
+    root = fill(tmp_path / "id", images(3) | {"train.json": json.dumps(document)})
+    assert "the id 70000, expected at most 65,535" in (problem(root, "openmmlab") or "")
 
 
 @pytest.mark.parametrize("size", [3, 300])

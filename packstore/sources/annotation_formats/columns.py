@@ -50,17 +50,21 @@ class _Summary:
 class AnnotationColumns(ABC):
     """Base of annotation formats: converts the annotations of a data set to columns.
 
-    Columns: ``boxes`` with their ``labels``, and ``segmentations`` (for each box polygons in pixels or run lengths, as
-    in COCO, or null); single points in ``keypoints`` with ``keypoint_labels``; ``label`` of the whole image, or
-    ``tags`` if an image has several; the format's further columns; ``json``. A column without any value is left out.
-    Objects without a class have the class ``(none)`` if others have one. The columns follow from all annotations, which
-    are read once; damaged ones do not count.
+    - ``boxes`` with their ``labels``
+    - ``segmentations``: for each box, polygons in pixels or run lengths, as in COCO, or null
+    - ``keypoints`` with ``keypoint_labels``: single points
+    - ``label`` of the whole image, or ``tags`` if an image has several
+    - further columns of the format
+    - ``json``
+
+    All annotations are read once, to find columns and classes; damaged ones do not count. A column without any value is
+    left out. Objects without a class have the class ``(none)`` if others have one.
 
     Attributes:
         path: Path of the data set, for messages.
         title: Name of the format.
         further_fields: Declarations of the format's further columns.
-        per_object: Names of the further columns with a value for each box; -1, or null in JSON, if a box has none.
+        per_object: Names of the further columns with a value for each box. A box without value has -1, in JSON null.
     """
 
     path: Path
@@ -79,7 +83,7 @@ class AnnotationColumns(ABC):
         """Yields the raw annotations of all rows; skips those that cannot be read."""
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes that the data set lists, in their order; other classes follow by name."""
+        """Returns the classes that the data set lists, in their order: here those of :meth:`add_listed_classes`."""
         return self._listed
 
     def add_listed_classes(self, names: Iterable[str]) -> None:
@@ -87,9 +91,9 @@ class AnnotationColumns(ABC):
         self._listed = (*self._listed, *names)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` too if there are no
-        objects, points, tags or further values at all. Reads all annotations at the first call. Raises
-        :class:`SourceError` for too many classes, and for a listed class whose name is no text."""
+        """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` as well if there are no
+        objects, points, tags or further values. The first call reads all annotations. Raises :class:`SourceError` for
+        more than 65,536 classes, and for a listed class whose name is no text."""
         seen, classes = self._summary, self._classes
         found: dict[str, Field] = {"image": Image()}
         if seen.boxes or not (seen.points or seen.tags or seen.values):
@@ -110,15 +114,15 @@ class AnnotationColumns(ABC):
         return found | ({"json": Json(optional=True)} if seen.json else {})
 
     def make_column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
-        """Converts the raw annotation of an image to values of the declared columns; leaves out values of others.
-        Raises :class:`ValueError` for an invalid annotation, and for an image of unknown size if the format needs its
-        size."""
+        """Converts the raw annotation of an image to values of the declared columns; drops other values. Raises
+        :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
+        unknown."""
         found = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
         return {name: value for name, value in found.items() if name in self._column_names}
 
     def _parse_checked(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Parses a raw annotation. Raises :class:`ValueError` for any fault in it, also for names of classes that are
-        no text."""
+        """Parses a raw annotation. Raises :class:`ValueError` for any fault in it, such as a class whose name is no
+        text."""
         try:
             annotation = self.parse_annotation(raw, read_size)
             labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
@@ -131,8 +135,8 @@ class AnnotationColumns(ABC):
             raise ValueError(f"its annotation is not in the format of {self.title} ({found})") from error
 
     def _make_all_values(self, annotation: Annotation) -> dict[str, Any]:
-        """Converts an annotation to values of all possible columns, also of those that are not declared. Objects and
-        points without a class have :data:`NO_CLASS`; ``label`` is the first tag, or None."""
+        """Converts an annotation to values of all possible columns, declared or not. Objects and points without a class
+        have :data:`NO_CLASS`. ``label`` is the first tag, or None."""
         objects = annotation.objects
         single = annotation.tags[0] if annotation.tags else None
         found = {
@@ -167,21 +171,24 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Classes of boxes and points: listed ones in their order, then others by name, then :data:`NO_CLASS` if some
-        objects or points have no class. Empty if no class is listed or occurs."""
+        """Classes of boxes and points. Listed classes come first, in their order, and others follow by name.
+
+        :data:`NO_CLASS` is the last if there are others, and some objects or points have no class.
+        """
         listed = self._listed_classes
         found = (*listed, *sorted(self._summary.classes - listed.keys()))
         return (*found, NO_CLASS) if found and self._summary.unlabelled and NO_CLASS not in found else found
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
-        """Classes of whole images: listed ones in their order, if any tag is one of these, then others by name."""
+        """Classes of whole images, by name. If any tag is a listed class, all listed classes come first, in their
+        order."""
         listed = self._listed_classes if self._listed_classes.keys() & self._summary.tag_classes else {}
         return (*listed, *sorted(self._summary.tag_classes - listed.keys()))
 
     @cached_property
     def _summary(self) -> _Summary:
-        """Facts about all annotations. Its first use reads all of them; damaged ones are skipped. Raises
+        """Facts about all annotations. The first use reads all of them, and skips damaged ones. Raises
         :class:`SourceError` for more than 65,536 classes."""
         seen = _Summary()
         for raw in self.raw_annotations():

@@ -30,7 +30,7 @@ class AnnotatedObject:
     """Object in an image.
 
     Attributes:
-        label: Name of its class; None if it has none.
+        label: Name of its class; None without a class.
         box: Left, top, right, bottom.
         segmentation: Polygons, or COCO's run lengths ``{"size": [height, width], "counts": …}``; None for a box alone.
         values: Further values of the object, by column.
@@ -61,12 +61,13 @@ class Annotation:
     json: Any = None
 
     def add_points(self, label: str | None, flat: Polygon) -> None:
-        """Adds points of one class, given as ``x, y, x, y …``. Raises :class:`ValueError` for an odd number."""
+        """Adds points of one class, given as ``x, y, x, y …``. Raises :class:`ValueError` for an odd number of
+        coordinates."""
         self.points += [(label, x, y) for x, y in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def to_float(value: Any) -> float:
-    """Converts a number or its text. Raises :class:`ValueError` for any other value, also for infinity, NaN and
+    """Converts a number or its text to a float. Raises :class:`ValueError` for any other value, infinity, NaN and
     booleans."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
@@ -78,8 +79,8 @@ def to_float(value: Any) -> float:
 
 
 def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
-    """Converts values to numbers. Raises :class:`ValueError` if a value is no number, or if there are not ``count``
-    values. None for ``count`` allows any number of values."""
+    """Converts values to floats. Raises :class:`ValueError` if a value is no number, and, with ``count``, for any other
+    number of values."""
     found = [to_float(value) for value in values]
     if count is not None and len(found) != count:
         raise ValueError(f"found {len(found)} numbers, expected {count}")
@@ -93,7 +94,7 @@ def flatten_points(points: Iterable[Sequence[Any]]) -> Polygon:
 
 
 def bounding_box(*polygons: Sequence[float]) -> list[float]:
-    """Returns the smallest box around polygons. Raises :class:`ValueError` if they have no points, or a point lacks a
+    """Returns the smallest box around polygons. Raises :class:`ValueError` if there are no points, or a point has one
     coordinate."""
     numbers = [number for polygon in polygons for number in polygon]
     if len(numbers) < 2 or any(len(polygon) % 2 for polygon in polygons):
@@ -103,19 +104,19 @@ def bounding_box(*polygons: Sequence[float]) -> list[float]:
 
 
 def box_from_corner(left: Any, top: Any, width: Any, height: Any) -> list[float]:
-    """Makes a box from its top left corner, width and height. Raises :class:`ValueError` if one is no number."""
+    """Makes a box from its top left corner, width and height. Raises :class:`ValueError` if a value is no number."""
     x, y, w, h = to_floats((left, top, width, height))
     return [x, y, x + w, y + h]
 
 
 def box_from_centre(x: Any, y: Any, width: Any, height: Any) -> list[float]:
-    """Makes a box from its centre, width and height. Raises :class:`ValueError` if one is no number."""
+    """Makes a box from its centre, width and height. Raises :class:`ValueError` if a value is no number."""
     cx, cy, w, h = to_floats((x, y, width, height))
     return [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
 
 
 def rotate_box(box: Sequence[float], degrees: float, about: tuple[float, float] | None = None) -> Polygon:
-    """Rotates a box clockwise, about its centre or the point ``about``; returns the four corners."""
+    """Rotates a box clockwise, about the point ``about`` or else its centre; returns the four corners."""
     left, top, right, bottom = box
     cx, cy = about or ((left + right) / 2, (top + bottom) / 2)
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -124,14 +125,17 @@ def rotate_box(box: Sequence[float], degrees: float, about: tuple[float, float] 
 
 
 def object_from_polygons(label: str | None, *polygons: Polygon, **values: Any) -> AnnotatedObject:
-    """Builds an object from its polygons, with the box around them; ``values`` go to further columns. Raises
+    """Builds an object from its polygons, with the box around them. ``values`` go to further columns. Raises
     :class:`ValueError` if there are no points."""
     return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values)
 
 
 def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0, **values: Any) -> AnnotatedObject:
-    """Builds an object from its box. If ``degrees`` is not 0, rotates the box clockwise about its centre: the object
-    has the polygon of the corners, and the box around them. ``values`` go to further columns."""
+    """Builds an object from its box. ``values`` go to further columns.
+
+    If ``degrees`` is not 0, rotates the box clockwise about its centre. The object then has a polygon of the four
+    corners, and the box around them.
+    """
     if not degrees:
         return AnnotatedObject(label, box, None, values)
     return object_from_polygons(label, rotate_box(box, degrees), **values)
@@ -140,14 +144,16 @@ def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0,
 def object_from_run_lengths(
     label: str | None, size: Sequence[int], counts: Any, box: Sequence[float], **values: Any
 ) -> AnnotatedObject:
-    """Builds an object from its box and the run lengths of its mask: ``counts`` (COCO's string, or a list, not checked)
-    of an image of ``size`` (height, width). ``values`` go to further columns. Raises :class:`ValueError` for a size
-    that is no number."""
+    """Builds an object from its box and the run lengths of its mask. ``values`` go to further columns. Raises
+    :class:`ValueError` for a size that is no number.
+
+    ``size``: Height and width of the image. ``counts``: COCO's string or a list of run lengths; they are not checked.
+    """
     return AnnotatedObject(label, box, {"size": [int(to_float(each)) for each in size], "counts": counts}, values)
 
 
 def nonempty_text(value: Any) -> str | None:
-    """Returns a text that is not empty, or None for any other value."""
+    """Returns ``value`` if it is a text that is not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
@@ -171,22 +177,22 @@ def split_lines(data: bytes) -> list[str]:
 
 
 def numbered_lines(data: bytes, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yields number, from 1, and text of each line that is not blank. Raises :class:`ValueError` if ``data`` has
-    another encoding."""
+    """Yields number, from 1, and text of each line that is not blank. Raises :class:`ValueError` at the call if
+    ``data`` has another encoding."""
     return ((number, line) for number, line in enumerate(data.decode(encoding).splitlines(), 1) if line.strip())
 
 
 def as_list(value: Any) -> list[Any]:
-    """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a list
-    only for elements that are repeated."""
+    """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a single
+    value instead of a list of one element."""
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
 
 
 def encode_run_lengths(mask: NDArray[np.bool_], corner: tuple[int, int] = (0, 0), sides: Any = None) -> list[int]:
-    """Encodes a mask ``(H, W)`` as COCO's run lengths: column by column, beginning with the background.
+    """Encodes a mask as COCO's run lengths: column by column, beginning with the background.
 
     Args:
-        mask: The mask, or the part of one around its pixels.
+        mask: Mask ``(H, W)``, or a part of it that has all its pixels.
         corner: Top and left of the part.
         sides: Height and width of the whole mask; None for those of ``mask``.
     """

@@ -28,10 +28,12 @@ from packstore.sources.annotation_formats.objects import (
 )
 from packstore.sources.beside import is_file, join, read_lines
 
+_MAX_ID = 65_535
+
 
 class OpenMMLabSource(DocumentSource):
-    """Source of images of a ``data_list``; ``texts`` has the text in each box, ``text`` the text of an image that shows
-    one word."""
+    """Source of images of a ``data_list``. ``texts`` has the text in each box; ``text`` is the text of an image of one
+    word."""
 
     kind = "openmmlab"
     title = "OpenMMLab"
@@ -40,8 +42,9 @@ class OpenMMLabSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of the ``data_list``; adds the classes of ``metainfo`` to the listed ones, and
-        counts its other values as left out."""
+        """Yields an entry for each image of the ``data_list``. Adds the classes of ``metainfo`` to the listed ones.
+        Counts other values of ``metainfo`` as left out. Raises :class:`ValueError` for a class with an id above
+        65,535."""
         head = document["metainfo"]
         names = _list_class_names(head)
         self.add_listed_classes(names)
@@ -51,8 +54,8 @@ class OpenMMLabSource(DocumentSource):
             yield AnnotationEntry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts instances to objects, and ``gt_label`` to tags; ``json`` has the entry of the image. A single
-        instance with a text and no shape is no object: its text is the value ``text``."""
+        """Converts instances to objects, and ``gt_label`` to tags; ``json`` has the entry of the image. If the only
+        instance has a text and no shape, the text becomes the value ``text``, and there is no object."""
         image, names = raw["image"], raw["names"]
         annotation = Annotation(json=image)
         annotation.tags = [_class_name(names, number) for number in as_list(image.get("gt_label"))]
@@ -65,7 +68,7 @@ class OpenMMLabSource(DocumentSource):
 
 
 class WildReceiptSource(DocumentSource):
-    """Source of receipts; ``texts`` has the words in each box, ``labels`` their meaning (``Store_name_value``)."""
+    """Source of receipts. ``texts`` has the words in each box, ``labels`` their meaning (``Store_name_value``)."""
 
     kind = "wildreceipt"
     title = "WildReceipt"
@@ -81,8 +84,8 @@ class WildReceiptSource(DocumentSource):
             yield AnnotationEntry(image["file_name"], image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each annotation to an object with its corners, class and text; a class without a name is named by
-        its number. ``json`` has the line."""
+        """Converts each annotation to an object with its corners, class and text. A class without a name has its number
+        as name. ``json`` has the line."""
         annotation = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
@@ -91,7 +94,7 @@ class WildReceiptSource(DocumentSource):
         return annotation
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in the files ``class_list.txt``."""
+        """Returns the classes in the files ``class_list.txt``; ``[]`` without these files."""
         return list(dict.fromkeys(self._names_by_number.values()))
 
     def describing_files(self) -> Iterable[str]:
@@ -113,11 +116,13 @@ class WildReceiptSource(DocumentSource):
 
 def _list_class_names(head: Any) -> list[str]:
     """Returns the names of classes by number, from a list of names or a list of ids with names; ``[]`` if ``metainfo``
-    has neither. A number between the ids without a name is its own name."""
+    has neither. A number without a name gets itself as name. Raises :class:`ValueError` for an id above 65,535."""
     listed = head.get("classes") or head.get("CLASSES") or head.get("category") or head.get("categories") or []
     if all(isinstance(each, str) for each in listed):
         return list(listed)
     by_id = {int(each["id"]): str(each["name"]) for each in listed}
+    if max(by_id) > _MAX_ID:
+        raise ValueError(f"a class has the id {max(by_id)}, expected at most {_MAX_ID:,}")
     return [by_id.get(number, str(number)) for number in range(max(by_id) + 1)]
 
 
@@ -128,8 +133,8 @@ def _class_name(names: Sequence[str], number: Any) -> str:
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
-    """Makes an object from an instance of ``data_list``, with its box or the box around its polygons. Raises
-    :class:`ValueError` if it has neither a box nor polygons."""
+    """Makes an object from an instance of ``data_list``, with its box, or else the box around its polygons. Raises
+    :class:`ValueError` if it has neither."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
     label = None if number is None else _class_name(names, number)
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []

@@ -36,7 +36,7 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
     """Base of annotation formats whose images are files: converts the raw annotation of each row to columns.
 
     Attributes:
-        expected: Matches paths of other files that belong to the layout and are left.
+        expected: Matches paths of further files that belong to the layout, and are left without a question.
     """
 
     left_images = "images without annotations in other folders"
@@ -48,18 +48,18 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
 
     @abstractmethod
     def pop_annotation(self, values: dict[str, Any]) -> Any:
-        """Removes the raw annotation from the values of a row and returns it; returns None if the row has none."""
+        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and converts its annotation to columns. Returns the image alone if it has no annotation.
-        Raises :class:`ValueError` for an invalid annotation."""
+        """Reads an image and converts its annotation to columns. Without annotation, returns the image alone. Raises
+        :class:`ValueError` for an invalid annotation."""
         values = dict(super().read_values(ref))
         raw = self.pop_annotation(values)
         return values if raw is None else values | self.make_column_values(raw, values[self.main])
 
 
 class AnnotatedFolder(NamedTuple):
-    """Folder of images, with the folder of their annotations (None if it is missing) and their split."""
+    """Folder of images, folder of their annotations (None if it is missing), and split."""
 
     images: str
     annotations: str | None
@@ -69,12 +69,12 @@ class AnnotatedFolder(NamedTuple):
 class SidecarSource(AnnotatedSource):
     """Base of formats with a file of annotations for each image, in the same folder or in another.
 
-    An image without such a file has no annotation; a path without any is refused. A folder with the name of a split,
-    anywhere in the path, is one; without any, words of the folders are, if each folder has one:
-    ``VisDrone2019-DET-train``.
+    An image without such a file has no annotation. Opening raises :class:`SourceError` if there is no annotation at
+    all. The split of an image is a folder in its path with the name of a split. If no path has such a folder, it is a
+    word of the folder's name, if each folder has one: ``VisDrone2019-DET-train``.
 
     Attributes:
-        folder_pairs: Pairs of folder names, of images and of annotations; ``("", "")`` if both lie in one folder.
+        folder_pairs: Pairs of folder names: of images, and of annotations. ``("", "")`` means one folder for both.
         patterns: Names of the files of annotations, with ``{stem}`` or ``{name}`` of the image.
         signature: Matches the beginning of every file of annotations that is not empty.
     """
@@ -93,8 +93,11 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def find_folders(cls, tree: Tree) -> list[AnnotatedFolder]:
-        """Finds the folders of images that have annotations; empty if there are none. Adds folders of images without
-        annotations (None) if they have the same name as the others, or the name of a split."""
+        """Finds the folders of images that have annotations; ``[]`` if there are none.
+
+        Adds folders of images without annotations, if they are named like the others: by the same name for images, or
+        at the top by a split.
+        """
         contents = list_contents(tree)
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in cls.patterns}
         with_files = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}
@@ -135,8 +138,8 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:
-        """Tells if ``folder`` has annotations of this format for images in the folder ``images``: the first 16 that are
-        not empty, at least one, match :attr:`signature`."""
+        """Tells if ``folder`` has annotations of this format for images in the folder ``images``. At least one file of
+        annotations must not be empty, and the first 16 such files must match :attr:`signature`."""
         there = set(tree.names(folder).files)
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
@@ -152,23 +155,24 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def list_sidecar_extensions(cls) -> frozenset[str]:
-        """Returns the extensions of annotations in the folder of their images that have the names of these."""
+        """Returns the extensions of files of annotations that may be in the images' own folder, with the images'
+        names."""
         patterns = cls.patterns if ("", "") in cls.folder_pairs else ()
         return frozenset(each.removeprefix("{stem}.") for each in patterns if each.startswith("{stem}."))
 
     @classmethod
     def _list_annotation_names(cls, image: str) -> list[str]:
-        """Returns the possible names of the file of annotations of an image."""
+        """Lists the names that the file of annotations of an image may have."""
         stem = image.rpartition(".")[0]
         return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in cls.patterns]
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order, ``""`` for folders without one."""
+        """Returns the splits in packing order; ``""`` for folders without split."""
         return in_packing_order(folder.split for folder in self._folders)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, sorted by folder. The row has the image's file of annotations, if
-        that exists."""
+        """Yields a row for each image of a split, sorted by folder. Its value ``raw`` is the image's file of
+        annotations, if that exists."""
         for images, folder, own in sorted(self._folders, key=lambda each: each.images):
             if own != split:
                 continue
@@ -183,12 +187,12 @@ class SidecarSource(AnnotatedSource):
         return ()
 
     def pop_annotation(self, values: dict[str, Any]) -> Any:
-        """Removes the content of the file of annotations from the values and returns it; None if there is none."""
+        """Removes the content of the file of annotations from the values, and returns it; None without such a file."""
         return values.pop("raw", None)
 
     def raw_annotations(self) -> Iterator[Any]:
-        """Yields the content of each file of annotations, ``b""`` for an image without one. Skips files that cannot be
-        read, but raises :class:`AmbiguousSourceError` for one of unknown encoding."""
+        """Yields the content of each file of annotations; ``b""`` for an image without one. Skips files that cannot be
+        read. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
                 yield read_text(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
@@ -198,7 +202,8 @@ class SidecarSource(AnnotatedSource):
                 continue
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names annotations without an image; else returns the usual reason, or None."""
+        """Returns the reason for a file of annotations without an image. For other files, returns the usual reason, or
+        None."""
         suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.patterns)
         if name.lower().endswith(suffixes) and folder in {each.annotations for each in self._folders}:
             return "annotations without an image"
@@ -206,9 +211,11 @@ class SidecarSource(AnnotatedSource):
 
 
 def _list_annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:
-    """Yields possible folders of the annotations for the images in the folder ``path``: replaces the folder name
-    ``images`` in it, the last one first, by ``annotations``. If ``images`` is empty: the folder ``annotations`` in it,
-    or ``path`` itself."""
+    """Yields the folders that may have the annotations for the images in the folder ``path``.
+
+    For each folder named ``images`` in the path, from the last on, ``annotations`` replaces this name. If ``images`` is
+    empty, yields only the folder ``annotations`` in ``path``, or ``path`` if ``annotations`` is empty as well.
+    """
     if not images:
         yield join(path, annotations) if annotations else path
         return
@@ -219,7 +226,7 @@ def _list_annotation_folders(path: str, images: str, annotations: str) -> Iterat
 
 
 def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
-    """Makes the kind of a format; it is certain of a path in which it finds annotations of images."""
+    """Makes the kind of a format. Recognition is certain of each path with images and their annotations."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)
@@ -232,6 +239,6 @@ def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
 
 
 def count_unused_values(document: Mapping[str, Any], used: Iterable[str]) -> Counter[str]:
-    """Counts each value of a document that is not ``used`` once; the keys are reasons for the report of what is left
+    """Counts 1 for each value of a document that is not ``used``. The keys are reasons for the report of what is left
     out."""
     return Counter(f"values {printable(str(key))!r} of files of annotations" for key in document.keys() - set(used))

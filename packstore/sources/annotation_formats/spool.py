@@ -13,7 +13,7 @@ from packstore.sources.archives.index import OpenFile
 
 
 class Spool:
-    """List of values that are written as JSON to a temporary file, and read back by number; takes 8 bytes of memory a
+    """List of values, written as JSON to a temporary file and read back by number. Takes 8 bytes of memory for each
     value."""
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -31,7 +31,7 @@ class Spool:
         return len(self._ends) - 1
 
     def value_size(self, number: int) -> int:
-        """Returns the number of bytes that a value takes in the file."""
+        """Returns the bytes of a value in the file."""
         return self._ends[number + 1] - self._ends[number]
 
     def read_value(self, number: int) -> Any:

@@ -37,7 +37,7 @@ class BridgedData(NamedTuple):
     """Data that a library has read.
 
     Attributes:
-        splits: Map-style datasets by split, as :func:`packstore.convert` takes them; ``""`` for no splits.
+        splits: Map-style datasets by split, as :func:`packstore.convert` takes them; ``""`` for data without splits.
         fields: Declarations by name; None infers them.
         left: Number of values that are left out, by reason.
     """
@@ -52,8 +52,8 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     discards the library's output.
 
     Raises:
-        UsageError: The library is not installed, the name has another form than in :data:`BRIDGES`, or the option
-            ``layout`` is set for another library than ``datasets``.
+        UsageError: The library is not installed, the name has another form than in :data:`BRIDGES`, or nothing exists
+            at its path. Also for the option ``layout`` with another library than ``datasets``.
         SourceError: The library cannot read the source, would unpickle it, or would connect to another machine.
     """
     named = find_bridge(path)
@@ -68,9 +68,11 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
 
 @contextmanager
 def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
-    """Converts errors of a library, in a ``with`` block, to a :class:`SourceError` of one line: the first cause, at
-    most 300 characters, and ``hint``. A missing module becomes a :class:`UsageError` with the command that installs it.
-    packstore's own errors pass unchanged."""
+    """Converts errors of a library, in a ``with`` block, to a :class:`SourceError` of one line.
+
+    The line has the first cause, at most 300 characters, and ``hint``. A missing module becomes a :class:`UsageError`
+    with the command that installs it. packstore's own errors pass unchanged.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -104,8 +106,8 @@ def require_path(path: str) -> Path:
 
 
 class BridgeSource(DatasetSource):
-    """Source of data that a library has read; splits are in packing order. Images that are pixels are packed as pixels.
-    Its ledger has no files, only the number of values that were left out."""
+    """Source of data that a library has read; splits are in packing order. Images without a file are packed as uint8
+    pixels. Its ledger has no files, only the number of values that were left out."""
 
     asks_about_left = False
 
@@ -120,9 +122,9 @@ class BridgeSource(DatasetSource):
         return f"{self.path} {super().identity()}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys the data; the ledger (report of what is left out) also has the parts that the library left out."""
+        """Surveys the data. The ledger counts what the library has left out."""
         return replace(super().survey(split, progress), ledger=self.ledger(Claims(), split))
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Returns the number of values that are left out, by reason, as in :attr:`BridgedData.left`."""
+        """Returns :attr:`BridgedData.left`: the number of values that are left out, by reason."""
         return self._left

@@ -12,8 +12,8 @@ from packstore.core.errors import UsageError, printable
 def parse_arguments(
     what: str, given: Sequence[str], known: Mapping[str, inspect.Parameter], closed: Container[str]
 ) -> dict[str, Any]:
-    """Converts each ``name=value`` to the type of its parameter; ``a+b`` becomes a list of texts. The last value
-    of a repeated name counts.
+    """Converts each ``name=value`` to the type of its parameter; returns the values by name. ``a+b`` becomes a list of
+    texts. The last value of a repeated name counts.
 
     Args:
         what: The class in messages, such as ``torchvision's MNIST``.
@@ -22,7 +22,7 @@ def parse_arguments(
         closed: Names of parameters that the user must not set.
 
     Raises:
-        UsageError: No parameter has this name, or the value is of another type.
+        UsageError: No parameter has this name, it is closed, or the value is of another type.
     """
     return dict(
         _parse_argument(what, each, {name: one for name, one in known.items() if name not in closed}) for each in given
@@ -30,8 +30,8 @@ def parse_arguments(
 
 
 def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
-    """Converts ``name=value`` by the annotated type of the parameter; returns both. Raises :class:`UsageError` for an
-    unknown name, or a value of another type."""
+    """Converts the value of ``name=value`` by the annotated type of the parameter; returns name and value. Raises
+    :class:`UsageError` for an unknown name, or a value of another type."""
     name, _, text = given.partition("=")
     if name not in known:
         raise UsageError(f"{what} takes no argument {printable(name)!r} here; it takes {', '.join(known)}")

@@ -22,8 +22,8 @@ _INFO = "dataset_info.json"
 
 
 def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
-    """Loads the dataset with all its splits, without connections. Raises :class:`UsageError` for a file, or a version
-    of the library that runs scripts, and the errors of the library."""
+    """Loads the dataset with all its splits, without connections. Raises :class:`UsageError` for a path that is missing
+    or a file, and for a version of the library below 4, which runs scripts. Raises the errors of the library."""
     folder, _, config = rest.rpartition(":")
     configured = bool(folder and config) and Path(folder).is_dir() and not Path(rest).exists()
     path = require_path(folder if configured else rest)
@@ -46,9 +46,11 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
 
 
 def _load_dataset(path: Path, config: str | None) -> Any:
-    """Loads a dataset with ``datasets``: one that ``save_to_disk`` wrote, else one of its cache, else files. Only files
-    are loaded by ``config``. Raises :class:`UsageError` if the cache has several, :class:`SourceError` for a cached
-    split without Arrow files, and the errors of the library."""
+    """Loads a dataset with ``datasets``: what ``save_to_disk`` wrote, else a dataset of its cache, else files.
+
+    ``config``: Name of one of several configurations, for files alone. Raises :class:`UsageError` if the cache has
+    several datasets, and :class:`SourceError` for a cached split without Arrow files. Raises the errors of the library.
+    """
     import datasets
 
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -59,8 +61,11 @@ def _load_dataset(path: Path, config: str | None) -> Any:
 
 
 def _load_cached(places: list[Path]) -> dict[str, Any]:
-    """Loads the splits of a dataset from the cache of ``datasets``. ``places`` are the paths of ``dataset_info.json``
-    files. Raises :class:`UsageError` for several datasets, and :class:`SourceError` for a split without Arrow files."""
+    """Loads the splits of a dataset from the cache of ``datasets``. Raises :class:`UsageError` for several datasets,
+    and :class:`SourceError` for a split without Arrow files.
+
+    ``places``: Paths of ``dataset_info.json`` files, one for each dataset.
+    """
     import datasets
 
     if len(places) > 1:
@@ -79,8 +84,8 @@ def _load_cached(places: list[Path]) -> dict[str, Any]:
 class DatasetsSource(ArrowSource):
     """Source of the Arrow files in which ``datasets`` stores a dataset.
 
-    Reads the files in place. Selected or shuffled rows, and rows in memory, are copied to a temporary folder, which
-    :meth:`close` removes. Its ledger has no files, since the library does not tell which it has read.
+    Reads the files in place. If rows were selected or shuffled, or are in memory, copies them to a temporary folder,
+    which :meth:`close` removes. The ledger has no files, since the library does not tell which it has read.
     """
 
     def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:
@@ -108,15 +113,15 @@ class DatasetsSource(ArrowSource):
         return HfTableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of an image file. Keeps a path that the library has left in the given folder. Resolves other
-        paths in the folder of the table. Raises :class:`ValueError` for a path that leads out of that folder. Returns
-        None for None."""
+        """Returns the path of an image file; None for None. A path within the given folder is returned unchanged. Any
+        other path is resolved in the folder of the table. Raises :class:`ValueError` for a path that leads out of that
+        folder."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
             return super()._resolve_path(number, path)
         return Path(path)
 
     def _read_row(self, block: Any, row: int) -> dict[str, Any]:
-        """Reads a row, with paths relative to the folder: the library makes them absolute."""
+        """Reads a row. Paths, which the library makes absolute, become relative to the given folder again."""
         found = super()._read_row(block, row)
         for name in filter(None, (column.path for column in self._columns)):
             paths = found[name]
@@ -124,7 +129,7 @@ class DatasetsSource(ArrowSource):
         return found
 
     def _shorten_path(self, path: str | None) -> str | None:
-        """Returns the path of a file relative to the given folder; None, and a path elsewhere, unchanged."""
+        """Returns the path of a file relative to the given folder. Returns None and a path elsewhere unchanged."""
         if path is None or not Path(path).is_relative_to(self._folder):
             return path
         return Path(path).relative_to(self._folder).as_posix()

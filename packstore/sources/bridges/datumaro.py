@@ -23,9 +23,12 @@ _PICKLED = ("cifar",)
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Imports the dataset; converts its annotations by way of Datumaro's own format, in a temporary folder. Sorts the
-    images of a split by key. Drops a split ``trainval`` that repeats ``train`` and ``val``. Raises :class:`UsageError`
-    for formats that are unpickled, and for data other than images."""
+    """Imports the dataset, and converts its annotations by way of Datumaro's own format, in a temporary folder.
+
+    Sorts the images of a split by key. Drops a split ``trainval`` that repeats ``train`` and ``val``. Raises
+    :class:`UsageError` for formats that are unpickled, and for data other than images. Raises the errors of the
+    library.
+    """
     name, path = split_name_and_path(rest, "datumaro")
     from datumaro.components.dataset import Dataset
     from datumaro.components.media import Image
@@ -55,7 +58,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
 
 def _drop_trainval(format: _DatumaroItems) -> None:
     """Removes the split ``trainval`` if its annotations are those of ``train`` and ``val`` together, as in VOC. Counts
-    the removed images as left out."""
+    its images as left out."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
     whole = [item.raw["item"] for item in format.items.get("trainval", ())]
     if whole and sorted(map(_serialise_without_attributes, halves)) == sorted(
@@ -71,10 +74,10 @@ def _serialise_without_attributes(item: Any) -> str:
 
 
 def _find_image(item: Any) -> Path | Callable[[], bytes]:
-    """Returns the path of the file of an image. For an image without its own file, returns a function that makes its
-    bytes: those within another file, or else its pixels as PNG.
+    """Returns the path of an image's file. For an image without a file of its own, returns a function that makes its
+    bytes. They are the bytes within another file, or else its pixels as PNG.
 
-    For an image without data, returns a path that does not exist, so that reading it reports the problem.
+    For an image without data, returns a path that does not exist: reading it reports the problem.
     """
     path = getattr(item.media, "path", None)
     if path and Path(path).is_file():
@@ -85,8 +88,8 @@ def _find_image(item: Any) -> Path | Callable[[], bytes]:
 
 
 def _encode_png(pixels: Any) -> bytes:
-    """Encodes pixels ``(H, W)`` or ``(H, W, 3)``, blue first as in OpenCV, as PNG. Raises :class:`ValueError` if they
-    are not 8-bit."""
+    """Encodes pixels as PNG: ``(H, W)``, or ``(H, W, 3)`` with blue first, as in OpenCV. Raises :class:`ValueError` if
+    they are not 8-bit."""
     import PIL.Image
 
     values = np.asarray(pixels)

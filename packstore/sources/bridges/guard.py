@@ -26,12 +26,12 @@ _hooks: list[str] = []
 
 @contextmanager
 def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]:
-    """Blocks connections to other machines and unpickling within the block, in this thread: both raise
-    :class:`SourceError`. Adds an audit hook to the process at the first call, which cannot be removed.
+    """Blocks unpickling and connections to other machines within the block, in this thread. Both raise
+    :class:`SourceError`. The first call adds an audit hook to the process, which cannot be removed.
 
     Args:
         library: Name of the library, for the message.
-        unpickles: Allows unpickling: the library compares each file with a checksum before.
+        unpickles: Allows unpickling, since the library verifies the checksum of each file before.
     """
     if not _hooks:
         _hooks.append("open")
@@ -46,8 +46,8 @@ def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]
 
 @contextmanager
 def record_opened_files() -> Iterator[list[Path]]:
-    """Yields a list; each file that Python opens within the block, in this thread, is appended to it. Works only within
-    :func:`restrict_library`, which adds the audit hook."""
+    """Yields a list, to which each file is appended that Python opens within the block, in this thread. Needs the audit
+    hook: the list stays empty until the first :func:`restrict_library`."""
     found: list[Path] = []
     token = _opened.set(found)
     try:
@@ -57,9 +57,11 @@ def record_opened_files() -> Iterator[list[Path]]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook. Records opened files, if :func:`record_opened_files` asks for it; raises :class:`SourceError` for
-    unpickling and connections that :func:`restrict_library` blocks. Allows connections to this machine, Unix sockets
-    included."""
+    """Audit hook: records opened files within :func:`record_opened_files`.
+
+    Raises :class:`SourceError` for unpickling and connections that :func:`restrict_library` blocks. Allows connections
+    to this machine, and Unix sockets.
+    """
     if event == "open":
         files = _opened.get()
         if files is not None and isinstance(arguments[0], (str, Path)):

@@ -17,9 +17,9 @@ class AnnotatedItem(NamedTuple):
     """Image with annotations that a library has read.
 
     Attributes:
-        key: Its key.
+        key: Key of the sample.
         image: Path of its file, or a function that returns the bytes of the file.
-        raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; None if it has none.
+        raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; None without annotation.
     """
 
     key: str
@@ -28,7 +28,7 @@ class AnnotatedItem(NamedTuple):
 
 
 class AnnotatedItems(AnnotationColumns):
-    """Images with annotations by split; converts them to columns, the same for all splits. Leaves out empty splits."""
+    """Images with annotations by split, which it converts to columns. All splits have the same columns."""
 
     def __init__(self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]]) -> None:
         self.path = path
@@ -36,20 +36,23 @@ class AnnotatedItems(AnnotationColumns):
         self.ignored: Counter[str] = Counter()
 
     def raw_annotations(self) -> Iterator[Any]:
-        """Yields the raw annotations of all images that have one."""
+        """Yields the raw annotations of all images; skips None."""
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
     def to_bridged_data(self) -> BridgedData:
-        """Returns the splits with images as datasets, with the columns of the whole dataset; leaves out empty splits.
-        Counts ignored annotations as left out. Reads all annotations."""
+        """Returns the splits as datasets, with the columns of the whole dataset; leaves out empty splits. Reads all
+        annotations. Values in :attr:`ignored` count as left out."""
         parts = {split: _SplitItems(self, items) for split, items in self.items.items() if items}
         return BridgedData(parts, self.fields(), dict(+self.ignored))
 
 
 class Objects(AnnotatedItems):
-    """Images with objects, converted to columns. The raw annotation of an image is a tuple. First comes the list of
-    objects, each with name, box, segmentation and other values. Second comes the annotation as read from the file. If
-    the format lists all classes, they come third."""
+    """Images with objects, converted to columns. The raw annotation of an image is a tuple:
+
+    - a list of objects, each with name, box, segmentation and other values
+    - the annotation as read from the file
+    - all classes, if the format lists them
+    """
 
     title = "objects"
     further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
@@ -60,13 +63,13 @@ class Objects(AnnotatedItems):
         return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the list of objects; keeps the annotation as it was read in ``json``."""
+        """Converts the list of objects. ``json`` is the annotation as it was read."""
         return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
 
 
 class _SplitItems(Sequence[Mapping[str, Any]]):
-    """Samples of a split as a map-style dataset; reads images when they are asked for. A sample without an annotation
-    has the image alone."""
+    """Samples of a split as a map-style dataset, whose images are read on access. A sample without an annotation has
+    the image alone."""
 
     def __init__(self, columns: AnnotatedItems, items: Sequence[AnnotatedItem]) -> None:
         self._columns = columns

@@ -27,9 +27,10 @@ class Samples(Sequence[dict[str, Any]]):
     """Samples of a library's dataset as a map-style dataset with named values.
 
     If a torchvision dataset lists its image files, these are read directly, and their paths are the keys. Otherwise the
-    dataset reads each sample, with connections and unpickling blocked, and the keys are split and number. If the file
-    of a sample's image is found, it replaces the decoded image, and the value ``file`` has its path. A negative label
-    is a missing one, and left out.
+    dataset reads each sample, and the keys are split and number.
+
+    The file of a sample's image, if it is found, replaces the decoded image; the value ``file`` is its path. A negative
+    label means no label, and is left out.
 
     Attributes:
         classes: Names of the classes of all splits.
@@ -87,7 +88,7 @@ class Samples(Sequence[dict[str, Any]]):
         return found
 
     def _read_sample(self, index: int) -> dict[str, Any]:
-        """Reads a sample, with its values by name, and blocks connections and unpickling meanwhile. An image of Pillow
+        """Reads a sample; returns its values by name. Blocks connections and unpickling meanwhile. An image of Pillow
         becomes the path of its file, if that is found."""
         with restrict_library(self._library), record_opened_files() as opened:
             sample = self._dataset[index]
@@ -112,10 +113,10 @@ def make_samples_by_split(
     Args:
         library: Name of the library.
         parts: Its datasets by split.
-        root: Folder from which ``file`` is named.
+        root: Folder to which ``file`` is relative.
         name_values: Names the values after the image; None names them by type.
         sorted_by: Attribute of a dataset by which to sort its samples, if they have the order of the disk.
-        sort_classes: Sorts the classes; they are sorted anyway if not all datasets have the same.
+        sort_classes: Sorts the classes. They are sorted as well if datasets have different classes.
     """
     own = {split: find_class_names(part) for split, part in parts.items()}
     classes = [*dict.fromkeys(chain.from_iterable(own.values()))]
@@ -131,8 +132,8 @@ def make_samples_by_split(
 
 
 def _find_source_file(image: Any, opened: Sequence[Path]) -> Any:
-    """Finds the first file among ``opened`` with the same size and pixels as an image of Pillow; returns the image
-    itself if there is none. Skips files that are no images."""
+    """Finds the first file among ``opened`` with the size and pixels of a Pillow image. Skips files that are no images.
+    Returns the image itself if there is no such file."""
     for path in opened:
         try:
             with PIL.Image.open(path) as other:
@@ -149,8 +150,8 @@ def relative_name(path: Path, root: Path) -> str:
 
 
 def find_class_names(dataset: Any) -> list[str]:
-    """Finds the names of a dataset's classes in its usual attributes. Returns ``[]`` if there are none. A number is
-    added to each name that occurs twice; several names of one class are joined by commas."""
+    """Finds the names of a dataset's classes in its usual attributes; returns ``[]`` if there are none. A name that
+    occurs twice gets its number. Several names of one class are joined by commas."""
     names = ("classes", "categories", "all_categories", "_characters")
     found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
     if found is None:
@@ -163,9 +164,16 @@ def find_class_names(dataset: Any) -> list[str]:
 
 
 def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Names the values after an image by their types: ``mask`` for an image or a path, ``text``, ``captions`` for a
-    list of texts, ``label`` for the first number, ``target`` for others. Drops None. Raises :class:`ValueError` if two
-    values would have one name."""
+    """Names the values after an image by their types; drops None.
+
+    - ``mask``: an image or a path
+    - ``text``
+    - ``captions``: a list of texts
+    - ``label``: the first number
+    - ``target``: any other value
+
+    Raises :class:`ValueError` if two values would have one name.
+    """
     found: dict[str, Any] = {}
     for value in others:
         if is_pil(value) or isinstance(value, Path):
@@ -183,8 +191,11 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by ``names``, in order. The function drops None, and values
-    beyond the names. ``convert`` has functions that convert some values, by name."""
+    """Returns a function that names the values of a sample by ``names``, in order. It drops None, and values beyond the
+    names.
+
+    ``convert``: Functions that convert values, by name.
+    """
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
@@ -194,8 +205,10 @@ def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
 
 
 def namer_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by the entries of ``dataset.target_type``, which ``names``
-    translates. The function drops None. ``convert`` has functions that convert some values, by translated name."""
+    """Returns a function that names the values of a sample by the entries of ``dataset.target_type``; it drops None.
+
+    ``names``: Name of the value for each entry. ``convert``: Functions that convert values, by name of the value.
+    """
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         return namer_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)

@@ -14,7 +14,7 @@ from packstore.sources.records.tfds import TfdsSource
 
 def read_dataset(rest: str, options: SourceOptions) -> TfdsSource:
     """Finds the folder of the dataset ``name/config:version`` and opens it. Raises :class:`UsageError` for another form
-    of the name and a missing folder, and the errors of the library."""
+    of the name, and for a missing folder. Raises the errors of the library."""
     name, _, folder = rest.rpartition(":")
     if not name or not folder:
         raise UsageError(f"tfds:{printable(rest)}: write tfds:NAME:DATA_DIR")

@@ -26,8 +26,8 @@ from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
 def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Makes an entry for each dataset in ``names``: the parameter that chooses a split, and the parameter's value by
-    split, which is the name of the split."""
+    """Makes an entry for each dataset in ``names``: the ``parameter`` that chooses a split, and its value by split. The
+    value is the name of the split."""
     return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 
@@ -91,9 +91,11 @@ _NAMES: Mapping[str, samples.NameValues] = {
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Opens the dataset: all its splits, unless the arguments choose one. Raises :class:`UsageError` for an unknown
-    class, an unknown argument and a missing argument. Raises :class:`SourceError` if torchvision cannot read the
-    dataset."""
+    """Opens the dataset: all its splits, or the split that the arguments choose.
+
+    Raises :class:`UsageError` for an unknown class, an unknown or missing argument, and a missing folder. Raises
+    :class:`SourceError` if torchvision cannot read the dataset.
+    """
     called, root = split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
     from torchvision import datasets
@@ -137,8 +139,8 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
 
 
 def _declare_celeba_fields(data: Any) -> dict[str, Field]:
-    """Declares the columns of CelebA: image, file, and one for each target type of ``data``. Samples do not show the
-    names of its attributes."""
+    """Declares the columns of CelebA: image, file, and one for each target type of ``data``. Without declarations, the
+    names of its attributes would be unknown."""
     columns: dict[str, Field] = {
         "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
         "identity": Label(),
@@ -149,14 +151,14 @@ def _declare_celeba_fields(data: Any) -> dict[str, Field]:
 
 
 def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
-    """Lists the images of a dataset with objects, with their raw annotations; keys are split and path."""
+    """Lists the images of a dataset with objects, with their raw annotations. A key is split and path."""
     found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
     return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]
 
 
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields, for each image of COCO, its path and the raw annotation for :class:`Objects`: objects, annotations as
-    read, and all classes."""
+    """Yields path and raw annotation of each image of COCO. The raw annotation is for :class:`Objects`, with all
+    classes."""
     names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
     for number in data.ids:
@@ -166,8 +168,8 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields each image of KITTI, sorted by path: its path, and the raw annotation for :class:`Objects`. The annotation
-    is a pair of the objects and of the values as read from the file; None for test images."""
+    """Yields path and raw annotation of each image of KITTI, sorted by path. The raw annotation is for
+    :class:`Objects`, and None for test images."""
     for number, path in sorted(
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
@@ -176,8 +178,8 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields, for each image of VOC, its path and the raw annotation for :class:`Objects`: objects, annotations as
-    read, and the 20 classes, or ``()`` if there are others. Raises :class:`ValueError` for an invalid XML file."""
+    """Yields path and raw annotation of each image of VOC. The raw annotation is for :class:`Objects`, with the 20
+    classes if there are no others. Raises :class:`ValueError` for an invalid XML file."""
     annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
     own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
     for image, found in zip(data.images, annotations, strict=True):
@@ -187,8 +189,8 @@ def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields, for each image of WIDER FACE, its path and the raw annotation for :class:`Objects`: objects without a
-    class, and annotations as read; None for an image without labels."""
+    """Yields path and raw annotation of each image of WIDER FACE. The raw annotation is for :class:`Objects`, without
+    classes. It is None for an image without labels."""
     for each in data.img_info:
         annotations = each.get("annotations")
         found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
