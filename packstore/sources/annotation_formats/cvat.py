@@ -38,7 +38,7 @@ _MAX_PIXELS = 1 << 28
 
 class CvatSource(DocumentSource):
     """Source of images, or frames of a video, of ``annotations.xml``. ``track`` is the number of an object's track, -1
-    if it has none; shapes ``outside`` of the image are in ``json`` alone."""
+    without a track. Shapes that are ``outside`` of the image are in ``json`` alone."""
 
     kind = "cvat"
     title = "CVAT"
@@ -52,9 +52,11 @@ class CvatSource(DocumentSource):
         return load_xml(data, _MAX_XML)[1]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image, with its subset as split, and for each frame of a video. Adds the classes in
-        the head to the listed ones, and counts the rest of the head as one value that is left out. Raises
-        :class:`ValueError` if two images have the number of one frame."""
+        """Yields an entry for each image, whose split is its subset, and for each frame of a video.
+
+        Adds the classes in the head to the listed ones. Counts the rest of the head as one value that is left out.
+        Raises :class:`ValueError` if two images have the number of one frame.
+        """
         meta = document.get("meta") or {}
         self.ignored[f"the rest of the head of {file}"] += 1
         self._read_classes(meta)
@@ -96,8 +98,8 @@ class CvatSource(DocumentSource):
             )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts tags, and shapes to objects or points; of tracks, only shapes that are not ``outside``. ``json`` has
-        the entry with all of them."""
+        """Converts tags, and shapes to objects or points. A shape of a track that is ``outside`` is no object; ``json``
+        has the whole entry."""
         annotation = Annotation(json=raw)
         annotation.tags = [each["@label"] for each in as_list(raw.get("tag"))]
         tracked = [(each["kind"], each) for each in raw.get("track", ()) if each.get("@outside") != "1"]
@@ -107,9 +109,13 @@ class CvatSource(DocumentSource):
         return annotation
 
     def _add_shape(self, annotation: Annotation, kind: str, shape: Any, image: Any) -> None:
-        """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. An ellipse becomes
-        its box, a cuboid one polygon of its eight corners, a skeleton its points. ``kind`` is the name of its element
-        in the XML."""
+        """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. ``kind`` is the
+        name of its element in the XML.
+
+        - An ellipse becomes its box.
+        - A cuboid becomes one polygon of its eight corners.
+        - A skeleton becomes its points.
+        """
         label, more = nonempty_text(shape.get("@label")), {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}
@@ -149,8 +155,8 @@ _CUBOID = ("tl1", "tr1", "br1", "bl1", "tl2", "tr2", "br2", "bl2")
 def _expand_run_lengths(
     text: str, left: int, top: int, width: int, height: int, full_width: int, full_height: int
 ) -> list[int]:
-    """Converts CVAT's run lengths, row by row within a box, to COCO's, column by column of the whole image. Raises
-    :class:`ValueError` for a box outside the image, too many pixels, or runs that do not fill the box."""
+    """Converts CVAT's run lengths of a box, row by row, to COCO's of the whole image, column by column. Raises
+    :class:`ValueError` for a box outside the image, too many pixels, and runs that do not fill the box."""
     runs = [int(run) for run in text.split(",")]
     inside = left >= 0 and top >= 0 and left + width <= full_width and top + height <= full_height
     if not inside or width * height > _MAX_PIXELS or full_width * full_height > _MAX_PIXELS or min(runs) < 0:

@@ -36,9 +36,11 @@ class FiftyOneFormat(AnnotationColumns):
     ignored: Counter[str]
 
     def read_samples(self, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each of the document's ``samples``, and adds its classes to the listed ones. The tags
-        ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one; else they are left
-        out, and counted."""
+        """Yields an entry for each of the document's ``samples``, and adds the document's classes to the listed ones.
+
+        The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one of them. If
+        only some have, there are no splits, and one value counts as left out.
+        """
         self.add_listed_classes(map(str, document.get("classes") or ()))
         samples = document.get("samples", ())
         tags = [[tag for tag in sample.get("tags") or () if tag in _SPLITS] for sample in samples]
@@ -48,8 +50,8 @@ class FiftyOneFormat(AnnotationColumns):
             yield AnnotationEntry(sample["filepath"], sample, own[0] if split else None)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts a sample with any label fields, or the labels of one image in ``labels.json``: classes to tags,
-        boxes and closed shapes to objects, keypoints to points. ``json`` has the sample or the labels."""
+        """Converts a sample with any label fields, or the labels of one image in ``labels.json``. Classes become tags,
+        boxes and closed shapes become objects, keypoints become points. ``json`` has the sample or the labels."""
         if "filepath" in raw:
             annotation = Annotation(json=raw)
             for value in raw.values():
@@ -68,7 +70,7 @@ class FiftyOneFormat(AnnotationColumns):
 
     def _add_labels(self, annotation: Annotation, value: Any, read_size: SizeReader) -> None:
         """Adds the labels in a field of a sample to ``annotation``: as tags, objects or points. Converts fractions of
-        the image's sides to pixels. Skips fields without labels, open lines, and points that are NaN."""
+        the image's sides to pixels. Skips fields of other types, open lines, and points that are NaN."""
         kind = value.get("_cls") if isinstance(value, Mapping) else None
         if kind == "Classification" and nonempty_text(value.get("label")):
             annotation.tags.append(value["label"])
@@ -91,7 +93,7 @@ class FiftyOneFormat(AnnotationColumns):
             annotation.points += [(nonempty_text(each.get("label")), x, y) for x, y in places]
 
     def _add_object(self, annotation: Annotation, label: str | None, each: Any, read_size: SizeReader) -> None:
-        """Adds a detection to ``annotation``, and converts its box from fractions of the image's sides to pixels."""
+        """Adds the box of a detection to ``annotation``, converted from fractions of the image's sides to pixels."""
         left, top, width, height = to_floats(each["bounding_box"], 4)
         across, down = read_size()
         annotation.objects.append(
@@ -100,7 +102,7 @@ class FiftyOneFormat(AnnotationColumns):
 
 
 class FiftyOneSource(FiftyOneFormat, DocumentSource):
-    """Source of images in ``data``, with ``labels.json`` or ``samples.json``. For ``labels.json``, refuses two images
+    """Source of images in ``data``, with ``labels.json`` or ``samples.json``. With ``labels.json``, refuses two images
     that differ in their suffixes alone."""
 
     kind = "fiftyone"
@@ -110,7 +112,7 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the entries of ``samples.json`` or ``labels.json``. Adds suffixes to the names in ``labels.json``, by
+        """Yields the entries of ``samples.json`` or ``labels.json``. The names in ``labels.json`` get the suffixes of
         the images in ``data`` or beside the file. Raises :class:`ValueError` if two images differ in their suffixes
         alone."""
         yield from self.read_samples(document)
@@ -129,16 +131,16 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
             )
 
     def describing_files(self) -> Iterable[str]:
-        """Returns the files of annotations, and ``metadata.json`` beside them, in which FiftyOne describes the fields
-        of samples."""
+        """Returns the files of annotations, and ``metadata.json`` beside them, which describes the fields of
+        samples."""
         files = super().describing_files()
         metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
         return [*files, *(file for file in metadata if is_file(self.tree, file))]
 
 
 def _class_name(label: Any, classes: Sequence[Any]) -> str:
-    """Returns the name of a class from its number in ``classes``. Returns any other label as text, also a number that
-    ``classes`` does not have."""
+    """Returns the name of a class from its number in ``classes``. Any other label, or a number that ``classes`` does
+    not have, is returned as text."""
     return str(classes[label]) if isinstance(label, int) and classes and 0 <= label < len(classes) else str(label)
 
 

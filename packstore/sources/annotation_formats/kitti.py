@@ -27,7 +27,7 @@ _NUMBERS = (14, 15)
 
 
 class KittiSource(SidecarSource):
-    """Source of images of KITTI's left camera with their objects and the texts of ``calib``; laser points are left
+    """Source of images of KITTI's left camera, with their objects and the texts of ``calib``. Laser points are left
     out."""
 
     kind = "kitti"
@@ -42,8 +42,8 @@ class KittiSource(SidecarSource):
         return {**super().fields(), **({"calib": Text(optional=True)} if calibrated else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, each with the file of its calibration, which may be missing, if there is a folder
-        ``calib``."""
+        """Yields the rows of a split. If there is a folder ``calib``, the value ``calib`` is the file of the image's
+        calibration, which may be missing."""
         for row in super().file_rows(split):
             images, _, name = row.file.rpartition("/")
             if folder := self._calibration_folder(images):
@@ -60,13 +60,14 @@ class KittiSource(SidecarSource):
         return found
 
     def _calibration_folder(self, images: str) -> str:
-        """Returns ``calib`` beside the folder of images, or ``""`` if it is not there."""
+        """Returns ``calib`` beside the folder ``images``. Returns ``""`` if it is not there, or ``images`` is not an
+        ``image_2``."""
         above, _, name = images.rpartition("/")
         return join(above, "calib") if name == "image_2" and "calib" in self.tree.names(above).folders else ""
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its class and 2D box; ``json`` has a list of the class and all numbers
-        for each line. Raises :class:`ValueError` for other than 14 or 15 numbers."""
+        """Converts each line to an object with its class and 2D box. ``json`` has for each line a list of the class and
+        all numbers. Raises :class:`ValueError` for a line that does not have 14 or 15 numbers."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             words = line.split()

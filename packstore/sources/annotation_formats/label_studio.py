@@ -27,9 +27,9 @@ _VALUES = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels"
 
 
 class LabelStudioSource(DocumentSource):
-    """Source of images of an export's tasks; choices become ``label`` or ``tags``. Columns have the first annotation
-    that was not cancelled; others, predictions and brush masks are in ``json`` alone. A task with no image or several
-    is refused."""
+    """Source of images of an export's tasks; choices become ``label`` or ``tags``. Columns have the first annotation of
+    a task that was not cancelled. Others, predictions and brush masks are in ``json`` alone. A task without an image,
+    or with several, is refused."""
 
     kind = "label_studio"
     title = "Label Studio"
@@ -38,7 +38,7 @@ class LabelStudioSource(DocumentSource):
         rb'(?=.*("data"\s*:\s*\{|"annotation_id"\s*:|"lead_time"\s*:))', re.S)  # fmt: skip
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each task. Raises :class:`ValueError` for a task with no image or several."""
+        """Yields an entry for each task. Raises :class:`ValueError` for a task without an image, or with several."""
         for task in document:
             data = task.get("data", task)
             names = [value for value in data.values() if isinstance(value, str) and _is_image(value)]
@@ -47,7 +47,7 @@ class LabelStudioSource(DocumentSource):
             yield AnnotationEntry(_path_from_url(names[0]), task)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the first annotation of a task that was not cancelled, or the results of a task of JSON-MIN.
+        """Converts the first annotation of a task that was not cancelled, or all results of a task of JSON-MIN.
         ``json`` has the whole task. A task without such an annotation has no objects."""
         annotation = Annotation(json=raw)
         if "data" in raw:
@@ -67,10 +67,16 @@ class LabelStudioSource(DocumentSource):
         return annotation
 
     def _add_result(self, annotation: Annotation, value: Any, result: Any, read_size: SizeReader) -> None:
-        """Adds the ``value`` of a result to ``annotation``: choices as tags, a shape with its first label as an object,
-        a point as a point. Skips texts, ratings, relations and brush masks. Rotates rectangles about their top left
-        corners. Converts percentages to pixels by the size in ``result``, else by that of the image. Raises
-        :class:`ValueError` for a coordinate that is no number."""
+        """Adds the ``value`` of a result to ``annotation``.
+
+        - Choices become tags.
+        - A shape becomes an object, with the first of its labels. A rectangle is rotated about its top left corner.
+        - A point becomes a point.
+        - Texts, ratings, relations and brush masks are skipped.
+
+        Converts percentages to pixels by the size in ``result``, or else the image's. Raises :class:`ValueError` for a
+        coordinate that is no number.
+        """
         annotation.tags += value.get("choices", [])
         named = next((name for name in _VALUES if name in value), None)
         if named is None and "x" not in value and "points" not in value:
@@ -108,7 +114,7 @@ def _is_image(text: str) -> bool:
 
 
 def _path_from_url(name: str) -> str:
-    """Returns the image's path in a URL of Label Studio's server (``/data/local-files/?d=a.jpg``); returns any other
+    """Returns the image's path in a URL of Label Studio's server (``/data/local-files/?d=a.jpg``). Returns any other
     name unchanged."""
     served = re.search(r"[?&]d=([^&]+)", name)
     return unquote(served[1], errors="surrogateescape") if served is not None else name

@@ -21,8 +21,8 @@ _CLASSES = ("_classes.txt", "classes.txt")
 
 
 class LineBoxesSource(DocumentSource):
-    """Source of images with boxes in lists, one for each split; an image without boxes has 0. Without a file of class
-    names, the numbers of classes are their names."""
+    """Source of images with boxes in lists, one for each split. An image without boxes has 0 boxes. Without a file of
+    class names, the numbers of classes are their names."""
 
     kind = "line_boxes"
     title = "keras-yolo3"
@@ -33,8 +33,8 @@ class LineBoxesSource(DocumentSource):
     parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each line that is not blank. Raises :class:`ValueError` for a line without an image, or a
-        box that does not have 5 numbers."""
+        """Yields an entry for each line that is not blank. Raises :class:`ValueError` for a line without an image, and
+        for a box that does not have 5 numbers."""
         names = self._read_class_names(file)
         for number, line in enumerate(document, 1):
             match = _LINE.fullmatch(line.strip())
@@ -52,7 +52,7 @@ class LineBoxesSource(DocumentSource):
         return Annotation([object_from_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in the files of names, or, without such files, all numbers in order."""
+        """Returns the classes in the files of names. Without such files, returns all numbers of classes, in order."""
         named = [name for file in self._files for name in self._read_class_names(file)]
         numbers = {number for raw in self.raw_annotations() for *_, number in raw["boxes"]}
         return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))

@@ -33,8 +33,11 @@ _WORDS = (6, 10)
 
 
 class MotSource(DocumentSource):
-    """Source of frames of sequences; ``track`` is the number of the track of each box. Coordinates count from 0, not
-    from 1 as in the files. A frame without lines has 0 boxes; frames without an image are left out, and counted."""
+    """Source of frames of sequences. ``track`` is the number of the track of each box. Coordinates count from 0, not
+    from 1 as in the files.
+
+    A frame without lines has 0 boxes. Lines of a frame without image are left out, and the frame is counted.
+    """
 
     kind = "mot"
     title = "MOTChallenge"
@@ -46,10 +49,12 @@ class MotSource(DocumentSource):
     parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of the sequence: ``lines``, the numbers of its frame, and ``classes``, the
-        names in ``labels.txt``, or None without that file. Counts frames without an image as left out. Raises
-        :class:`ValueError` for a line that does not have 6 to 10 numbers, and if no image is named by a frame, or two
-        by one."""
+        """Yields an entry for each image of the sequence. It has ``lines``, the numbers of its frame, and ``classes``,
+        the names in ``labels.txt``, or None without that file.
+
+        Counts frames without an image as left out. Raises :class:`ValueError` for a line that does not have 6 to 10
+        numbers, and as :func:`take_frames` does.
+        """
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
         names = self._read_class_names(listed) if is_file(self.tree, listed) else None
@@ -72,8 +77,8 @@ class MotSource(DocumentSource):
         return [line.strip() for line in lines if line.strip()]
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in the first ``labels.txt``; without one, the classes of MOT16 if some of them occur and
-        no other class, else ``()``."""
+        """Returns the classes in the first ``labels.txt``. Without such a file, returns the classes of MOT16, if there
+        is a class and no other, else ``()``."""
         listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
         return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
 
@@ -86,13 +91,13 @@ class MotSource(DocumentSource):
         return [file for file in files if is_file(self.tree, file)]
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a file has detections of a sequence whose annotations are packed."""
+        """Tells if a file has detections (``det/det.txt``) of a sequence whose annotations are packed."""
         sequence, _, name = path.rpartition("/det/")
         return name.startswith("det") and join(sequence, "gt/gt.txt") in self._files
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its track; coordinates count from 0. A line without a class number, or
-        with one that has no name, gives no class. ``json`` has the numbers of all lines."""
+        """Converts each line to an object with its track; coordinates count from 0. An object has no class if its line
+        has no class number, or the number has no name. ``json`` has the numbers of all lines."""
         annotation = Annotation(json=raw["lines"])
         for values in raw["lines"]:
             left, top, right, bottom = box_from_corner(*values[2:6])
@@ -105,9 +110,12 @@ class MotSource(DocumentSource):
 
 
 def take_frames(images: Sequence[str], frames: dict[int, list[Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yields each image of a sequence with the lines of the frame that its name counts (``000001.jpg``), or ``[]``, and
-    removes the frame from ``frames``. Raises :class:`ValueError` if no frame has an image, or one has two (``1.jpg``
-    and ``000001.jpg``)."""
+    """Yields each image of a sequence with the lines of its frame, or ``[]``, and removes the frame from ``frames``. An
+    image is named by the number of its frame: ``000001.jpg``.
+
+    Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame has
+    two images, such as ``1.jpg`` and ``000001.jpg``.
+    """
     stems = [image.rpartition(".")[0] for image in images]
     numbers = [int(stem) if stem.isdecimal() and len(stem) < 12 else -1 for stem in stems]
     if images and frames and not any(number in frames for number in numbers):

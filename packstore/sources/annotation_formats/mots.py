@@ -28,9 +28,11 @@ _MASKS = "instances"
 
 
 class MotsSource(DocumentSource):
-    """Source of frames of sequences; ``track`` is the number of each object. A frame without lines has 0 boxes; frames
-    without an image are left out, and counted. ``instance_mask`` is the PNG file with the masks of a frame, in data
-    sets that have such files."""
+    """Source of frames of sequences, with masks of objects. ``track`` is the number of each object. ``instance_mask``
+    is the PNG file with the masks of a frame, if there are such files.
+
+    A frame without lines has 0 boxes. Lines of a frame without image are left out, and the frame is counted.
+    """
 
     kind = "mots"
     title = "MOTS"
@@ -43,9 +45,9 @@ class MotsSource(DocumentSource):
     parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of the sequence, with the lines of its frame, ``[]`` if it has none. Yields
-        nothing if the folder of images is missing. Counts frames without an image as left out. Raises
-        :class:`ValueError` if no image is named by a frame, or two by one."""
+        """Yields an entry for each image of the sequence, with the lines of its frame, or ``[]``. Yields nothing if the
+        folder of images is missing. Counts frames without an image as left out. Raises :class:`ValueError` for a line
+        without a number, and as :func:`take_frames` does."""
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
@@ -58,7 +60,7 @@ class MotsSource(DocumentSource):
             self.ignored["frames of a video without an image"] += len(frames)
 
     def _find_image_folder(self, file: str) -> str | None:
-        """Finds the folder of images for the file of a sequence; None if it is missing."""
+        """Finds the folder of images for the file of a sequence; returns None if it is missing."""
         folder, _, name = file.rpartition("/")
         above = folder.rpartition("/")[0]
         sequence = name.removesuffix(".txt")
@@ -84,8 +86,11 @@ class MotsSource(DocumentSource):
             yield row if mask is None else row._replace(values={**row.values, "instance_mask": InTree(mask)})
 
     def _find_mask(self, image: str) -> str | None:
-        """Finds the mask file of an image; None if it is missing. ``training/image_02/0002/000000.png`` has
-        ``instances/0002/000000.png``; ``img1/000001.jpg`` has ``instances/000001.png``."""
+        """Finds the mask file of an image; returns None if it is missing.
+
+        - ``training/image_02/0002/000000.png`` has ``instances/0002/000000.png``.
+        - ``img1/000001.jpg`` has ``instances/000001.png``.
+        """
         *folders, sequence, name = image.split("/")
         name = f"{name.rpartition('.')[0]}.png"
         tops = ["/".join(folders[:n]) for n in range(len(folders), -1, -1)]
@@ -94,7 +99,8 @@ class MotsSource(DocumentSource):
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each line to an object with its run lengths, the box around them and its track. A class without a
-        name is named by its number. ``json`` has the lines. Raises :class:`ValueError` for other lines."""
+        name has its number as name. ``json`` has the lines. Raises :class:`ValueError` for a line that does not have 6
+        valid values."""
         annotation = Annotation(json=raw)
         for line in raw:
             words = line.split(" ")

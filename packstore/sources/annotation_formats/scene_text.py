@@ -24,7 +24,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class TextOcrSource(DocumentSource):
-    """Source of images with words; ``texts`` has the word in each box, which has no class. Further values are in
+    """Source of images with words. ``texts`` has the word in each box; boxes have no class. Further values are in
     ``json``. Words of images that are not listed are left out, and counted."""
 
     kind = "textocr"
@@ -49,8 +49,9 @@ class TextOcrSource(DocumentSource):
             yield AnnotationEntry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object with the word's text and without a class. The object has the word's polygon,
-        or its box if the polygon is invalid or missing. ``json`` has the entries of the image and its words."""
+        """Converts each word to an object with the word's text, without a class. The object has the word's polygon, or
+        else the word's box if the polygon is missing or invalid. ``json`` has the entries of the image and its
+        words."""
         annotation = Annotation(json=raw)
         for each in raw["words"]:
             points, text = to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
@@ -63,7 +64,8 @@ class TextOcrSource(DocumentSource):
 
 
 class ArtSource(DocumentSource):
-    """Source of images with words in polygons; ``texts`` has the word of each, null if it is illegible."""
+    """Source of images with words in polygons. ``texts`` has the word of each polygon, null if the word is
+    illegible."""
 
     kind = "art"
     title = "ICDAR 2019 ArT or LSVT"
@@ -72,13 +74,13 @@ class ArtSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image with its words; a name without a suffix gets ``.jpg``."""
+        """Yields an entry for each image with its words. A name without ``.jpg`` or ``.png`` gets ``.jpg``."""
         for name, words in document.items():
             yield AnnotationEntry(name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg", words)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object without a class, with its polygon, and its text, None for ``###``; ``json``
-        has the words as they are."""
+        """Converts each word to an object with its polygon and its text, without a class. The text of an illegible
+        word, ``###``, is None. ``json`` has the words as they are."""
         annotation = Annotation(json=raw)
         for each in raw:
             text = None if each["transcription"] == "###" else each["transcription"]

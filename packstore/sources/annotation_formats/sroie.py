@@ -34,8 +34,8 @@ class SroieSource(IcdarSource):
         return {**super().fields(), "entities": Json(optional=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, with the file of entities of each image that has one: the first of
-        ``entities/*.txt``, ``key/*.json`` and ``entities/*.json``."""
+        """Yields the rows of a split, with the file of entities of each image that has one. Prefers ``entities/*.txt``,
+        then ``key/*.json``, then ``entities/*.json``."""
         there: dict[str, frozenset[str]] = {}
         for row in super().file_rows(split):
             folder, _, name = row.file.rpartition("/")
@@ -74,13 +74,14 @@ class EntitiesSource(SidecarSource):
     further_fields: ClassVar[Mapping[str, Field]] = {"entities": Json(optional=True)}
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Parses the entities, the only value: no object, no ``json``. Raises :class:`ValueError` for invalid ones."""
+        """Parses the entities to the column ``entities``; there are no objects, and no ``json``. Raises
+        :class:`ValueError` for invalid entities."""
         return Annotation(values={"entities": _parse_entities(raw)})
 
 
 def _parse_entities(raw: bytes) -> dict[str, Any]:
-    """Parses a JSON object of texts or other plain values. Raises :class:`ValueError` for any other JSON, and for a
-    value that is a list or an object."""
+    """Parses a JSON object whose values are texts, numbers, booleans or null. Raises :class:`ValueError` for any other
+    JSON."""
     entities = parse_json(raw)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
@@ -97,8 +98,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_layout(path: Path, options: SourceOptions) -> Source:
-    """Opens the layout that is recognised with more certainty. If both are equally certain, opens the layout with
-    words."""
+    """Opens the layout that is recognised with more certainty. Of two equal layouts, opens the layout with words.
+    Raises the errors of opening it."""
     worded = _WORDS.recognise(path, options) >= _ALONE.recognise(path, options)
     return (_WORDS if worded else _ALONE).open(path, options)
 

@@ -26,7 +26,7 @@ from packstore.sources.beside import is_file, read_text
 
 
 class SuperviselySource(SidecarSource):
-    """Source of images of a Supervisely project; tags of an image without a value become ``label`` or ``tags``. Bitmaps
+    """Source of images of a Supervisely project. Tags of an image without a value become ``label`` or ``tags``. Bitmaps
     and polygons with holes become their boxes. Classes have the order of ``meta.json``."""
 
     kind = "supervisely"
@@ -59,9 +59,10 @@ class SuperviselySource(SidecarSource):
         return found[0] if len(found) == 1 else None
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts shapes and bitmaps to objects, points and lines to points, tags without a value to tags; ``json``
-        has the whole file. A polygon with holes, or a bitmap, becomes its box. Other geometries are in ``json``
-        alone."""
+        """Converts shapes and bitmaps to objects, points and lines to points, and tags without a value to tags.
+
+        A polygon with holes, or a bitmap, becomes its box. ``json`` has the whole file, and alone other geometries.
+        """
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["objects"]:
@@ -91,7 +92,7 @@ class SuperviselySource(SidecarSource):
 
 
 def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
-    """Computes the box of a bitmap from the size in its PNG header; ``data`` is the PNG file, compressed by zlib, in
+    """Computes the box of a bitmap from the size in its PNG header. ``data`` is the PNG file, compressed by zlib, in
     base64. Raises :class:`ValueError` if it is damaged."""
     import base64
     import binascii

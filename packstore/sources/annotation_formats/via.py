@@ -36,8 +36,8 @@ _HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id"
 
 
 class ViaSource(DocumentSource):
-    """Source of images of a VIA project or export; points and polylines become ``keypoints``, circles and ellipses
-    boxes. All attributes are in ``json``."""
+    """Source of images of a VIA project or export. Points and polylines become ``keypoints``; circles and ellipses
+    become boxes. All attributes are in ``json``."""
 
     kind = "via"
     title = "VIA"
@@ -48,13 +48,14 @@ class ViaSource(DocumentSource):
     )
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses JSON, or else CSV to the structure of a JSON export. Raises :class:`ValueError` for invalid JSON or
-        CSV."""
+        """Parses JSON, or else CSV, which gets the structure of a JSON export. Raises :class:`ValueError` for invalid
+        content."""
         start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
         return parse_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image; converts projects of VIA 3, and counts settings of a project as left out."""
+        """Yields an entry for each image. Projects of VIA 3 get the structure of VIA 2. Counts settings of a project as
+        left out."""
         for name in _PROJECT:
             self.ignored[f"values {name!r} of files of annotations"] += name in document
         if "project" in document:
@@ -67,7 +68,7 @@ class ViaSource(DocumentSource):
             yield AnnotationEntry(entry["filename"], entry)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts rectangles, circles, ellipses (to boxes) and polygons to objects, and points and polylines to
+        """Converts rectangles and polygons to objects, circles and ellipses to their boxes, and points and polylines to
         points. ``json`` has the entry of the image. Raises :class:`ValueError` for a coordinate that is no number."""
         annotation = Annotation(json=raw)
         regions = raw["regions"]
@@ -96,8 +97,8 @@ class ViaSource(DocumentSource):
 
 
 def _read_csv(text: str) -> dict[str, Any]:
-    """Parses a CSV export, with a region on each line, to the structure of a JSON export; an image without regions has
-    an empty list. Raises :class:`ValueError` for another header, a line of another length, and invalid JSON in a
+    """Parses a CSV export to the structure of a JSON export. Each line is a region, or an image without regions, which
+    gets an empty list. Raises :class:`ValueError` for another header, a line of another length, and invalid JSON in a
     field."""
     try:
         head, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line and "".join(line).strip()]
@@ -125,9 +126,11 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
-    """Returns the class of a region: the value of the first attribute with a name such as ``class``, or else of the
-    only attribute. Returns None if there is no such attribute. Attributes count only if they are texts, or check boxes
-    with one box checked."""
+    """Returns the class of a region: the first attribute with a name such as ``class``, or else the only attribute.
+    Returns None if there is no such attribute.
+
+    An attribute counts if it is a text, or check boxes of which one is checked.
+    """
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]

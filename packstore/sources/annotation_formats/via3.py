@@ -20,9 +20,9 @@ _IMAGE = 2
 
 
 def convert_to_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
-    """Yields the images of a VIA 3 project, with regions in the structure of VIA 2; ``file`` and ``metadata`` keep the
-    content of the project. Metadata without a shape give no region. Counts videos, sounds and views of several images
-    in ``ignored``."""
+    """Yields the images of a VIA 3 project, with regions in the structure of VIA 2. ``file`` and ``metadata`` of an
+    image keep the content of the project. Metadata without a shape give no region. Views of videos, sounds and several
+    images are left out, and counted in ``ignored``."""
     names = {number: each["aname"] for number, each in document["attribute"].items()}
     options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
     by_view: dict[str, list[Any]] = {}
@@ -43,7 +43,7 @@ def convert_to_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
 
 
 def _convert_shape(numbers: Any) -> dict[str, Any]:
-    """Converts the number and coordinates of a shape to named values of VIA 2. Raises :class:`KeyError` for an unknown
+    """Converts a shape, its number and coordinates, to named values of VIA 2. Raises :class:`KeyError` for an unknown
     number, and :class:`ValueError` for a wrong number of coordinates."""
     kind, *values = numbers
     name, *keys = _SHAPES[kind]
