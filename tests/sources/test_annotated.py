@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from importlib import resources
@@ -778,6 +780,15 @@ def test_classes_of_a_supervisely_project_within_a_folder(tmp_path: Path) -> Non
     with closing(open_source(tmp_path)) as source:
         labels = next(column for column in source.survey().columns if column.name == "labels")
         assert labels.classes == ("cat", "dog", "eye")  # of both projects, sorted
+
+
+@pytest.mark.parametrize("bitmap", [b"", b"no image, but as long as the start of one"])
+def test_a_bitmap_of_supervisely_that_is_no_png(bitmap: bytes, tmp_path: Path) -> None:
+    thing = {"classTitle": "cat", "geometryType": "bitmap"}
+    thing |= {"bitmap": {"data": base64.b64encode(zlib.compress(bitmap)).decode(), "origin": [1, 2]}}
+    document = json.dumps({"size": {"height": 8, "width": 16}, "tags": [], "objects": [thing]})
+    fill(tmp_path, supervisely(2) | {"set/ann/a00001.jpg.json": document})
+    assert "a bitmap of its annotation is no PNG" in (problem(tmp_path, "supervisely") or "")
 
 
 @given(arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=6)), st.integers(0, 3), st.integers(0, 3))

@@ -23,7 +23,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class Bdd100kSource(DocumentSource):
-    """Source of images of BDD100K and of other data sets in Scalabel's format, with boxes, masks and polygons. Open
+    """Source of images of BDD100K, and of other data sets in Scalabel's format, with boxes, masks and polygons. Open
     lines, curves and attributes are in ``json`` alone."""
 
     kind = "bdd100k"
@@ -34,15 +34,15 @@ class Bdd100kSource(DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each frame of the list, or of an object's ``frames``; counts the object's ``config`` as
+        """Yields an entry for each frame: of the list, or of an object's ``frames``. Counts the object's ``config`` as
         left out."""
         self.ignored["values 'config' of files of annotations"] += isinstance(document, dict) and "config" in document
         for frame in document["frames"] if isinstance(document, dict) else document:
             yield AnnotationEntry(frame["name"], frame)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts boxes, run lengths and closed polygons to objects; open lines and curves are in ``json`` alone,
-        which has the whole frame. An object with run lengths has the box of the whole image."""
+        """Converts boxes, run lengths and closed polygons to objects. An object with run lengths has the box of the
+        whole image. ``json`` has the whole frame, and alone open lines and curves."""
         annotation = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = nonempty_text(each["category"])

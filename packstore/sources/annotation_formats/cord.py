@@ -32,8 +32,8 @@ class CordSource(SidecarSource):
     per_object = ("texts",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word of each valid line to an object with the word's corners and text, and the line's category
-        as class; ``json`` has the whole file."""
+        """Converts each word of each valid line to an object with the word's corners and text. The class is the
+        category of the line. ``json`` has the whole file."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for line in document["valid_line"]:

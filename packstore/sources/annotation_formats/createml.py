@@ -33,8 +33,8 @@ class CreateMLSource(DocumentSource):
             yield AnnotationEntry(image.get("image", image.get("imagefilename")), image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each annotation to an object with a box, without a class if the label is empty; ``json`` has the
-        entry of the image."""
+        """Converts each annotation to an object with a box. An empty label gives no class. ``json`` has the entry of
+        the image."""
         annotation = Annotation(json=raw)
         for each in raw.get("annotations", raw.get("annotation")):
             box = box_from_centre(*(each["coordinates"][name] for name in ("x", "y", "width", "height")))

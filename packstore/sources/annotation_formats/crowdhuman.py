@@ -21,7 +21,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class CrowdHumanSource(DocumentSource):
-    """Source of images of ``.odgt`` files. Boxes enclose whole persons; boxes of visible parts and heads are in
+    """Source of images of ``.odgt`` files. Boxes enclose whole persons. Boxes of visible parts and heads are in
     ``json`` alone. The class ``mask`` marks regions to ignore."""
 
     kind = "crowdhuman"
@@ -31,12 +31,12 @@ class CrowdHumanSource(DocumentSource):
     parse_document = staticmethod(parse_json_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each line; the image is ``ID.jpg``."""
+        """Yields an entry for each line, whose image is ``ID.jpg``."""
         for image in document:
             yield AnnotationEntry(f"{image['ID']}.jpg", image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the full box (``fbox``) of each person to an object, with the tag as class; ``json`` has the whole
+        """Converts the full box (``fbox``) of each person to an object, whose class is the tag. ``json`` has the whole
         line."""
         boxes = raw["gtboxes"]
         return Annotation(

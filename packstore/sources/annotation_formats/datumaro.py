@@ -32,9 +32,11 @@ class DatumaroFormat(AnnotationColumns):
     ignored: Counter[str]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each item; adds the file's classes to the listed ones, and counts other parts of its head
-        as left out. The name of the file is the split, unless it is ``default``. An item without a path has the file
-        name ``ID.jpg``."""
+        """Yields an entry for each item. The split is the name of the file, but none for ``default``. An item without a
+        path has the file name ``ID.jpg``.
+
+        Adds the file's classes to the listed ones. Counts other parts of the file's head as left out.
+        """
         labels = [each["name"] for each in (document["categories"].get("label") or {}).get("labels", ())]
         self.add_listed_classes(labels)
         self.ignored["values 'info' of files of annotations"] += bool(document.get("info"))
@@ -47,9 +49,14 @@ class DatumaroFormat(AnnotationColumns):
             yield AnnotationEntry(name, {"item": item, "labels": labels}, "" if split == "default" else split)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts labels to tags, shapes with an area to objects, points and lines to points; other annotations are in
-        ``json`` alone, which has the whole item. An ellipse becomes its box. A mask without a box gets the whole image
-        as its box. Raises :class:`ValueError` for points or lines with an odd number of coordinates, or none."""
+        """Converts labels to tags, shapes with an area to objects, and points and lines to points. ``json`` has the
+        whole item, and alone other annotations.
+
+        - An ellipse becomes its box.
+        - A mask without a box gets the whole image as its box.
+
+        Raises :class:`ValueError` for points or lines without coordinates, or with an odd number of them.
+        """
         annotation = Annotation(json=raw["item"])
         for each in raw["item"]["annotations"]:
             number, kind = each.get("label_id"), each["type"]

@@ -22,8 +22,8 @@ _LINE = rb"-?\d+(\.\d+)?([ \t]+-?\d+(\.\d+)?){7}[ \t]+[^\s\d]\S*[ \t]+\d[ \t]*(\
 
 
 class DotaSource(SidecarSource):
-    """Source of images of DOTA with oriented boxes; ``difficult`` is a flag of each box. Lines of the head are in
-    ``json``."""
+    """Source of images of DOTA with oriented boxes. ``difficult`` is a flag of each box. ``json`` has the lines of the
+    head."""
 
     kind = "dota"
     title = "DOTA"
@@ -35,8 +35,9 @@ class DotaSource(SidecarSource):
     per_object = ("difficult",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line of corners to an object with its class and difficulty, 0 if it has none. ``json`` has the
-        lines of the head by name, and is missing without a head. Raises :class:`ValueError` for other lines."""
+        """Converts each line of corners to an object with its class and difficulty, which is 0 if missing. ``json`` has
+        the lines of the head by name, and is None without a head. Raises :class:`ValueError` for a line of another
+        form."""
         annotation = Annotation()
         head: dict[str, str] = {}
         for number, line in numbered_lines(raw):

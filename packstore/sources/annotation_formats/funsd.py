@@ -29,7 +29,7 @@ class FunsdSource(SidecarSource):
     per_object = ("texts",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each field of the form to an object with its class, box and text; ``json`` has the whole file."""
+        """Converts each field of the form to an object with its class, box and text. ``json`` has the whole file."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["form"]:

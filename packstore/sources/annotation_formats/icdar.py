@@ -28,7 +28,7 @@ _BOX = re.compile(rf"({_NUMBER}(?:(?:,\s*|\s+){_NUMBER}){{3}})(?:,\s*|\s+)(.*)")
 
 
 class IcdarSource(SidecarSource):
-    """Source of images with words; ``texts`` has the word in each box, null if it is to be ignored. Boxes have no
+    """Source of images with words. ``texts`` has the word in each box, null for a word to ignore. Boxes have no
     classes."""
 
     kind = "icdar"
@@ -46,8 +46,8 @@ class IcdarSource(SidecarSource):
     per_object = ("texts",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object without a class. Its text is the word, without quotes around it, None for
-        ``###``. ``json`` has the lines as texts. Raises :class:`ValueError` for a line of another form."""
+        """Converts each line to an object without a class. The object's text is the word without quotes around it, and
+        None for ``###``. ``json`` has the lines as texts. Raises :class:`ValueError` for a line of another form."""
         annotation = Annotation()
         lines = []
         for number, line in numbered_lines(raw, "utf-8-sig"):

@@ -23,8 +23,8 @@ from packstore.sources.annotation_formats.source import SidecarSource, make_side
 
 
 class LabelMeSource(SidecarSource):
-    """Source of images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true
-    become tags. Circles and masks become boxes; the copy of the image in the file is not kept."""
+    """Source of images with LabelMe's files. Lines and points become ``keypoints``; circles and masks become boxes.
+    Flags of the image that are true become tags. The copy of the image in the file is not kept."""
 
     kind = "labelme"
     title = "LabelMe"
@@ -33,7 +33,7 @@ class LabelMeSource(SidecarSource):
     signature = re.compile(rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)')
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts shapes with an area to objects, lines and points to points, true flags to tags; ``json`` has the
+        """Converts shapes with an area to objects, lines and points to points, and true flags to tags. ``json`` has the
         file without ``imageData``. Raises :class:`ValueError` for an invalid shape."""
         document = parse_json(raw)
         document.pop("imageData", None)
@@ -51,7 +51,7 @@ class LabelMeSource(SidecarSource):
 
 
 def _make_object(label: str | None, kind: str, flat: list[float]) -> AnnotatedObject:
-    """Makes an object from a shape with an area: ``kind`` is its type, ``flat`` its points. Circles, rectangles and
+    """Makes an object from a shape with an area, by its type ``kind`` and its points ``flat``. Circles, rectangles and
     masks become boxes. Raises :class:`ValueError` for a wrong number of points."""
     if kind in ("rectangle", "mask"):
         left, top, right, bottom = flat if len(flat) == 4 else [*flat[:2], *flat[4:6]]

@@ -25,8 +25,8 @@ _LINE = re.compile(rf"({_NUMBER}(?:,{_NUMBER}){{7}}),([A-Za-z]+),(.*)")
 
 
 class MltSource(SidecarSource):
-    """Source of images with words; ``labels`` has the language in each box, ``texts`` the word, null if it is to be
-    ignored."""
+    """Source of images with words. ``labels`` has the language in each box. ``texts`` has the word, null for a word to
+    ignore."""
 
     kind = "mlt"
     title = "ICDAR MLT"
@@ -45,8 +45,8 @@ class MltSource(SidecarSource):
     per_object = ("texts",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its language as class and its word, None for ``###``; ``json`` has the
-        lines as texts. Raises :class:`ValueError` for a line of another form."""
+        """Converts each line to an object, with its language as class and its word as text. The text of ``###`` is
+        None. ``json`` has the lines as texts. Raises :class:`ValueError` for a line of another form."""
         annotation, lines = Annotation(), []
         for number, line in numbered_lines(raw, "utf-8-sig"):
             match = _LINE.fullmatch(line.strip())

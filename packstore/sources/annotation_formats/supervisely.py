@@ -93,7 +93,7 @@ class SuperviselySource(SidecarSource):
 
 def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
     """Computes the box of a bitmap from the size in its PNG header. ``data`` is the PNG file, compressed by zlib, in
-    base64. Raises :class:`ValueError` if it is damaged."""
+    base64. Raises :class:`ValueError` if it is damaged, or no PNG file."""
     import base64
     import binascii
     import zlib
@@ -102,6 +102,8 @@ def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
         png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"a bitmap of its annotation cannot be read: {error}") from None
+    if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise ValueError("a bitmap of its annotation is no PNG file, or is cut off")
     width, height = int.from_bytes(png[16:20]), int.from_bytes(png[20:24])
     return [left, top, left + width, top + height]
 

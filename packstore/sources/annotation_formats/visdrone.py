@@ -38,8 +38,8 @@ class VisDroneSource(SidecarSource):
         return CLASSES
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its class and box; ``json`` has the eight numbers of each line. Raises
-        :class:`ValueError` for other lines and classes."""
+        """Converts each line to an object with its class and box. ``json`` has the eight numbers of each line. Raises
+        :class:`ValueError` for a line without eight numbers, and for a class beyond 11."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             values = to_floats(line.strip().rstrip(",").split(","))

@@ -19,7 +19,7 @@ from packstore.sources.annotation_formats.source import count_unused_values
 
 
 class VottSource(DocumentSource):
-    """Source of images of a VoTT project; the class of a region is its first tag. All tags are in ``json``."""
+    """Source of images of a VoTT project. The class of a region is its first tag; all tags are in ``json``."""
 
     kind = "vott"
     title = "VoTT"
@@ -28,16 +28,16 @@ class VottSource(DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each asset; adds the project's tags to the listed classes, and counts other values as
-        left out."""
+        """Yields an entry for each asset. Adds the project's tags to the listed classes, and counts the project's other
+        values as left out."""
         self.add_listed_classes(each["name"] for each in document.get("tags") or ())
         self.ignored += count_unused_values(document, ("assets", "tags"))
         for asset in document["assets"].values():
             yield AnnotationEntry(asset["asset"]["name"], asset)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each region to an object: a polygon, or its box. Its first tag is the class; a region without tags
-        has none. ``json`` has the whole asset."""
+        """Converts each region to an object: a polygon, or its box. The class is the region's first tag, or None
+        without tags. ``json`` has the whole asset."""
         annotation = Annotation(json=raw)
         for region in raw.get("regions", ()):
             label, box = next(iter(region.get("tags") or ()), None), region.get("boundingBox")

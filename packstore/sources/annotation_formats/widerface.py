@@ -24,8 +24,11 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 
 class WiderFaceSource(DocumentSource):
-    """Source of images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its
-    folder. Faces have no class. Images of the test set have no annotations, and are left out without their folder."""
+    """Source of images of WIDER FACE by split. ``label`` is the event that an image shows: the name of its folder.
+    Faces have no class.
+
+    Images of the test set have no annotations. Without the folder ``WIDER_test``, they are left out.
+    """
 
     kind = "widerface"
     title = "WIDER FACE"
@@ -36,8 +39,8 @@ class WiderFaceSource(DocumentSource):
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image with its faces; an image of the test set has no annotation. Without the folder
-        ``WIDER_test``, counts the images of the test set as left out. Raises :class:`ValueError` for a line that is out
-        of place."""
+        ``WIDER_test``, counts the images of the test set as left out. Raises :class:`ValueError` for a line out of
+        place."""
         split = next(each for each in ("train", "val", "test") if f"_{each}_" in file)
         if split == "test":
             names = [line.strip() for line in document if line.strip()]
@@ -62,7 +65,7 @@ class WiderFaceSource(DocumentSource):
             )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each face to an object without a class, and the event to a tag; ``json`` has the numbers of all
+        """Converts each face to an object without a class, and the event to a tag. ``json`` has the numbers of all
         faces."""
         objects = [object_from_box(None, box_from_corner(*face[:4])) for face in raw["faces"]]
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
