@@ -64,8 +64,8 @@ class _ArchiveExport(FilesExport):
         return _ArchiveWriter(self)
 
     def resume(self, size: int) -> None:
-        """Opens the archive, cuts it off after ``size`` bytes and appends from there. A zip reads the headers of all
-        files before."""
+        """Opens the archive, cuts it off after ``size`` bytes and appends from there. For a zip, reads the headers of
+        all files before that."""
         self._out = open_file(self.path, "r+b")
         self._out.truncate(size)
         self._out.seek(size)
@@ -88,8 +88,10 @@ class _ArchiveExport(FilesExport):
         return path
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Adds the record lines and the export manifest unless the export is bare, ends the archive and closes it.
-        Returns the export manifest unchanged."""
+        """Adds the record lines and the export manifest unless the export is bare. Ends the archive and closes it.
+
+        Returns the export manifest unchanged.
+        """
         assert lines is not None
         assert self._out is not None
         if not self.bare:
@@ -111,15 +113,17 @@ class _ArchiveExport(FilesExport):
 
 
 class TarExport(_ArchiveExport):
-    """One tar. Its first file is the export manifest, unless the export is bare, so a reader recognises it at once. The
-    end of the export overwrites the manifest in place, since digests may have changed."""
+    """One tar. Its first file is the export manifest, unless the export is bare: a reader recognises it at once.
+
+    The end of the export overwrites the manifest in place, since digests may have changed.
+    """
 
     name = "tar"
     help = "an image folder in a tar"
     suffixes = (".tar",)
 
     def overhead(self) -> int:
-        """Returns the bytes of a tar header and of the mean padding of an image."""
+        """Returns the bytes of a tar header, and the mean padding of an image."""
         return 512 + self.estimate_block_padding(512)
 
     def new_writer(self, out: IO[bytes]) -> TarWriter:
@@ -131,7 +135,10 @@ class TarExport(_ArchiveExport):
         return writer
 
     def write_end(self, out: IO[bytes], export_manifest: bytes) -> None:
-        """Ends the tar and overwrites the manifest at its start with ``export_manifest``, which has the same length."""
+        """Ends the tar. Overwrites the manifest at its start with ``export_manifest`` unless the export is bare.
+
+        Both have the same length; another length fails an assertion.
+        """
         self._writer.close()
         if self.bare:
             return
@@ -143,7 +150,9 @@ class TarExport(_ArchiveExport):
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
         """Reads the first file of a tar. Returns None if ``path`` is no tar, or its first file is no export manifest.
-        Raises :class:`ManifestError` for a damaged one."""
+
+        Raises :class:`ManifestError` for a damaged manifest.
+        """
         try:
             with (
                 path.open("rb") as whole,
@@ -157,8 +166,8 @@ class TarExport(_ArchiveExport):
 
 
 class ZipExport(_ArchiveExport):
-    """One zip. Files are stored without compression, since images are compressed already. The export manifest is its
-    last file, unless the export is bare."""
+    """One zip. Files are not compressed, since images are compressed already. Unless the export is bare, its last file
+    is the export manifest."""
 
     name = "zip"
     help = "an image folder in a zip"
@@ -180,8 +189,10 @@ class ZipExport(_ArchiveExport):
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        """Reads ``packstore.json`` from a zip. Returns None if ``path`` is no zip, or has no such file. Raises
-        :class:`ManifestError` for a damaged one."""
+        """Reads ``packstore.json`` from a zip. Returns None if ``path`` is no zip, or has no such file.
+
+        Raises :class:`ManifestError` for a damaged manifest.
+        """
         data = read_zip_file(path, MANIFEST_FILE)
         return None if data is None else parse_export_manifest(data)
 

@@ -33,8 +33,10 @@ _BLOCK_BYTES = 1 << 22
 
 
 class ArraysExport(Export):
-    """Base of exports that hold images and columns as arrays. Image files are held too, as arrays of bytes. Columns
-    with missing values or of varying shape go into the record lines."""
+    """Base of exports that hold images and columns as arrays. Image files become arrays of bytes.
+
+    Columns with missing values or of varying shape go into the record lines.
+    """
 
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
@@ -43,8 +45,8 @@ class ArraysExport(Export):
         return [column.name for column in self.array_columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on keys, and one for each of these that the store has: class names that no array holds, images
-        of different shapes, bfloat16 and normalisation."""
+        """Returns a text on keys. Adds texts on class names that no array holds, images of different shapes, bfloat16
+        and normalisation, if the store has them."""
         lost = ["keys: samples have numbers"]
         image = self.manifest.image
         if storable_class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
@@ -59,8 +61,7 @@ class ArraysExport(Export):
 
     @property
     def array_columns(self) -> list[Column]:
-        """Columns that become arrays: those of one shape, without missing values and with a name that no other array
-        has."""
+        """Columns that become arrays. They have one shape, no missing values, and a name that no other array has."""
         return [
             column
             for column in self.columns
@@ -80,13 +81,13 @@ class _ShardFilesExport(ArraysExport):
     writer: ClassVar[type[_ArraysWriter]]
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns the writer of a shard named by its split and number."""
+        """Returns the writer of a shard, named by split and number."""
         name = f"{shorten_name(safe_name(split))}-{number:06}" if split else f"{number:06}"
         return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.array_columns)
 
 
 class _ArraysWriter(ShardWriter):
-    """Collects the images of a shard in an unnamed temporary file, and other values in memory; writes the shard when it
+    """Collects the images of a shard in an unnamed temporary file, and other values in memory. Writes the shard when it
     is closed."""
 
     def __init__(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> None:
@@ -100,7 +101,7 @@ class _ArraysWriter(ShardWriter):
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Appends the image to the temporary file, and the values of the columns in memory. Returns an empty
+        """Appends the image to the temporary file, and the values of the columns to those in memory. Returns an empty
         mapping."""
         image = record.image
         data = image.tobytes() if isinstance(image, np.ndarray) else image
@@ -113,7 +114,7 @@ class _ArraysWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
-        """Writes the shard and deletes the temporary file, also after an error."""
+        """Writes the shard. Deletes the temporary file, also after an error."""
         self._images.seek(0)
         try:
             self.write_shard()
@@ -135,13 +136,13 @@ class _ArraysWriter(ShardWriter):
 
     @property
     def is_one_array(self) -> bool:
-        """True if images are pixels of one shape, which become one array. False for image files, and in a shard without
+        """True if images are pixels of one shape, which become one array. False for image files, and without
         records."""
         return self.manifest.image.kind == "fixed" and bool(self._shapes)
 
     @property
     def image_array_type(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype of the array of all images of the shard, if :attr:`is_one_array`."""
+        """Shape and dtype of the array of all images of the shard. Only for a shard whose images are one array."""
         image = self.manifest.image
         return (self.record_count, *image.shape), np.dtype(NUMPY_DTYPE[image.dtype])
 
@@ -151,8 +152,8 @@ class _ArraysWriter(ShardWriter):
         return np.array(self._ends, np.int64)
 
     def small_arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields the name and the values of each array but the images: their shapes if these differ, then the
-        columns."""
+        """Yields the name and the values of each array except the images. If the images' shapes differ, the first is
+        the array of shapes."""
         if self._shapes and not self.is_one_array:
             yield SHAPES, np.array(self._shapes, np.int32)
         for column in self.columns:
@@ -160,12 +161,12 @@ class _ArraysWriter(ShardWriter):
             yield array_name(column.name), values.reshape(self.record_count, *column.shape)
 
     def read_image_blocks(self) -> Iterator[bytes]:
-        """Yields the bytes of the remaining images of the temporary file in blocks."""
+        """Yields the bytes of the temporary file from the present place on, in blocks."""
         while data := self._images.read(_BLOCK_BYTES):
             yield data
 
     def read_next_image(self, number: int) -> bytes:
-        """Reads the next image from the temporary file. Its number must be ``number``: images are read in order."""
+        """Reads the next image from the temporary file. ``number`` must be its number in the shard, from 0."""
         return self._images.read(self._ends[number + 1] - self._ends[number])
 
 
@@ -175,8 +176,8 @@ def array_name(column: str) -> str:
 
 
 def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
-    """Returns the class names of the column ``label`` for the array ``class_names``. Returns None if there are none, or
-    one holds a NUL or a byte that is not UTF-8."""
+    """Returns the class names of the column ``label``. Returns None if there are none, or a name holds a NUL or a byte
+    that is not UTF-8."""
     return manifest.classes if can_be_strings(manifest.classes or ()) else None
 
 
@@ -184,7 +185,7 @@ class _NpzWriter(_ArraysWriter):
     """Writes a shard as an uncompressed ``.npz``."""
 
     def write_shard(self) -> None:
-        """Copies the images in blocks into the archive, then writes the small arrays and the class names. After an
+        """Copies the images into the archive in blocks. Then writes the other arrays and the class names. After an
         error the file stays incomplete."""
         out = open_file(self.path, "wb")
         try:
@@ -215,7 +216,7 @@ class _NpzWriter(_ArraysWriter):
 
 
 def _make_npy_entry(name: str) -> zipfile.ZipInfo:
-    """Returns the zip entry of an array, dated 1980 so that equal arrays give equal files."""
+    """Returns the zip entry of an array. Its date is 1980: equal arrays give equal files."""
     return zipfile.ZipInfo(f"{name}.npy")
 
 
@@ -239,12 +240,10 @@ class NpzExport(_ShardFilesExport):
 
 
 class _Hdf5Writer(_ArraysWriter):
-    """Writes a shard as an HDF5 file. Hides failed writes from the HDF5 library, and raises the first of them between
-    blocks or at the end."""
+    """Writes a shard as an HDF5 file. The HDF5 library does not see failed writes, see :class:`_FailureHidingFile`."""
 
     def write_shard(self) -> None:
-        """Writes the shard's HDF5 file. Raises the :class:`OSError` of the first failed write, which is hidden from the
-        HDF5 library."""
+        """Writes the shard's HDF5 file. Raises the :class:`OSError` of the first failed write."""
         import h5py
 
         with beyond_standard_streams():
@@ -258,8 +257,8 @@ class _Hdf5Writer(_ArraysWriter):
                 held.raise_failure()
 
     def _write_arrays(self, file: Any, held: _FailureHidingFile) -> None:
-        """Writes all arrays to the HDF5 ``file``. Raises :class:`OSError` between blocks of images if a write has
-        failed."""
+        """Writes all arrays to the HDF5 ``file``. After a failed write, raises its :class:`OSError` before the next
+        block of images."""
         import h5py
 
         if self.is_one_array:
@@ -283,11 +282,11 @@ class _Hdf5Writer(_ArraysWriter):
 
 
 class _FailureHidingFile:
-    """Wraps a file for the HDF5 library and hides failed writes from the library; :meth:`raise_failure` raises the
+    """Wraps a file for the HDF5 library, and hides failed writes from the library. :meth:`raise_failure` raises the
     first.
 
-    After a failed write the library keeps unwritten data, fails to close the file, and crashes the process when its
-    objects are freed.
+    After a failed write that it sees, the library fails to close the file, and crashes the process when its objects are
+    freed.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -296,12 +295,12 @@ class _FailureHidingFile:
         self.seek, self.tell, self.read, self.readinto = file.seek, file.tell, file.read, file.readinto
 
     def raise_failure(self) -> None:
-        """Raises the :class:`OSError` of the first failed write, if any."""
+        """Raises the :class:`OSError` of the first failed write. Does nothing if no write has failed."""
         if self._failure is not None:
             raise self._failure
 
     def write(self, data: memoryview) -> int:
-        """Writes ``data``; writes nothing once a write has failed. Always returns the size of ``data``."""
+        """Writes ``data``, unless a write has failed. Always returns the size of ``data``."""
         self._call_unless_failed(self._write_all, data)
         return data.nbytes
 
@@ -328,7 +327,7 @@ class _FailureHidingFile:
 
 
 class Hdf5Export(_ShardFilesExport):
-    """Shards ``train-000000.h5`` …: a contiguous dataset for images of one shape, else variable-length values."""
+    """Shards ``train-000000.h5`` …. Images of one shape are a contiguous dataset; others are variable-length values."""
 
     name = "hdf5"
     help = "plain HDF5 files"
@@ -338,8 +337,8 @@ class Hdf5Export(_ShardFilesExport):
     writer = _Hdf5Writer
 
     def overhead(self) -> int:
-        """Adds the unused space of HDF5's heap, 1,365 bytes, if images have variable length and are larger than a block
-        on average."""
+        """Adds 1,365 bytes, the unused space of HDF5's heap, if images have variable length and over 4 KiB on
+        average."""
         image = self.manifest.image
         large = image.kind == "ragged" and image.nbytes > BLOCK_BYTES * self.manifest.records
         return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # unused space of a heap per large image

@@ -21,12 +21,12 @@ _OWN = ("id", "image_id", "bbox", "category_id", "keypoints", "num_keypoints")
 
 
 class CocoExport(ObjectsExport):
-    """A folder of images with a file ``instances_*.json`` for each split; and ``captions_*.json`` if the store has
-    captions.
+    """A folder of images, and a file ``instances_*.json`` for each split. If the store has captions, also
+    ``captions_*.json``.
 
-    Images get new ids, from 1 through the whole store. Ids of objects and captions begin at 1 in each file. Masks,
-    areas and ``iscrowd`` come from a column ``json`` as the source ``coco`` makes it. Objects whose boxes or keypoints
-    are not finite are left out.
+    Images get ids from 1 through the whole store. Ids of objects and captions begin at 1 in each file. Masks, areas and
+    ``iscrowd`` come from a column ``json`` in the form of the source ``coco``. Objects whose boxes or keypoints are not
+    finite are left out.
     """
 
     name = "coco"
@@ -34,7 +34,7 @@ class CocoExport(ObjectsExport):
     extra = "json"
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels and keypoints, and the column of captions if there is one."""
+        """Returns the columns of boxes, labels, keypoints and captions that the store has."""
         captions = find_captions_column(self.columns)
         return [*super().visible_columns(), *([] if captions is None else [captions])]
 
@@ -53,8 +53,11 @@ class CocoExport(ObjectsExport):
         return 100 + self.mean_key_bytes + 10 * shown // max(1, self.manifest.records)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes an annotation file for each split, and one of captions if the store has these. Categories count from
-        1, and keypoints have numbers as names. Adds the files to the export manifest. Reads all labels."""
+        """Writes an annotation file for each split, and a file of captions if the store has captions. Reads all labels.
+
+        Categories count from 1. Keypoints have numbers as names. Adds the files to the export manifest, and writes that
+        unless the export is bare.
+        """
         assert lines is not None
         rows = RecordLines.map_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
@@ -88,8 +91,10 @@ class CocoExport(ObjectsExport):
         annotations: Iterator[dict[str, Any]],
         extra: Mapping[str, Any],
     ) -> None:
-        """Writes a file of annotations with the images ``records``, their ``annotations``, and the entries of
-        ``extra``."""
+        """Writes a file of annotations: the images ``records``, their ``annotations``, and the entries of ``extra``.
+
+        ``rows``: the record lines, which have path and size of each image.
+        """
         with open_file(self.path / path, "wb") as out:
             out.write(b'{"info":{"description":"exported by packstore"},"licenses":[],"images":[')
             _write_list(out, (self._format_image(rows[number], number) for number in records))
@@ -101,14 +106,17 @@ class CocoExport(ObjectsExport):
             out.write(b"}\n")
 
     def _format_image(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Returns the COCO entry of an image. Its ``file_name`` is relative to the folder of its split."""
+        """Returns the COCO entry of an image, from its record line. ``file_name`` is relative to the folder of its
+        split."""
         name = line["file"].removeprefix("images/")
         name = name.partition("/")[2] if self.manifest.splits else name
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
     def _read_annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yields the annotations of objects in the records ``start`` to ``stop``, numbered from 1. Leaves out objects
-        whose boxes or keypoints are not finite."""
+        """Yields the annotations of objects in the records ``start`` to ``stop - 1``, numbered from 1.
+
+        Leaves out objects whose boxes or keypoints are not finite.
+        """
         objects = self.object_columns
         number = 0
         for record in range(start, stop):
@@ -117,7 +125,7 @@ class CocoExport(ObjectsExport):
                 yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
 
     def _read_captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yields the captions in column ``name`` of the records ``start`` to ``stop``, numbered from 1. Skips
+        """Yields the captions in column ``name`` of the records ``start`` to ``stop - 1``, numbered from 1. Skips
         values that are not strings."""
         number = 0
         for record in range(start, stop):
@@ -129,9 +137,11 @@ class CocoExport(ObjectsExport):
 
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
-    """Returns the annotation of an object without ids. Keeps entries of its JSON column that no other column gives.
-    Without these, ``area`` is the area of the box, and ``iscrowd`` 0. Counts the keypoints; those without visibility
-    get 2, visible."""
+    """Returns the annotation of an object, without ids.
+
+    Category, box and keypoints come from the store's columns. All other entries come from the object's JSON; by default
+    ``area`` is that of the box, and ``iscrowd`` is 0. Keypoints without visibility get 2, visible.
+    """
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}

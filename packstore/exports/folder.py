@@ -14,8 +14,10 @@ from packstore.exports.paths import ClassFolders, RecordPaths
 
 
 class FilesExport(Export):
-    """Base of exports that hold images as files in folders of splits and classes. Files have the names in their keys,
-    made safe; labels are only in the names of folders."""
+    """Base of exports that hold images as files in folders of splits and classes.
+
+    Files have the names in their keys, made safe. Labels are only in the names of folders.
+    """
 
     source = "exported"
 
@@ -28,14 +30,14 @@ class FilesExport(Export):
         return ("label",) if ClassFolders(self.manifest, self.reader).names is not None else ()
 
     def losses(self) -> Sequence[str]:
-        """Returns the texts of :meth:`ClassFolders.losses`, and one on the order of records and on keys. Reads all
+        """Returns the texts of :meth:`ClassFolders.losses`, and a text on the order of records and on keys. Reads all
         labels."""
         lost = ClassFolders(self.manifest, self.reader).losses()
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     @cached_property
     def record_paths(self) -> RecordPaths:
-        """Callable that returns the path of a record's file. Reads all keys and labels on first use."""
+        """Callable that returns the path of a record's file. Creating it reads all keys and labels."""
         return RecordPaths(self.manifest, self.reader, recoded=self.recoded)
 
 
@@ -80,6 +82,6 @@ class _FolderWriter(ShardWriter):
 
 
 def image_file(record: Record) -> bytes:
-    """Returns the image file of a record. Fails an assertion if the image is an array."""
+    """Returns the image file of a record. An array fails an assertion."""
     assert not isinstance(record.image, np.ndarray)
     return record.image

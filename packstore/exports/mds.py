@@ -39,8 +39,10 @@ _CODES = {
 
 
 class MdsExport(Export):
-    """MDS shards, and an ``index.json`` for each split. Missing values are empty or zeros beside a column
-    ``NAME_valid``. Refuses a shard of 4 GiB when it is closed."""
+    """MDS shards, and an ``index.json`` for each split. Closing a shard of 4 GiB or more raises :class:`UsageError`.
+
+    A missing value is empty or zeros, and 0 in the column ``NAME_valid``.
+    """
 
     name = "mds"
     help = "MDS shards of MosaicML Streaming"
@@ -55,7 +57,7 @@ class MdsExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text for each of these that the store has: class names, bfloat16 values, lists of images and
+        """Returns a text for each of these parts that the store has: class names, bfloat16 values, lists of images,
         normalisation."""
         lost = []
         if any(column.classes is not None for column in self.columns):
@@ -71,11 +73,11 @@ class MdsExport(Export):
         return lost
 
     def overhead(self) -> int:
-        """Returns the bytes of a sample's key, offset and sizes."""
+        """Returns estimated bytes of a sample's key, offset and sizes."""
         return 16 + self.mean_key_bytes + 4 * len(self.columns)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the folder of the split and the shard's file in it."""
+        """Creates the folder of the split and the shard's file in it. Replaces a file that exists."""
         folder = shorten_name(safe_name(split)) if split else ""
         (self.path / folder).mkdir(exist_ok=True)
         name = f"shard.{number:05}.mds"
@@ -87,7 +89,8 @@ class MdsExport(Export):
         sync_directory(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``index.json`` for each split that has records, and adds these files to the export manifest."""
+        """Writes ``index.json`` for each split that has records. Adds these files to the export manifest, and writes
+        that unless the export is bare."""
         shards: dict[str, list[dict[str, Any]]] = {}
         for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")
@@ -101,8 +104,11 @@ class MdsExport(Export):
         return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     def _choose_encodings(self) -> dict[str, str]:
-        """Returns the MDS encoding of key, image, each column, and ``NAME_valid`` for a column with missing values;
-        sorted by name as in the format. An image file of any kind is ``jpeg``."""
+        """Returns the MDS encoding of key, image, each column, and each ``NAME_valid``, sorted by name like in the
+        format.
+
+        An image file of any kind is ``jpeg``.
+        """
         image = self.manifest.image
         found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:
@@ -113,8 +119,7 @@ class MdsExport(Export):
 
 
 class _ShardWriter(ShardWriter):
-    """Collects samples in a temporary file until the shard ends: the shard's header needs their number. Raises
-    :class:`UsageError` at the end for a shard of 4 GiB or more."""
+    """Collects samples in a temporary file until the shard ends: the shard's header needs their number."""
 
     def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
         self.file = file
@@ -151,7 +156,8 @@ class _ShardWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
-        """Writes the header and copies the samples. Raises :class:`UsageError` if the shard has 4 GiB or more."""
+        """Writes the header, copies the samples, and deletes the temporary file. Raises :class:`UsageError` if the
+        shard has 4 GiB or more."""
         described = json.dumps(_describe_columns(self._encodings), sort_keys=True).encode("ascii")
         count = len(self._ends) - 1
         begin = 4 * (count + 2) + len(described)
@@ -184,8 +190,8 @@ def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _choose_encoding(column: Column) -> str:
-    """Returns the MDS encoding of a column. A file that may be missing is ``bytes``, so that readers do not decode
-    it."""
+    """Returns the MDS encoding of a column. A file that may be missing is ``bytes``: readers must not decode a missing
+    file."""
     dtype = _element_dtype(column)
     if column.form == "text":
         return "json" if column.type == "json" else "str"
@@ -201,8 +207,11 @@ def _choose_encoding(column: Column) -> str:
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
-    """Encodes a value for MDS from its stored bytes. Arrays without a fixed size get a header with ``shape``; other
-    values are unchanged."""
+    """Encodes a value for MDS from its stored bytes. Arrays without a fixed size get a header with their shape. Other
+    values are unchanged.
+
+    ``shape``: shape of an array whose column allows different shapes.
+    """
     if not _choose_encoding(column).startswith("ndarray") or _parse_fixed_size(_choose_encoding(column)):
         return raw
     if column.kind == "ragged" and column.layout is None:
@@ -214,13 +223,13 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
 
 
 def _element_dtype(column: Column) -> str:
-    """Returns the dtype of a column's numbers in MDS. Returns ``uint8`` for a dtype that MDS lacks, such as bool."""
+    """Returns the dtype of a column's numbers in MDS. For a dtype that MDS lacks (bool), returns ``uint8``."""
     name = NUMPY_DTYPE[column.dtype].name
     return name if name in _CODES else "uint8"
 
 
 def _parse_fixed_size(encoding: str) -> int | None:
-    """Returns the size in bytes that an encoding gives to each value. Returns None if values vary in size."""
+    """Returns the bytes of each value with an encoding; None if values vary in size."""
     name, _, rest = encoding.partition(":")
     if name in _CODES:
         return np.dtype(name).itemsize

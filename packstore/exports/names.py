@@ -15,10 +15,10 @@ which begins an escape."""
 
 
 def safe_name(text: str) -> str:
-    """Converts ``text`` to the name of a file or folder. Different texts get different names; common names are
+    """Converts ``text`` to the name of a file or folder. Different texts get different names. Common names are
     unchanged.
 
-    Unsafe characters become ``%`` and their code, as in URLs. A long name is cut and ends with a hash of the whole
+    Unsafe characters become ``%`` and their code, like in URLs. A long name is cut, and ends with a hash of the whole
     name.
     """
     name = _BAD.sub(_percent_encode, text)
@@ -28,7 +28,7 @@ def safe_name(text: str) -> str:
 
 
 def can_be_lines(names: Sequence[str]) -> bool:
-    """Tells if each name can be a line of a text file: printable, not empty, without space at the ends."""
+    """Tells if each name can be a line of a text file: printable, not empty, without space at its ends."""
     return all(name.strip() == name != "" and name.isprintable() for name in names)
 
 
@@ -38,7 +38,8 @@ def can_be_strings(names: Sequence[str]) -> bool:
 
 
 def shorten_name(name: str) -> str:
-    """Returns ``name``. If it has over 200 bytes in UTF-8, returns its beginning and a hash of the whole name."""
+    """Returns ``name`` if it has at most 200 bytes in UTF-8. Otherwise returns its beginning and a hash of the whole
+    name."""
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) <= _LONGEST:
         return name
@@ -47,7 +48,7 @@ def shorten_name(name: str) -> str:
 
 
 def _percent_encode(match: re.Match[str]) -> str:
-    """Returns ``%`` and the hexadecimal code of the matched character. For a surrogate, returns the byte that it stands
-    for."""
+    """Returns ``%`` and the hexadecimal code of the matched character. A surrogate has the code of the byte that it
+    replaces."""
     code = ord(match[0])
     return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

@@ -31,7 +31,7 @@ class LabelledObject:
         box: ``left, top, right, bottom`` in pixels.
         label: Its class number; 0 if it has no label.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
-        extra: Its value in the JSON column, such as an annotation of COCO or a polygon; None for none.
+        extra: Its value in the JSON column: an annotation of COCO, or a polygon. None for none.
     """
 
     box: tuple[float, float, float, float]
@@ -41,15 +41,15 @@ class LabelledObject:
 
 
 class ObjectColumns:
-    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column. Reads the
-    objects of a record, without those that are not finite.
+    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column. Also reads the
+    objects of a record.
 
     Attributes:
         boxes: Name of the first column of boxes; None if the store has none.
         labels: Name of the column with a label for each box, or None.
         keypoints: Name of the column with keypoints for each box, or None.
         classes: Class names of the labels, or None.
-        shape: Shape of an object's keypoints, or None.
+        shape: Shape of an object's keypoints; None without keypoints.
         extra: Name of the JSON column, or None.
     """
 
@@ -75,8 +75,10 @@ class ObjectColumns:
     def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
         """Reads the objects of a record. Returns None if the record has no value of boxes.
 
-        Leaves out objects whose boxes or keypoints are not finite. Ignores labels and keypoints if their number is not
-        that of the boxes. ``item`` returns the record's value in a column, by name.
+        Leaves out objects whose boxes or keypoints are not finite. If there are not as many labels or keypoints as
+        boxes, ignores them.
+
+        ``item``: returns the record's value in a column, by name.
         """
         boxes = None if self.boxes is None else item(self.boxes)
         if boxes is None:
@@ -93,24 +95,28 @@ class ObjectColumns:
         ]
 
     def _read_extra(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
-        """Reads the JSON column's value for each of ``count`` objects: a list, or the list ``annotations`` of an
-        object. All are None for any other content or number of values."""
+        """Reads the JSON column's value for each of ``count`` objects. The values are a list, or the list
+        ``annotations`` of an object.
+
+        For any other content or number of values, returns None for each object.
+        """
         value = None if self.extra is None else item(self.extra)
         if isinstance(value, dict):
             value = value.get("annotations")
         return value if isinstance(value, list) and len(value) == count else [None] * count
 
     def class_names(self, most: Callable[[], int]) -> list[str]:
-        """Returns the class names. Without names, returns the numbers up to ``most()`` as text; ``object`` in a store
-        without labels."""
+        """Returns the class names. Without names, returns the numbers up to ``most()`` as text. Without labels, returns
+        ``object``."""
         if self.classes is not None:
             return list(self.classes)
         return [str(number) for number in range(most() + 1)] if self.labels is not None else ["object"]
 
 
 class ObjectsExport(FilesExport):
-    """Base of exports that hold images as files, and labels beside the images. This base writes no labels, and adds
-    width and height of each image to its record line.
+    """Base of exports that hold images as files, and labels beside the images.
+
+    This base writes no labels. It adds width and height of each image to its record line.
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
@@ -123,7 +129,8 @@ class ObjectsExport(FilesExport):
 
     @property
     def label_bytes(self) -> int:
-        """Estimated bytes on disk of an image's labels. By default a block of the file system, or 0 without boxes."""
+        """Estimated bytes on disk of an image's labels. By default a block of the file system; 0 in a store without
+        boxes."""
         return BLOCK_BYTES if self.object_columns.boxes else 0
 
     @cached_property
@@ -143,8 +150,8 @@ class ObjectsExport(FilesExport):
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on order and keys, which a folder of images loses. Puts one on boxes first if the store has
-        none."""
+        """Returns a text on the order of records and on keys. If the store has no boxes, returns a text on boxes before
+        it."""
         lost = [] if self.object_columns.boxes else ["objects: the store has no boxes"]
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
@@ -165,8 +172,9 @@ class ObjectsExport(FilesExport):
         return f"{self.images}/{self.record_paths(record)}"
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the labels of a record if the format has a file for each image. By default writes none, and returns
-        the size as ``{"width": "640", "height": "480"}``.
+        """Writes the labels of a record if the format has a file for each image.
+
+        By default writes none, and returns the size as ``{"width": "640", "height": "480"}``.
 
         Args:
             record: The record.
@@ -202,8 +210,8 @@ class ObjectsWriter(ShardWriter):
         self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image and its labels. Returns ``{"file": path}`` of the image, with the entries that
-        :meth:`ObjectsExport.write_labels` adds."""
+        """Writes the image and its labels. Returns ``{"file": path}`` of the image, and the entries of
+        :meth:`ObjectsExport.write_labels`."""
         data = image_file(record)
         path = self._export.image_path(record)
         self.create_parent(path)
@@ -231,8 +239,8 @@ def _read_upright_size(data: bytes) -> tuple[int, int]:
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:
-    """Returns the name of the column of captions: ``captions`` (JSON), ``caption`` or ``text``. Returns None if there
-    is none."""
+    """Returns the name of the column of captions: ``captions`` (JSON), ``caption`` or ``text`` (text). Returns None if
+    there is none."""
     types = {"captions": "json", "caption": "text", "text": "text"}
     return next(
         (name for name in types for column in columns if (column.name, column.type) == (name, types[name])), None

@@ -37,8 +37,11 @@ _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
 
 
 class ParquetExport(Export):
-    """A folder ``data`` of Parquet files, and a dataset card with features and splits. Of keys only the file names are
-    kept. Raises :class:`UsageError` if pyarrow is not installed."""
+    """A folder ``data`` of Parquet files, and a dataset card with features and splits. Keeps only the file names of
+    keys.
+
+    Raises :class:`UsageError` if pyarrow is not installed.
+    """
 
     name = "parquet"
     help = "Parquet files and a card, as on the Hugging Face hub"
@@ -56,7 +59,7 @@ class ParquetExport(Export):
         return [column.name for column in self._held]
 
     def losses(self) -> Sequence[str]:
-        """Returns lost folders of keys, and names of splits that ``datasets`` does not accept."""
+        """Returns a text on folders in keys, and one for each name of a split that ``datasets`` does not accept."""
         lost = ["folders in keys: only file names are kept"]
         lost += [
             f"the split name {name!r}: it becomes {its!r}"
@@ -66,15 +69,15 @@ class ParquetExport(Export):
         return lost
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates a Parquet file, whose name lacks the number of shards until :meth:`finish`."""
+        """Creates a Parquet file. Its name lacks the number of shards until :meth:`finish`."""
         (self.path / DATA).mkdir(exist_ok=True)
         return _ParquetWriter(
             self.path, f"{DATA}/{self._split_names[split]}-{number:05}.parquet", self._schema, self._held
         )
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Renames the shards to ``…-of-00002.parquet``, also in the export manifest, and writes the dataset card
-        (``README.md``)."""
+        """Renames the shards to ``…-of-00002.parquet``, also in the export manifest. Writes the dataset card
+        (``README.md``), and the export manifest unless the export is bare."""
         counts = Counter(shard.split for shard in export_manifest.shards)
         shards = []
         for shard in export_manifest.shards:
@@ -93,8 +96,11 @@ class ParquetExport(Export):
 
     @cached_property
     def _split_names(self) -> dict[str, str]:
-        """Maps each split to a name of letters, digits and ``_``, which ``datasets`` accepts; adds ``_`` to a name that
-        another split has. A store without splits is ``train``."""
+        """Maps each split to a unique name of letters, digits and ``_``, which ``datasets`` accepts. Long names are
+        shortened.
+
+        Appends ``_`` to a name that another split has. A store without splits is ``train``.
+        """
         names: dict[str, str] = {}
         for own in [split.name for split in self.manifest.splits] or ["train"]:
             name = shorten_name(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
@@ -104,7 +110,7 @@ class ParquetExport(Export):
         return names if self.manifest.splits else {"": "train"}
 
     def _format_card(self, export_manifest: ExportManifest) -> str:
-        """Returns the text of ``README.md``: features, splits and sizes, as ``datasets`` reads them. Measures the
+        """Returns the text of ``README.md``: features, splits and sizes, in the form of ``datasets``. Measures the
         written shards."""
         splits = []
         for own, name in self._split_names.items():
@@ -123,8 +129,10 @@ class ParquetExport(Export):
 
 
 class _ParquetWriter(ShardWriter):
-    """Writes a Parquet file. Collects records in memory, and writes a row group when their images have 16 MiB, or
-    already at 1 MiB if there are at least 100 records."""
+    """Writes a Parquet file. Collects records in memory and writes them as a row group.
+
+    A row group ends when its images have 16 MiB. With at least 100 records, it ends at 1 MiB.
+    """
 
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
         self.file = file
@@ -141,8 +149,11 @@ class _ParquetWriter(ShardWriter):
         )
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Collects the record in memory, and writes the collected records as a row group if they are enough. Marks text
-        that is not UTF-8 as inexact. Returns an empty mapping."""
+        """Collects the record in memory, and writes the row group if it ends with this record. Returns an empty
+        mapping.
+
+        Marks text that is not UTF-8 as inexact.
+        """
         for column in self._columns:
             if column.form == "text" and not _is_utf8(record.stored[column.name]):
                 record.inexact.add(column.name)
@@ -161,7 +172,7 @@ class _ParquetWriter(ShardWriter):
         self._out.close()
 
     def abort(self) -> None:
-        """Closes the file without its end; the collected records are lost."""
+        """Closes the file without its end. The collected records are lost."""
         if not self._out.closed:
             drop(self._out)
             self._writer.is_open = False  # otherwise garbage collection would write the file's end
@@ -179,8 +190,8 @@ class _ParquetWriter(ShardWriter):
 
 
 def _is_held_exactly(column: Column) -> bool:
-    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has: not arrays with a layout, not bfloat16,
-    and no shape with a 0."""
+    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has. False for arrays with a layout,
+    bfloat16, and shapes with a 0."""
     return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
 
 
@@ -199,8 +210,8 @@ def _is_utf8(raw: Any) -> bool:
 
 
 def _make_schema(columns: Sequence[Column]) -> Any:
-    """Makes the Arrow schema of ``columns``, the image first, with the features for ``datasets`` as metadata. Columns
-    of boxes are marked as ``xyxy``."""
+    """Makes the Arrow schema of ``columns``, the image first. Metadata have the features for ``datasets``, and mark
+    boxes as ``xyxy``."""
     features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
     pa = _import_pyarrow("pyarrow")
     metadata = {"boxes": {BOXES_ARE: b"xyxy"}}
@@ -225,13 +236,15 @@ def _choose_arrow_type(column: Column) -> Any:
 
 
 def _describe_features(columns: Sequence[Column]) -> dict[str, Any]:
-    """Returns the features of the image and of ``columns``, as ``datasets.Features.to_dict`` does."""
+    """Returns the features of the image and of ``columns``, in the form of ``datasets.Features.to_dict``."""
     return {"image": {"_type": "Image"}} | {column.name: _describe_feature(column) for column in columns}
 
 
 def _describe_feature(column: Column) -> dict[str, Any]:
-    """Returns the feature of a column, as ``datasets.Features.to_dict`` does. Bytes in class names that are not UTF-8
-    become ``?``."""
+    """Returns the feature of a column, in the form of ``datasets.Features.to_dict``.
+
+    In class names, bytes that are not UTF-8 become ``?``.
+    """
     if column.form in ("file", "files"):
         file = {"_type": "Image"}
         return {"feature": file, "_type": "List"} if column.form == "files" else file
@@ -247,7 +260,7 @@ def _describe_feature(column: Column) -> dict[str, Any]:
 
 
 def _to_card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a feature to its form in a dataset card, as ``datasets.Features._to_yaml_list`` does."""
+    """Converts a feature to its form in a dataset card, like ``datasets.Features._to_yaml_list``."""
     kind = feature["_type"]
     if kind == "List":
         inner = _to_card_feature(feature["feature"])
@@ -260,8 +273,10 @@ def _to_card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_yaml(value: Any, indent: str = "\n") -> str:
-    """Formats dicts, lists, strings and numbers as the YAML that follows a name and its colon. ``indent`` is a line
-    break and spaces."""
+    """Formats dicts, lists, strings and numbers as the YAML that follows a name and its colon.
+
+    ``indent``: a line break, and the spaces before the lines of this value.
+    """
     if isinstance(value, dict):
         return "".join(
             f"{indent}{format_yaml_string(name)}:{_format_yaml(each, indent + '  ')}" for name, each in value.items()
@@ -272,8 +287,10 @@ def _format_yaml(value: Any, indent: str = "\n") -> str:
 
 
 def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
-    """Converts stored values of a column to an Arrow array. Values whose ``there`` is False become null; bytes of texts
-    that are not UTF-8 are replaced."""
+    """Converts stored values of a column to an Arrow array. Replaces bytes of texts that are not UTF-8.
+
+    ``there``: False for a missing value, which becomes null.
+    """
     pa = _import_pyarrow("pyarrow")
     if column.form == "file":
         return _make_file_array([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
@@ -309,8 +326,10 @@ def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool])
 
 
 def _make_file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
-    """Converts files to an Arrow array of ``datasets.Image``. A None among ``files`` becomes null; without ``names``
-    all paths are null."""
+    """Converts files to an Arrow array of ``datasets.Image``. None among ``files`` becomes null.
+
+    ``names``: paths of the files; None: all paths are null.
+    """
     pa = _import_pyarrow("pyarrow")
     data = pa.array(files, pa.binary())
     paths = pa.array([None] * len(files) if names is None else names, pa.string())

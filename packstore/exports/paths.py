@@ -34,13 +34,15 @@ UNLABELLED = "unlabelled"
 
 
 class ClassFolders:
-    """Folder names of the classes of the column ``label``. Reads all labels. Without names of classes, folders are
-    numbers with leading zeros.
+    """Folder names of the classes of the column ``label``. Reads all labels.
+
+    Without names of classes, folders are numbers with leading zeros.
 
     Attributes:
-        names: Folder name by class number; None in a store without labels, or whose labels are no class numbers.
-        missing: The folder of images whose label is missing.
-        renamed: Number of classes whose folder is not named as the class.
+        names: Folder name by class number. None in a store without labels. Without names of classes, None also if a
+            label is below 0, or 2^20 or more.
+        missing: Name of the folder of images whose label is missing.
+        renamed: Number of classes whose folder has another name than the class.
         has_missing: Some images have no label.
     """
 
@@ -71,7 +73,11 @@ class ClassFolders:
         self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
 
     def losses(self) -> list[str]:
-        """Returns a text for each thing that torchvision's ``ImageFolder`` loses, which numbers folders by name."""
+        """Returns a text for each loss with torchvision's ``ImageFolder``, which numbers folders by name. Returns none
+        without labels.
+
+        Losses are numbers and names of classes, missing labels, and classes without images.
+        """
         if self.names is None:
             return []
         lost = []
@@ -88,8 +94,10 @@ class ClassFolders:
 
 
 class RecordPaths:
-    """Chooses the path of each record's file: ``split/class/name``, unique even if case is ignored. Unsafe characters
-    are escaped, long names end with a hash, and a repeated path gets ``~`` and the record's number."""
+    """Chooses the path of each record's file: ``split/class/name``. Paths are unique even if case is ignored.
+
+    Unsafe characters are escaped. Long names end with a hash. A repeated path gets ``~`` and the record's number.
+    """
 
     def __init__(self, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         """``recoded``: files were re-encoded, so suffixes in keys may be wrong. Reads all keys."""
@@ -116,10 +124,12 @@ class RecordPaths:
         return int(record.stored["label"]) if record.has_value("label") else -1
 
     def _build_stem(self, key: str, split: str, label: int | None) -> str:
-        """Returns the path for a key, with the folders of its split and class. A key that begins with these does not
-        repeat them, nor YOLO's ``images/train`` or COCO's ``train2017`` for the split ``train``.
+        """Returns the path for a key, with the folders of its split and class. A path that is too long becomes a hash.
 
-        A path that is too long becomes a hash. ``label`` is -1 if it is missing, None in a store without labels.
+        If the key begins with these folders, they are not repeated. Neither are YOLO's ``images/train`` and COCO's
+        ``train2017`` for the split ``train``.
+
+        ``label``: -1 if it is missing, None in a store without labels.
         """
         folders, parts = [], key.split("/")
         if split:
@@ -139,10 +149,11 @@ class RecordPaths:
         return "/".join([*folders, rest])
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
-        """Maps each record whose path an earlier record or a folder has already to a suffix that makes the path unique.
-        Reads all keys, twice if there are such records.
+        """Maps records to suffixes that make their paths unique. Has only records whose path an earlier record or a
+        folder has.
 
-        Compares paths without file extensions, since these may change. Memory: 8 bytes a record.
+        Compares paths without file extensions, since these may change. Reads all keys; a second time if there are such
+        records. Memory: 8 bytes a record.
         """
         hashes = np.empty(len(reader), np.uint64)
         labels = valid = None
@@ -171,7 +182,7 @@ class RecordPaths:
     def _list_stems(
         self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
     ) -> Sequence[str] | map[str]:
-        """Yields the paths of all records in order, without image suffixes. Reads keys as they are needed."""
+        """Returns the paths of all records in order, without image suffixes. Reads keys as they are needed."""
 
         def stem(number: int) -> str:
             split = next(name for stop, name in self._ends if number < stop)
@@ -182,7 +193,7 @@ class RecordPaths:
 
 
 def make_distinct(names: Sequence[str]) -> list[str]:
-    """Returns ``names`` with a number appended to each that repeats an earlier one; ignores case."""
+    """Returns ``names``, with ``~`` and a number appended to each that repeats an earlier one. Ignores case."""
     used: set[str] = set()
     found = []
     for name in names:
@@ -196,7 +207,7 @@ def make_distinct(names: Sequence[str]) -> list[str]:
 
 
 def _split_suffix(path: str) -> tuple[str, str]:
-    """Splits a path into stem and image suffix. The suffix is ``""`` if the path ends with none."""
+    """Splits a path into stem and image suffix. If it has no image suffix, the suffix is ``""``."""
     stem, dot, suffix = path.rpartition(".")
     if not dot or suffix.lower() not in IMAGE_SUFFIXES or stem.endswith("/") or not stem:
         return path, ""
@@ -210,13 +221,13 @@ def _shorten_file_name(stem: str) -> str:
 
 
 def _hash_path(stem: str) -> int:
-    """Hashes a path, with a long file name shortened, without regard to case."""
+    """Hashes a path. Ignores case. A long file name is shortened before."""
     return xxh3_64_intdigest(_shorten_file_name(stem).casefold().encode("utf-8", "surrogatepass"))
 
 
 def _hash_file_like_folders(folder: str) -> Iterator[int]:
-    """Yields hashes of the paths, without suffix, of a folder and its parents; only of those whose names end like files
-    of an export."""
+    """Yields hashes of a folder and its parents, without suffix. Only of those whose names end like files of an
+    export."""
     while folder:
         stem, _, suffix = folder.rpartition(".")
         if suffix.lower() in _SUFFIXES:

@@ -42,8 +42,10 @@ _PYTHON = {
 
 
 class TfdsExport(Export):
-    """Shards ``packstore-train.tfrecord-00000`` …, and the JSON files and class names that describe them. Splits get
-    names of ASCII letters, digits and ``_``; a store without splits is ``train``."""
+    """Shards ``packstore-train.tfrecord-00000`` …, and the JSON files and class names that describe them.
+
+    Names of splits get only ASCII letters, digits and ``_``. A store without splits is ``train``.
+    """
 
     name = "tfds"
     help = "TFRecord files of TensorFlow Datasets"
@@ -56,8 +58,8 @@ class TfdsExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text for each of these that the store has: class names, image formats, bfloat16 values,
-        normalisation and split names that TensorFlow Datasets cannot hold."""
+        """Returns a text for each part of the store that TensorFlow Datasets cannot hold: class names, image formats,
+        bfloat16 values, normalisation, split names."""
         lost = []
         image = self.manifest.image
         unnamed = [c.name for c in self.columns if c.classes is not None and not can_be_lines(c.classes)]
@@ -76,17 +78,20 @@ class TfdsExport(Export):
         return lost
 
     def overhead(self) -> int:
-        """Returns the bytes of an example's key, framing and names of features."""
+        """Returns estimated bytes of an example's key, framing and names of features."""
         return 40 + self.mean_key_bytes + sum(len(column.name) + 12 for column in self.columns)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates a TFRecord file, named by the split's name in TensorFlow Datasets."""
+        """Creates a TFRecord file, named by the split's name in TensorFlow Datasets. Replaces a file that exists."""
         return _RecordWriter(self.path, f"{_NAME}-{self._split_name(split)}.tfrecord-{number:05}", self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes ``dataset_info.json`` and ``features.json``, and a file of class names for each column whose names can
-        be lines. Image and label are the supervised keys if no label is missing. Adds the files to the export
-        manifest."""
+        be lines.
+
+        If a label can never be missing, image and label become the supervised keys. Adds the files to the export
+        manifest, and writes that unless the export is bare.
+        """
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:
             said = splits.setdefault(
@@ -113,8 +118,11 @@ class TfdsExport(Export):
 
     @property
     def _split_names(self) -> dict[str, str]:
-        """Maps each split to a unique name that TensorFlow Datasets accepts: at most 100 letters, digits and ``_``,
-        unlike ``all``."""
+        """Maps each split to a unique name that TensorFlow Datasets accepts.
+
+        Other characters than ASCII letters, digits and ``_`` become ``_``, and the name is cut to 100 letters. ``_`` is
+        appended to ``all``, and to a name that another split has.
+        """
         found: dict[str, str] = {}
         for split in self.manifest.splits:
             name = re.sub(r"[^A-Za-z0-9_]", "_", split.name)[:100] or "split"
@@ -129,8 +137,8 @@ class TfdsExport(Export):
         return self._split_names[split] if split else "train"
 
     def _describe_features(self) -> dict[str, Any]:
-        """Returns the content of ``features.json``: key, image and all columns, with a bool ``NAME_valid`` for each
-        that may have missing values."""
+        """Returns the content of ``features.json``: key, image and all columns. A column that may have missing values
+        has a bool ``NAME_valid`` beside it."""
         image = self.manifest.image
         features = {"key": _make_feature("text", {})}
         if image.layout is None or self.recoded:
@@ -186,12 +194,13 @@ class _RecordWriter(ShardWriter):
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:
-    """Converts the stored bytes of a value to features of an example, by name. ``shape`` is needed if arrays of the
-    column differ in shape.
+    """Converts the stored bytes of a value to features of an example, by name.
+
+    ``shape`` is needed if arrays of the column differ in shape.
 
     Returns:
-        One feature, named as the column; or, if shapes differ, ``NAME/shape`` and ``NAME/value``. Images, texts and
-        tensors are lists of bytes. Other numbers are flat arrays: float32, or int64, in which uint64 keeps its bits.
+        One feature, named as the column. If shapes differ, two: ``NAME/shape`` and ``NAME/value``. Images, texts and
+            tensors are lists of bytes. Other numbers are flat arrays of float32 or int64; uint64 keeps its bits.
     """
     if has_varying_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}
@@ -206,8 +215,10 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
 
 
 def _describe_column(column: Column) -> dict[str, Any]:
-    """Returns the TFDS feature of a column, as in ``features.json``. A file that may be missing is a string, so that
-    readers do not decode it."""
+    """Returns the TFDS feature of a column, as in ``features.json``.
+
+    A file that may be missing is a string: readers must not decode a missing file.
+    """
     if column.form == "text":
         return _make_feature("text", {})
     if column.traits.has_classes:

@@ -31,8 +31,10 @@ _USUAL = {"label": "cls", "text": "txt", "json": "json"}
 
 
 class WebDatasetExport(Export):
-    """Shards ``train-000000.tar`` …, and ``classnames.txt`` if classes have names that can be lines. A missing value
-    has no file. Dots in keys are escaped, and a name that comes twice in a shard gets a number."""
+    """Shards ``train-000000.tar`` …, and ``classnames.txt`` if each class name can be a line.
+
+    A missing value has no file. Dots in keys are escaped. A name that occurs again in a shard gets a number.
+    """
 
     name = "webdataset"
     help = "tar shards of WebDataset"
@@ -45,8 +47,8 @@ class WebDatasetExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on dots in keys, and one for each of these that the store has: class names that cannot be
-        lines, lists of images, bfloat16 and normalisation."""
+        """Returns a text on dots in keys. Adds texts on class names that cannot be lines, lists of images, bfloat16 and
+        normalisation, if the store has them."""
         lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")
@@ -60,18 +62,18 @@ class WebDatasetExport(Export):
         return lost
 
     def overhead(self) -> int:
-        """Returns the bytes of the tar headers and of the padding of a record's files."""
+        """Returns the bytes of the tar headers and of the padding of a record's files. The padding is estimated."""
         sizes = [column.size_of(self.manifest.records) // max(1, self.manifest.records) for column in self.columns]
         return 512 + self.estimate_block_padding(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates a tar, named by split and number."""
+        """Creates a tar, named by split and number. Replaces a file that exists."""
         name = f"{shorten_name(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
         return _SampleWriter(self.path, name, self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``classnames.txt`` and adds it to the export manifest, if there are class names and each can be a
-        line."""
+        """Writes ``classnames.txt`` if there are class names and each can be a line. Adds it to the export manifest,
+        and writes that unless the export is bare."""
         if self._lists_classes:
             with open_file(self.path / CLASSES, "wb") as file:
                 file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))
@@ -96,9 +98,12 @@ class _SampleWriter(ShardWriter):
         self._tar = TarWriter(self._out)
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the files of a record: its image, and one for each value, or for each image of a list. Missing values
-        have none. Marks an empty list of images as inexact if the column may have missing values. Returns an empty
-        mapping."""
+        """Writes the files of a record: its image, a file for each value, and a file for each image of a list. Returns
+        an empty mapping.
+
+        A missing value has no file. Neither has an empty list: if the column may have missing values, marks this value
+        as inexact.
+        """
         name = self._unique_name(record)
         image = record.image
         self._tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)
@@ -127,9 +132,10 @@ class _SampleWriter(ShardWriter):
 
     def _unique_name(self, record: Record) -> str:
         """Returns a unique path without extension for the files of a record: its key without the image's suffix, with
-        safe characters, and no dot and no ``_`` at the beginning in the file name.
+        safe characters.
 
-        A path that is too long becomes a hash; one that the shard has already gets a number.
+        The file name has no dot, and no ``_`` at its beginning. A path that is too long becomes a hash. A path that the
+        shard has already gets a number.
         """
         *folders, base = record.key.split("/")
         stem, dot, suffix = base.rpartition(".")
@@ -150,8 +156,12 @@ class _SampleWriter(ShardWriter):
 
 
 def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
-    """Returns the extension and the content of the file for a value: a label as its number, a text, file or bytes
-    unchanged, any other value as ``.npy``."""
+    """Returns the extension and the content of the file for a value.
+
+    - A label: its number.
+    - A text, a file or bytes: unchanged.
+    - Any other value: an ``.npy`` file.
+    """
     if column.type == "label":
         return _value_extension(column, "cls"), str(value).encode("ascii")
     if column.form == "text":
@@ -162,8 +172,8 @@ def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
 
 
 def _value_extension(column: Column, extension: str) -> str:
-    """Returns the extension of a column's file: only ``extension`` for usual names (``label.cls``), else the column's
-    name before it."""
+    """Returns the extension of a column's file. Begins with the column's name, unless ``extension`` is usual for that
+    name (``cls`` for ``label``)."""
     return extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
 
 

@@ -19,11 +19,11 @@ _DESCRIPTION = "data.yaml"
 
 
 class YoloExport(ObjectsExport):
-    """A folder of images, with a label file for each image that has boxes, in fractions of the image's sides; and
-    ``data.yaml``, in which splits get their usual names.
+    """A folder of images, a label file for each image that has boxes, and ``data.yaml``. Boxes are in fractions of the
+    image's sides.
 
-    Boxes are clipped to the image, as readers expect; boxes outside it are left out. An object with a value in a column
-    ``polygons``, as the source ``yolo`` makes it, is written as a polygon.
+    Boxes are clipped to the image, as readers expect. Boxes outside the image are left out. An object with a polygon in
+    a column ``polygons`` (JSON) is written as a polygon.
     """
 
     name = "yolo"
@@ -31,13 +31,16 @@ class YoloExport(ObjectsExport):
     extra = "polygons"
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels and keypoints, and the column ``polygons`` if there is one."""
+        """Returns the columns of boxes, labels, keypoints and polygons that the store has."""
         polygons = self.object_columns.extra
         return [*super().visible_columns(), *([] if polygons is None else [polygons])]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the label file of an image and returns its path as ``{"beside": path}``. Writes nothing and returns an
-        empty mapping if the value of boxes is missing or the image's size cannot be read."""
+        """Writes the label file of an image and returns its path as ``{"beside": path}``.
+
+        If the value of boxes is missing, or the image's size cannot be read, writes nothing and returns an empty
+        mapping.
+        """
         objects = self.object_columns.read_objects(record.__getitem__)
         if objects is None or not all(size):
             return {}
@@ -48,9 +51,10 @@ class YoloExport(ObjectsExport):
         return {"beside": path}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``data.yaml`` with splits, classes and the shape of keypoints, and adds it to the export manifest.
+        """Writes ``data.yaml`` with splits, classes and the shape of keypoints. Adds it to the export manifest, and
+        writes that unless the export is bare.
 
-        Splits get the usual names, unless another split has them: ``validation`` becomes ``val``. Without a split
+        A split such as ``validation`` gets the usual name ``val``, unless another split has that name. Without a split
         ``val``, which readers require, the entry ``val`` repeats ``test``, else ``train``, else all images.
         """
         names = [split.name for split in self.manifest.splits]
@@ -70,8 +74,11 @@ class YoloExport(ObjectsExport):
         return super().finish(replace(export_manifest, files=(_DESCRIPTION,)), lines)
 
     def _format_line(self, obj: LabelledObject, width: int, height: int) -> str:
-        """Returns the line of an object: class, box and keypoints, or, without keypoints, class and polygon if there is
-        one. Clips only the box to the image; returns ``""`` if it is outside."""
+        """Returns the line of an object: class and box, and keypoints if it has them. Without keypoints, a polygon
+        replaces the box.
+
+        Clips only the box to the image. Returns ``""`` if the box is outside.
+        """
         left, right = (min(max(value / width, 0.0), 1.0) for value in obj.box[::2])
         top, bottom = (min(max(value / height, 0.0), 1.0) for value in obj.box[1::2])
         if right <= left or bottom <= top:

@@ -33,8 +33,10 @@ _FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
 
 
 class ZarrExport(ArraysExport):
-    """A Zarr group of version 2, with a group for each split. A shard is a range of rows of its arrays, after which an
-    interrupted run can resume. Raises :class:`UsageError` while writing if the library is not installed."""
+    """A Zarr group of version 2, with a group for each split.
+
+    A shard is a range of rows of its arrays. Raises :class:`UsageError` while writing if the library is not installed.
+    """
 
     name = "zarr"
     help = "Zarr arrays"
@@ -42,7 +44,7 @@ class ZarrExport(ArraysExport):
     source = "zarr"
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns the writer of a range of rows in the group of the split."""
+        """Returns the writer of the next range of rows in the group of the split."""
         records = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
         start = next((s.start for s in self.manifest.splits if s.name == split), 0)
         return _ZarrWriter(self, self.path / _group_name(split), records, start)
@@ -52,8 +54,11 @@ class ZarrExport(ArraysExport):
         sync_file_system(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the class names, creates groups of empty splits, and deletes leftovers of a killed run. Sets files
-        and shards of the export manifest: one shard for each split."""
+        """Writes the class names, and creates groups of empty splits. Deletes leftovers of a killed run.
+
+        Sets files and shards of the export manifest, with one shard for each split. Writes it unless the export is
+        bare.
+        """
         root = _import_zarr().open_group(str(self.path), mode="a", zarr_format=2)
         if (names := storable_class_names(self.manifest)) is not None:
             classes = np.array(names)
@@ -72,10 +77,10 @@ class ZarrExport(ArraysExport):
         )
 
     def open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
-        """Opens the array ``name`` in ``folder``, or creates it with ``rows`` rows a chunk, without the library's
-        warnings about types. ``dtype`` None means variable-length bytes.
+        """Opens the array ``name`` in ``folder`` if it exists. Otherwise creates it with ``rows`` rows a chunk.
 
-        An array that exists, from an interrupted run, is opened as it is.
+        ``shape`` and ``dtype`` are those of a new array; None for ``dtype`` means variable-length bytes. Ignores the
+        library's warnings about types.
         """
         zarr = _import_zarr()
         if (folder / name / ".zarray").is_file():
@@ -99,7 +104,7 @@ class ZarrExport(ArraysExport):
 
 
 class _ZarrWriter(ShardWriter):
-    """Writes the records of a shard into the arrays of its split, images in whole chunks. Values of columns stay in
+    """Writes the records of a shard into the arrays of its split, images in whole chunks. Keeps values of columns in
     memory until the shard is closed."""
 
     def __init__(self, export: ZarrExport, folder: Path, records: int, start: int) -> None:
@@ -114,7 +119,7 @@ class _ZarrWriter(ShardWriter):
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Collects the record in memory; writes the collected images when they end a chunk. Returns an empty
+        """Collects the record in memory. Writes the collected images as soon as they end a chunk. Returns an empty
         mapping."""
         if self._first is None:
             self._first = self._written = record.number - self._start
@@ -129,7 +134,7 @@ class _ZarrWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
-        """Writes the remaining images and all columns."""
+        """Writes the remaining images and all columns. Writes nothing without records."""
         self._write_images()
         if self._first is None:
             return
@@ -141,14 +146,15 @@ class _ZarrWriter(ShardWriter):
             self._write_values(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
 
     def _write_values(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
-        """Writes the values of a column into the array ``name``. They end before record ``stop`` of the split."""
+        """Writes the values of a column into the array ``name``. The last value belongs to record ``stop - 1`` of the
+        split."""
         rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
         array = self._export.open_array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
         array[stop - len(values) : stop] = values
 
     @property
     def _chunk_rows(self) -> int:
-        """Number of images in a chunk: 32 files, or 4 MiB of pixels. Needs a collected image."""
+        """Number of images in a chunk: 32 files, or about 4 MiB of pixels. Call it only with a collected image."""
         first = self._images[0]
         return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
 
@@ -173,8 +179,8 @@ class _ZarrWriter(ShardWriter):
 
 
 def _group_name(split: str) -> str:
-    """Returns the name of a split's group, shortened and safe for files. ``""``, the root group, in a store without
-    splits."""
+    """Returns the name of a split's group, shortened and safe for files. Returns ``""``, the root group, in a store
+    without splits."""
     return shorten_name(safe_name(split)) if split else ""
 
 

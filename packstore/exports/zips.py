@@ -28,8 +28,10 @@ _STEP = 1 << 20
 
 
 class ZipWriter:
-    """Writes a zip to an open file, from its beginning or after the files of an interrupted writer. Files have the mode
-    644 and the date 1980-01-01."""
+    """Writes a zip to an open file, at its beginning or after the files of an interrupted writer.
+
+    Files are not compressed, and have the mode 644 and the date 1980-01-01.
+    """
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -47,8 +49,10 @@ class ZipWriter:
         self._write_output(data)
 
     def add_file(self, name: str, file: IO[bytes], size: int) -> None:
-        """Adds a file with the rest of ``file``, which must have ``size`` bytes; this is not checked. Reads ``file``
-        twice, so it must be seekable."""
+        """Adds a file with the rest of ``file``, which must have ``size`` bytes; this is not checked.
+
+        Reads ``file`` twice: it must be seekable.
+        """
         start, check = file.tell(), 0
         while piece := file.read(_STEP):
             check = zlib.crc32(piece, check)
@@ -88,8 +92,8 @@ class ZipWriter:
         self._add_entry(raw, place, size, head)
 
     def _restore_directory(self, end: int) -> None:
-        """Reads the local headers of the files that the output holds already, up to offset ``end``, and adds their
-        entries to the directory."""
+        """Reads the local headers of the files that the output has already, up to offset ``end``. Adds their entries to
+        the directory."""
         self._out.seek(0)
         while self._at < end:
             _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))
@@ -129,8 +133,10 @@ _MAX_MANIFEST_BYTES = 256 << 20
 
 
 def read_zip_file(path: Path, name: str) -> bytes | None:
-    """Reads the file ``name`` from a zip. Returns None if the zip is damaged or has no such file, or the file has over
-    256 MiB."""
+    """Reads the file ``name`` from a zip.
+
+    Returns None if the zip is damaged or has no such file, or the file has over 256 MiB.
+    """
     try:
         with path.open("rb") as whole, zipfile.ZipFile(whole) as opened, opened.open(name) as file:
             data = file.read(_MAX_MANIFEST_BYTES + 1)

@@ -37,8 +37,8 @@ class LabelledImage:
     Attributes:
         number: Number of its record.
         file: Path of its file in the export.
-        width: Width of the upright image in pixels; 0 if its size cannot be read.
-        height: Height of the upright image in pixels; 0 if its size cannot be read.
+        width: Width of the upright image in pixels; 0 if unknown.
+        height: Height of the upright image in pixels; 0 if unknown.
         split: Name of its split; ``""`` in a store without splits.
         objects: Its objects; None if the record has no boxes.
         tag: Class of the whole image; None for none.
@@ -57,7 +57,7 @@ class LabelsExport(ObjectsExport):
     """Base of exports with images as files, and boxes, classes and polygons in another tool's format.
 
     Attributes:
-        tags: The format has classes of whole images.
+        tags: The format has classes of whole images (tags).
         polygons: The format has polygons.
     """
 
@@ -66,14 +66,18 @@ class LabelsExport(ObjectsExport):
     polygons: ClassVar[bool] = True
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes and labels, and those of polygons and image classes if the format has them."""
+        """Returns the columns of boxes and labels. Adds polygons and the class of the image if store and format have
+        them."""
         objects = self.object_columns
         extra = objects.extra if self.polygons else None
         return [name for name in (objects.boxes, objects.labels, extra, self._tag_column) if name is not None]
 
     def losses(self) -> Sequence[str]:
-        """Adds a text on shapes that are no single polygon. Leaves out the text on missing boxes if image classes are
-        written."""
+        """Returns the texts of the base. If polygons are written, puts a text first on shapes that are no single
+        polygon.
+
+        Leaves out the text on missing boxes if classes of images are written.
+        """
         lost = [each for each in super().losses() if not (self._tag_column and each.startswith("objects:"))]
         if self.object_columns.extra and self.polygons:
             lost.insert(0, "shapes of objects with several polygons or run lengths: they become boxes")
@@ -81,14 +85,14 @@ class LabelsExport(ObjectsExport):
 
     @property
     def _tag_column(self) -> str | None:
-        """Name of the column with the class of the whole image. None if the store has none, or the format has no such
-        classes."""
+        """Name of the column with the class of the whole image: ``label``. None if the store has none, or the format
+        has no such classes."""
         columns = self.columns if self.tags else ()
         return next((each.name for each in columns if (each.name, each.type) == ("label", "label")), None)
 
     @cached_property
     def object_classes(self) -> list[str]:
-        """Class names of objects, by number. Reads all labels if the store has no names."""
+        """Class names of objects, by number. Without names, numbers as text; reads all labels for them."""
         return self.object_columns.class_names(self.largest_label)
 
     @cached_property
@@ -121,13 +125,13 @@ class LabelsExport(ObjectsExport):
         return LabelledImage(number, file, *size, split, self.object_columns.read_objects(item), tag)
 
     def class_name(self, obj: LabelledObject) -> str:
-        """Returns the class name of an object, or its class number as text if the class has no name."""
+        """Returns the class name of an object. Returns its class number as text if the class has no name."""
         return self.object_classes[obj.label] if 0 <= obj.label < len(self.object_classes) else str(obj.label)
 
     @property
     def split_ranges(self) -> list[tuple[str, str, int, int]]:
-        """Name, folder, first record and end of each split. A store without splits has one, with empty name and
-        folder."""
+        """Name, folder, first record and end of each split. Without splits, one range of all records with empty name
+        and folder."""
         if not self.manifest.splits:
             return [("", "", 0, self.manifest.records)]
         folders = make_distinct([safe_name(split.name) for split in self.manifest.splits])
@@ -148,8 +152,10 @@ class SidecarExport(LabelsExport):
         """Returns path and text of the label file of an image."""
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the label file and returns its path as ``{"beside": path}``; creates the folder if needed. Writes
-        nothing and returns an empty mapping for an image without labels. Bytes that are not UTF-8 become ``?``."""
+        """Writes the label file and returns its path as ``{"beside": path}``. Creates its folder if needed.
+
+        For an image without labels, writes nothing and returns an empty mapping. Bytes that are not UTF-8 become ``?``.
+        """
         found = self.read_labels(record.number, image, size, record.split, record.__getitem__)
         if found.objects is None and found.tag is None:
             return {}
@@ -163,7 +169,7 @@ class DocumentExport(LabelsExport):
     """Base of formats with one document of all images, or one for each split.
 
     Attributes:
-        document: Path of the document; with ``{split}`` in it there is one for each split.
+        document: Path of the document. If it has ``{split}``, there is a document for each split.
         no_split: Replaces ``{split}`` in a store without splits.
         separator: Separator between the texts of images.
     """
@@ -200,7 +206,8 @@ class DocumentExport(LabelsExport):
         return {}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the documents and the further files, and adds them to the export manifest. Reads all labels.
+        """Writes the documents and the further files, and adds them to the export manifest. Reads all labels. Writes
+        the export manifest unless the export is bare.
 
         Splits with the same path share a document. Bytes that are not UTF-8 become ``?``.
         """
@@ -221,9 +228,10 @@ class DocumentExport(LabelsExport):
         return super().finish(replace(export_manifest, files=(*files, *extra)), lines)
 
     def _format_entries(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
-        """Yields ``""``, which the caller replaces by the head, and then the text of each image that has one.
+        """Yields ``""``, which the caller replaces by the head. Then yields the text of each image that has one, with
+        the separator between texts.
 
-        Each text but the first begins with the separator. ``parts`` has the name, first record and end of each split.
+        ``parts``: name, first record and end of each split.
         """
         yield ""
         first = True
@@ -239,8 +247,10 @@ class DocumentExport(LabelsExport):
 
 
 def find_single_polygon(obj: LabelledObject) -> list[float] | None:
-    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels. Returns None if it has none or several, or one
-    with fewer than 3 points or a number that is not finite."""
+    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels. Returns None unless it has exactly one.
+
+    Returns None, too, for fewer than 3 points, an odd number of values, and a value that is no finite number.
+    """
     shapes = obj.extra
     if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
         return None
@@ -255,12 +265,12 @@ def pair_coordinates(flat: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def format_number(value: float) -> str:
-    """Formats a number in its shortest exact form: ``3``, ``2.5``. It must be finite."""
+    """Formats a finite number in its shortest exact form: ``3``, ``2.5``. NaN and infinity raise an error."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def escape_xml(text: str) -> str:
-    """Escapes ``text`` for XML content and attributes; characters that XML cannot hold become U+FFFD."""
+    """Escapes ``text`` for XML content and attributes. Characters that XML cannot hold become U+FFFD."""
     return escape(_NO_XML.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
 
 

@@ -25,7 +25,7 @@ class DatumaroExport(DocumentExport):
         return f'{{{head},"items":[\n'
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns the item of an image. Its id is its path below the split's folder, without extension."""
+        """Returns the item of an image. Its id is the image's path below the split's folder, without extension."""
         made = [self._format_object(obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
             made.append({"id": 0, "type": "label", "label_id": self._class_numbers[image.tag]} | _REST)
@@ -44,7 +44,7 @@ class DatumaroExport(DocumentExport):
 
     @cached_property
     def _class_numbers(self) -> dict[str, int]:
-        """Number of each class name; classes of objects and of images share the numbers."""
+        """Maps each class name to its number in the document. Classes of objects and of images share the numbers."""
         names = dict.fromkeys([*(self.object_classes if self.object_columns.boxes else ()), *self.image_classes])
         return {name: number for number, name in enumerate(names)}
 

@@ -30,8 +30,8 @@ class FiftyOneExport(DocumentExport):
         return '{"samples":[\n'
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns the sample of an image. An object with exactly one polygon becomes a polyline, any other a
-        detection."""
+        """Returns the sample of an image. An object with exactly one polygon becomes a polyline. Other objects become
+        detections."""
         sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
         if image.tag is not None:
             sample["ground_truth_class"] = {"_cls": "Classification", "label": image.tag}
@@ -53,8 +53,8 @@ class FiftyOneExport(DocumentExport):
         return {"_cls": "Detection", "label": self.class_name(obj), "bounding_box": box}
 
     def _format_polyline(self, image: LabelledImage, obj: LabelledObject) -> dict[str, Any]:
-        """Returns the closed polyline of an object's polygon, in fractions of the image's sides. Without a polygon it
-        has no points."""
+        """Returns the closed polyline of an object's polygon, in fractions of the image's sides. Has no points if the
+        object has no single polygon."""
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         points = [[(x * across, y * down) for x, y in pair_coordinates(find_single_polygon(obj) or ())]]
         return {"_cls": "Polyline", "label": self.class_name(obj), "points": points, "closed": True, "filled": True}
@@ -64,6 +64,6 @@ class FiftyOneExport(DocumentExport):
         return "\n]}\n"
 
     def format_extra_files(self) -> dict[str, str]:
-        """Returns the text of ``metadata.json``, with the class names of objects if the store has boxes."""
+        """Returns the text of ``metadata.json``. If the store has boxes, it has the class names of objects."""
         info = {"classes": self.object_classes} if self.object_columns.boxes else {}
         return {"metadata.json": format_json({"media_type": "image", "info": info}) + "\n"}

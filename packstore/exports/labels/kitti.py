@@ -23,7 +23,8 @@ class KittiExport(SidecarExport):
     polygons = False
 
     def losses(self) -> list[str]:
-        """Adds a text with the number of class names that are not one word."""
+        """Returns the texts of the base. Puts a text first with the number of class names that are not one word, if
+        there are any."""
         odd = [name for name, word in zip(self.object_classes, self._class_words, strict=True) if word != name]
         lost = (
             [f"{len(odd):,} class names: KITTI's are one word, so they are changed"]
@@ -33,7 +34,7 @@ class KittiExport(SidecarExport):
         return [*lost, *super().losses()]
 
     def image_path(self, record: Record) -> str:
-        """Puts ``image_2`` below the folder of the split."""
+        """Returns a path in ``image_2``, below the folder of the split if there is one."""
         path = self.record_paths(record)
         split, _, rest = path.partition("/") if record.split else ("", "", path)
         return f"{split}/image_2/{rest}" if split else f"image_2/{rest}"
@@ -48,12 +49,12 @@ class KittiExport(SidecarExport):
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
 
     def _class_word(self, obj: LabelledObject) -> str:
-        """Returns the class of an object as one word. Without a name, returns its number after ``_``."""
+        """Returns the class of an object as one word; ``_`` and its number if it has no name."""
         return self._class_words[obj.label] if 0 <= obj.label < len(self._class_words) else f"_{obj.label}"
 
     @cached_property
     def _class_words(self) -> list[str]:
-        """Class names as unique words that begin with a letter or ``_``, by number."""
+        """Class names as unique words, by number. They begin with a letter or ``_``."""
         words = (re.sub(r"\s", "_", name) for name in self.object_classes)
         return make_distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 

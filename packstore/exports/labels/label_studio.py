@@ -28,7 +28,7 @@ class LabelStudioExport(DocumentExport):
         return "["
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns the task of an image. A task without labels has no annotation."""
+        """Returns the task of an image. Without boxes and class, the task has no annotation."""
         annotated = image.objects is not None or image.tag is not None
         results = [self._format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
@@ -40,8 +40,8 @@ class LabelStudioExport(DocumentExport):
         return format_json({"id": number, "annotations": made, "data": {"image": served}})
 
     def _format_result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
-        """Returns the result for an object, in percent of the image's sides: its polygon if it has exactly one, else
-        its box."""
+        """Returns the result for an object, in percent of the image's sides. It is the polygon if there is exactly one,
+        else the box."""
         across, down = 100 / max(1, image.width), 100 / max(1, image.height)
         polygon, label = find_single_polygon(obj), [self.class_name(obj)]
         if polygon is None:

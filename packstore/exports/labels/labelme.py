@@ -15,7 +15,7 @@ from packstore.exports.objects import LabelledObject
 
 
 class LabelMeExport(SidecarExport):
-    """Rectangles and polygons; the class of an image is a flag."""
+    """Rectangles and polygons in a JSON file for each image. The class of an image is a flag."""
 
     name = "labelme"
     help = "LabelMe: a JSON file beside each image"

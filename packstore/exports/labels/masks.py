@@ -36,7 +36,7 @@ class MasksExport(ObjectsExport):
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 
     def losses(self) -> Sequence[str]:
-        """Returns texts on masks: the store has none, or PNG cannot hold them; then one on order and keys."""
+        """Returns a text on order and keys. Before it, texts on missing masks, and on masks that PNG cannot hold."""
         lost = [] if self._mask_folders else ["masks: the store has none"]
         dtypes = {self.manifest.column(name).dtype for name in self._mask_folders}
         if "int32" in dtypes:
@@ -49,8 +49,8 @@ class MasksExport(ObjectsExport):
         """Writes the masks of a record as PNG files. Skips missing masks and those that PNG cannot hold.
 
         Returns:
-            The path of each written file: the first under the key ``beside``, others under ``beside NAME``, with the
-            mask's column.
+            The path of each written file. The key of the first is ``beside``; the key of others is ``beside NAME`` with
+            the mask's column.
         """
         found: dict[str, str] = {}
         for name, folder in self._mask_folders.items():

@@ -27,8 +27,10 @@ class CsvExport(DocumentExport):
         return _format_line([*columns, *(_BOX if self.object_columns.boxes else ["label"])])
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns a line for each object, or a line with empty cells for an image without objects. If the store has no
-        boxes, returns one line with the image's class."""
+        """Returns a line for each object; for an image without objects, a line with empty cells.
+
+        If the store has no boxes, returns one line with the image's class.
+        """
         first = [image.file, image.split] if self.manifest.splits else [image.file]
         if not self.object_columns.boxes:
             return _format_line([*first, image.tag or ""])
@@ -56,7 +58,7 @@ class OpenImagesExport(DocumentExport):
     polygons = False
 
     def image_path(self, record: Record) -> str:
-        """Puts images in the folder of their split; in ``images`` if the store has no splits."""
+        """Returns a path in the folder of the split; in ``images`` if the store has no splits."""
         return self.record_paths(record) if record.split else super().image_path(record)
 
     def format_head(self) -> str:
@@ -64,7 +66,7 @@ class OpenImagesExport(DocumentExport):
         return _format_line(_OPEN_IMAGES)
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns a line for each box. An image without boxes has none."""
+        """Returns a line for each box. An image without boxes has no line."""
         name = image.file.partition("/")[2].rpartition(".")[0]
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         lines = []

@@ -40,8 +40,8 @@ class VocExport(SidecarExport):
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``ImageSets/Main/train.txt`` …, the names of each split's images, and adds these files to the export
-        manifest."""
+        """Writes ``ImageSets/Main/train.txt`` …, the names of each split's images. Adds these files to the export
+        manifest, and writes that unless the export is bare."""
         assert lines is not None
         rows, files = RecordLines.map_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
