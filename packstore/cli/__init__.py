@@ -119,8 +119,8 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line, and then exits. Prints errors on standard error. For an ambiguous source, prints commands
-    that resolve it.
+    """Runs the command line and exits. Prints errors on standard error. For an ambiguous source, prints commands that
+    resolve it.
 
     Exit codes:
 
@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     - 3: success, but records are missing (skipped, lost or not salvaged).
     - 128 plus the number of a signal: the signal stopped the run.
 
-    Sets signal handlers, the garbage collector and an environment variable for the process. ``arguments``: None for
+    Sets signal handlers, the garbage collector and an environment variable for the process. ``arguments``: None takes
     those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments

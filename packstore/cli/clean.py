@@ -102,7 +102,7 @@ def _confirm(yes: bool) -> bool:
 
 
 def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
-    """Lists the objects that no version of the store at a URL needs. Removes them after asking, unless ``dry_run``.
+    """Prints the objects that no version of the store at a URL needs. Removes them after asking, unless ``dry_run``.
 
     Keeps these objects:
 

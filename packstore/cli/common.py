@@ -242,7 +242,7 @@ def _is_for_file(answer: Answer, file: Path) -> bool:
 
 
 def _may_describe(file: Path, folder: Path | None = None) -> bool:
-    """Tells if ``file`` exists and may be given in place of ``folder``. Its suffix must be that of a description (CSV,
+    """Tells if ``file`` exists and may be given in place of ``folder``. Its suffix must belong to a description (CSV,
     JSON, YAML …).
 
     It must be in ``folder``, or in a folder directly below. With None for ``folder``, it may be anywhere.

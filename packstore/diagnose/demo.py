@@ -34,8 +34,8 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
     arguments give the same pictures.
 
     The formats alternate: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA,
-    palette, grayscale), BMP, WebP, TIFF, GIF. The first class has three more files, as real folders do: a PNG with the
-    suffix ``.JPEG``, a hidden file and a ``Thumbs.db``.
+    palette, grayscale), BMP, WebP, TIFF, GIF. The first class has three more files, which real folders have, too: a PNG
+    with the suffix ``.JPEG``, a hidden file, and ``Thumbs.db``.
 
     Raises:
         ValueError: ``images_per_class`` is less than 1.

@@ -48,8 +48,10 @@ class TarWriter:
 
 
 class _ArchiveExport(FilesExport):
-    """Base of exports of an image folder in one archive file, which stays open from the first shard to the last. A
-    resumed run cuts it off after the last complete shard."""
+    """Base of exports of an image folder in one archive file. The archive stays open from the first shard to the last.
+
+    A resumed run cuts it off after the last complete shard.
+    """
 
     one_file = True
     _out: IO[bytes] | None = None
@@ -178,7 +180,7 @@ class ZipExport(_ArchiveExport):
         return 76 + 2 * self.mean_key_bytes
 
     def new_writer(self, out: IO[bytes]) -> ZipWriter:
-        """Returns a writer of the zip; reads the headers of files that ``out`` holds already."""
+        """Returns a writer of the zip. Reads the headers of files that ``out`` holds already."""
         return ZipWriter(out)
 
     def write_end(self, out: IO[bytes], export_manifest: bytes) -> None:

@@ -45,8 +45,8 @@ class ArraysExport(Export):
         return [column.name for column in self.array_columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on keys. Adds texts on class names that no array holds, images of different shapes, bfloat16
-        and normalisation, if the store has them."""
+        """Returns a text on keys. If the store has them, adds texts on class names that no array holds, images of
+        different shapes, bfloat16 and normalisation."""
         lost = ["keys: samples have numbers"]
         image = self.manifest.image
         if storable_class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
@@ -285,8 +285,8 @@ class _FailureHidingFile:
     """Wraps a file for the HDF5 library, and hides failed writes from the library. :meth:`raise_failure` raises the
     first.
 
-    After a failed write that it sees, the library fails to close the file, and crashes the process when its objects are
-    freed.
+    After a failed write, the library would fail to close the file. When its objects are freed, it would crash the
+    process.
     """
 
     def __init__(self, file: io.FileIO) -> None:

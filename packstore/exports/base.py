@@ -45,8 +45,8 @@ class Record:
         number: Its number in the store, from 0.
         key: The full key; bytes that are not UTF-8 are surrogates.
         split: Name of its split; ``""`` in a store without splits.
-        image: The bytes of an image file, or an array: uint8 ``(H, W, C)``, or floats ``(C, H, W)`` in the store's
-            dtype. Bfloat16 is uint16 bit patterns.
+        image: The bytes of an image file, or an array. Integers are ``(H, W, C)``; floats are ``(C, H, W)`` in the
+            store's dtype, bfloat16 as uint16 bit patterns.
         stored: Stored values by column name, without the image and the checksums.
         columns: All columns of the store, by name.
         inexact: Names that the export adds: columns of :meth:`Export.exact_columns` whose value in this record the
@@ -119,7 +119,7 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Completes and closes the shard. The caller then makes it durable with :meth:`Export.sync`."""
+        """Completes and closes the shard. After that, the caller makes it durable with :meth:`Export.sync`."""
 
     def abort(self) -> None:
         """Closes open files after an error. Deletes nothing that another run needs. By default does nothing."""
@@ -134,18 +134,18 @@ class Export(ABC):
         help: Description in a few words: ``tar shards of WebDataset``.
         suffixes: Suffixes of destinations that mean this kind, in lower case: ``(".zip",)``.
         source: The kind of source that imports it.
-        one_file: The export is one file and not a folder. A shard is then a part of that file.
+        one_file: The export is one file and not a folder. Its shards are parts of that file.
         image_forms: Forms of images that it holds unchanged: ``files`` (of any kind), ``uint8``, ``floats``.
         keeps_keys: The format itself holds full keys, and its source returns them.
         shard_bytes: Default of the user's ``shard_size``: bytes of images after which a shard ends. None if each record
-            is a file of its own; ``shard_size`` is then refused.
+            is a file of its own, which refuses ``shard_size``.
         path: The folder to write into, which exists, or the file to create.
         manifest: Manifest of the written records; after ``--encode`` with the new encoding.
         reader: The store, for facts about all records: labels, keys.
         recoded: Images are re-encoded: their bytes are not those of the store.
         bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``.
-        export_manifest: The future content of ``packstore.json``, without the shards and digests that are not known
-            yet; set before the first shard.
+        export_manifest: The future content of ``packstore.json``, set before the first shard. Shards and digests are
+            still missing.
     """
 
     name: ClassVar[str]
@@ -188,8 +188,7 @@ class Export(ABC):
 
     @abstractmethod
     def losses(self) -> Sequence[str]:
-        """Returns a text for each part of the store that only packstore reads from this export, such as ``names of
-        classes``.
+        """Returns a text for each part of the store that other readers do not get, such as ``names of classes``.
 
         Leaves out columns that :meth:`visible_columns` lacks: the report adds them.
         """
@@ -256,7 +255,7 @@ class Export(ABC):
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
         """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export.
 
-        ``path`` may be an object at a URL, of which each read fetches a part: an override has to use
+        ``path`` may be an object at a URL, of which each read fetches a part. An override has to use
         ``path.open("rb")``.
 
         Raises :class:`ManifestError` or :class:`OSError`. Kinds of one file must override it: this base raises

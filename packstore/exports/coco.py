@@ -139,8 +139,10 @@ class CocoExport(ObjectsExport):
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
     """Returns the annotation of an object, without ids.
 
-    Category, box and keypoints come from the store's columns. All other entries come from the object's JSON; by default
-    ``area`` is that of the box, and ``iscrowd`` is 0. Keypoints without visibility get 2, visible.
+    Category, box and keypoints come from the store's columns. All other entries come from the object's JSON. Without
+    it, ``area`` is the area of the box, and ``iscrowd`` is 0.
+
+    Keypoints without visibility get 2, visible.
     """
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}

@@ -100,7 +100,7 @@ class RecordPaths:
     """
 
     def __init__(self, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
-        """``recoded``: files were re-encoded, so suffixes in keys may be wrong. Reads all keys."""
+        """``recoded``: files were re-encoded, and suffixes in keys may be wrong. Reads all keys."""
         self.classes = ClassFolders(manifest, reader)
         names = [split.name for split in manifest.splits]
         self._splits = dict(zip(names, make_distinct([safe_name(name) for name in names]), strict=True))
@@ -109,8 +109,11 @@ class RecordPaths:
         self._repeated = self._unique_suffixes(reader)
 
     def __call__(self, record: Record) -> str:
-        """Returns the path of a record's file, with ``/``. Keeps the suffix of the key if it is one of images and, for
-        a re-encoded file, fits the content; else adds the usual suffix of the content."""
+        """Returns the path of a record's file, with ``/``.
+
+        Keeps the key's suffix if it is a suffix of images. The suffix of a re-encoded file must also fit the content.
+        Otherwise adds the usual suffix of the content.
+        """
         label = self._read_label(record)
         stem, suffix = _split_suffix(self._build_stem(record.key, record.split, label))
         kept = suffix.lower() and not (self._recoded and _SAME.get(suffix.lower(), suffix.lower()) != record.extension)

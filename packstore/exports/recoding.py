@@ -28,11 +28,12 @@ class Recoding(NamedTuple):
     """Plan for writing images, unchanged or re-encoded.
 
     Attributes:
-        manifest: Manifest of the written records; :attr:`Manifest.records_digest` is still that of the store.
+        manifest: Manifest of the written records, except :attr:`Manifest.records_digest`, which still belongs to the
+            store.
         form: ``kept``, or ``png`` for arrays that become PNG files; see
             :attr:`packstore.core.export_manifest.ExportManifest.image`.
         recode: Re-encodes an image; raises :class:`SampleError` if it cannot. None: images are written unchanged.
-        new: Records differ from those of the store. An import has another dataset digest.
+        new: Images are re-encoded with other bytes or pixels. An import has another dataset digest.
     """
 
     manifest: Manifest

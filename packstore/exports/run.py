@@ -44,8 +44,8 @@ class ExportReport:
         destination: The new folder or file, or its URL.
         kind: Name of the kind of export.
         manifest: Manifest of the written records; with ``encode`` it differs from the store's.
-        shards: Number of shards; 0 if each record is a file of its own, if all are in one file, or if only a killed
-            run's work directory was removed.
+        shards: Number of files with several records; 0 if each record is a file of its own, or all are in one file.
+            Also 0 if an earlier run had published the export.
         losses: A text for each part of the store that other readers than packstore do not get.
         disk_bytes: Size on disk.
         seconds: Duration of this run.
@@ -82,7 +82,7 @@ def export(
     workers: int | None = None,
     progress: bool | ProgressCallback = False,
 ) -> ExportReport:
-    """Writes a store in another program's format. Importing the export gives the same dataset, with the same digest.
+    """Writes a store in another program's format. Importing the export gives the same dataset digest.
 
     Data that the format cannot hold go into two files that other readers ignore: ``packstore.json``, and
     ``packstore.rows.jsonl`` with a line for each record. Each record is verified by its checksums when it is read.
@@ -93,17 +93,17 @@ def export(
     Args:
         store: The store, or its URL. It is not changed.
         destination: A new folder or file, or a URL. Its suffix, such as ``.zip``, chooses the kind. An export to a URL
-            is written to a temporary directory first, then uploaded.
+            is written to a temporary directory first, and uploaded when it is complete.
         to: The kind, such as ``webdataset``; None chooses by the suffix.
         encode: Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not. None writes images unchanged.
         quality: JPEG quality of ``encode="jpeg"``, 1 … 100; None for 90.
-        shard_size: Bytes of images after which a shard ends, as a number or as text (``500MB``); None for the kind's
+        shard_size: Bytes of images after which a shard ends: a number, or a text such as ``500MB``. None for the kind's
             default.
         bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``. Data that the format cannot hold are then lost.
             ``overwrite`` cannot replace a bare export, since nothing marks it as packstore's.
         overwrite: Replace an existing export.
         restart: Delete an interrupted run instead of resuming it.
-        workers: Threads for ``encode``; None for one a core.
+        workers: Threads for ``encode``. None: a thread for each core.
         progress: True for a bar in a terminal or notebook, or a function that takes reports.
 
     Returns:
@@ -134,8 +134,8 @@ def run_export(
 ) -> ExportReport:
     """Writes and publishes the export of a plan, see :func:`export`. Resumes an interrupted run.
 
-    If that run was killed after publishing, only removes its work directory. After an error, keeps complete shards and
-    notes in the error where they are.
+    If that run was killed after publishing, only removes its work directory. After an error, keeps complete shards. A
+    note of the error names their directory.
 
     Raises :class:`DestinationError` before it writes if the estimated size exceeds the free space. Raises errors like
     :func:`export`.

@@ -38,11 +38,11 @@ class ShardReceipt(NamedTuple):
     Attributes:
         split: Name of its split.
         records: Number of its records.
-        file: Its path in the export; None if each record is a file of its own, or the export is one file.
+        file: Its path in the export. None if each record is a file of its own, or the export is one file.
         size: Bytes of the shard's file. For an export of one file: bytes of the export up to the end of the shard. Else
             0.
-        digest: Digest of re-encoded records, see :func:`packstore.core.checksums.records_digest`; that of no records if
-            records are unchanged.
+        digest: Digest of re-encoded records, see :func:`packstore.core.checksums.records_digest`. Unchanged records do
+            not count.
         lines: Bytes of the records' lines.
     """
 
@@ -55,8 +55,8 @@ class ShardReceipt(NamedTuple):
 
 
 class ExportStaging(Staging):
-    """Work directory of an export. Reuses the directory of an interrupted run with the same identity, and removes those
-    of other runs.
+    """Work directory of an export. Reuses the directory of an interrupted run with the same identity. Removes the
+    directories of other runs.
 
     Each run has a directory such as ``run-00001/``, with
 

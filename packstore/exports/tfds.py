@@ -58,8 +58,10 @@ class TfdsExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text for each part of the store that TensorFlow Datasets cannot hold: class names, image formats,
-        bfloat16 values, normalisation, split names."""
+        """Returns a text for each part of the store that TensorFlow Datasets cannot hold.
+
+        These are class names, image formats, bfloat16 values, normalisation and split names.
+        """
         lost = []
         image = self.manifest.image
         unnamed = [c.name for c in self.columns if c.classes is not None and not can_be_lines(c.classes)]

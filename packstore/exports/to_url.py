@@ -34,7 +34,7 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
     publishing has ended. A publishing that fails deletes the objects that it has created.
 
     Raises :class:`DestinationError` if the URL is read only, or is taken and ``overwrite`` is False. Raises it, too, if
-    the URL has other objects than those of one export.
+    the URL has objects that do not belong to one export.
     """
     if not isinstance(destination, UrlPath):
         yield destination, lambda _: None
@@ -107,7 +107,7 @@ def _refuse_other_object(path: _ObjectPath, shown: str) -> None:
 
 
 def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> None:
-    """Raises :class:`DestinationError` unless the objects ``names`` are those of one export, and no others."""
+    """Raises :class:`DestinationError` unless the objects ``names`` are exactly the files of one export."""
     try:
         export_manifest = parse_export_manifest(objects.get(MANIFEST_FILE))
     except ManifestError as error:

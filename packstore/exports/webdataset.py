@@ -47,8 +47,8 @@ class WebDatasetExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on dots in keys. Adds texts on class names that cannot be lines, lists of images, bfloat16 and
-        normalisation, if the store has them."""
+        """Returns a text on dots in keys. If the store has them, adds texts on class names that cannot be lines, lists
+        of images, bfloat16 and normalisation."""
         lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")
@@ -98,8 +98,8 @@ class _SampleWriter(ShardWriter):
         self._tar = TarWriter(self._out)
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the files of a record: its image, a file for each value, and a file for each image of a list. Returns
-        an empty mapping.
+        """Writes the files of a record: its image, and a file for each value. A list of images has a file for each
+        image. Returns an empty mapping.
 
         A missing value has no file. Neither has an empty list: if the column may have missing values, marks this value
         as inexact.
@@ -131,8 +131,8 @@ class _SampleWriter(ShardWriter):
             drop(self._out)
 
     def _unique_name(self, record: Record) -> str:
-        """Returns a unique path without extension for the files of a record: its key without the image's suffix, with
-        safe characters.
+        """Returns a unique path without extension for the files of a record. It is the key without the image's suffix,
+        with safe characters.
 
         The file name has no dot, and no ``_`` at its beginning. A path that is too long becomes a hash. A path that the
         shard has already gets a number.

@@ -36,10 +36,9 @@ class YoloExport(ObjectsExport):
         return [*super().visible_columns(), *([] if polygons is None else [polygons])]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the label file of an image and returns its path as ``{"beside": path}``.
+        """Writes the label file of an image and returns its path as ``{"beside": path}``. Creates its folder if needed.
 
-        If the value of boxes is missing, or the image's size cannot be read, writes nothing and returns an empty
-        mapping.
+        Without a value of boxes, and for an image of unknown size, writes nothing and returns an empty mapping.
         """
         objects = self.object_columns.read_objects(record.__getitem__)
         if objects is None or not all(size):
@@ -92,6 +91,7 @@ class YoloExport(ObjectsExport):
 
 
 def label_path(image: str) -> str:
-    """Returns the path of an image's label file. Its last folder ``images`` becomes ``labels``, as readers expect."""
+    """Returns the path of an image's label file, which readers expect: the last folder ``images`` becomes
+    ``labels``."""
     before, _, after = f"/{image}".rpartition("/images/")
     return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:]

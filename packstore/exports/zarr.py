@@ -79,8 +79,8 @@ class ZarrExport(ArraysExport):
     def open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
         """Opens the array ``name`` in ``folder`` if it exists. Otherwise creates it with ``rows`` rows a chunk.
 
-        ``shape`` and ``dtype`` are those of a new array; None for ``dtype`` means variable-length bytes. Ignores the
-        library's warnings about types.
+        ``shape`` and ``dtype`` are for a new array. If ``dtype`` is None, its values are bytes of variable length.
+        Ignores the library's warnings about types.
         """
         zarr = _import_zarr()
         if (folder / name / ".zarray").is_file():

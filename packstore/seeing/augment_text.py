@@ -29,8 +29,8 @@ def parse_augment(text: str) -> list[Operation]:
     """Parses ``text`` to operations: the name of a recipe, or calls as in Python, separated by commas. Executes no code
     of the text.
 
-    A call names one of :data:`OPERATIONS`. Its arguments are numbers up to :data:`MOST_PIXELS`, strings, None, further
-    calls, and tuples or lists of up to eight of these.
+    A call names one of :data:`OPERATIONS`. Its arguments are numbers up to :data:`MOST_PIXELS`, strings, None and
+    further calls. Tuples and lists have up to eight of these.
 
     Raises :class:`UsageError` for anything else, for more than 2,000 letters, and for a recipe with several views.
     """

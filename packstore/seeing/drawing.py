@@ -180,7 +180,7 @@ def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
 
 
 def list_drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
-    """Returns the columns that :func:`draw_values` can draw; only those in ``which``, unless ``which`` is None.
+    """Returns the columns that :func:`draw_values` can draw. If ``which`` is given, returns only those in ``which``.
 
     Leaves out masks of floating point, whose values are no classes.
     """
@@ -259,8 +259,8 @@ def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
-    """Draws boxes into ``image``, and then names at the boxes, cut to fit. Skips boxes that are not finite. Clips boxes
-    far outside the image.
+    """Draws boxes into ``image``, with names at the boxes, cut to fit. Skips boxes that are not finite. Clips boxes far
+    outside the image.
 
     ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``. ``numbers``: class numbers for the colours, or None.
     """

@@ -161,7 +161,7 @@ def _render_splits(manifest: Manifest) -> str:
 def _render_classes(reader: Reader, records: range) -> str:
     """Renders a table of the first 12 classes. Empty without class names.
 
-    Adds numbers of records if counting is quick: at most 4 million records in at most 16 shards, all on this machine.
+    Adds numbers of records for at most 4 million records in at most 16 shards, all on this machine.
     """
     manifest = reader.manifest
     classes = manifest.classes

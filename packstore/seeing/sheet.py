@@ -55,8 +55,8 @@ class SheetOptions:
             row.
         columns: Names of columns to show: masks, boxes and keypoints over the images, lists of images below them. None
             for all boxes and lists.
-        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. Images are then shown
-            as the loader returns them. None shows thumbnails of the stored images.
+        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. With it, images are
+            shown as the loader returns them. None shows thumbnails of the stored images.
         seed: Seed of the choice of records, and of the loader.
         epoch: Epoch of the loader.
         side: Longest side of a thumbnail in pixels.
@@ -198,7 +198,7 @@ class _Candidates:
 
 
 def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
-    """Returns all records of a split, without those of shards that cannot be read.
+    """Returns all records of a split. Leaves out records of shards that cannot be read.
 
     For a store of several shards at a URL, takes at most 8 random shards. Stops earlier once each class has enough
     records.
@@ -304,7 +304,7 @@ class CellMaker:
 
 
 def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
-    """Draws rows of cells as one picture: a title above each row, and the last part of the key below each image.
+    """Draws rows of cells as one picture. A title is above each row, and the last part of the key below each image.
 
     Enlarges small images by a whole factor. Cells without an image show a crossed box with the reason.
     """

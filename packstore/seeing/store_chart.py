@@ -59,7 +59,7 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
-    """Draws the number of records of each class by split: as bars, or as a curve for more than 24 classes.
+    """Draws the number of records of each class by split. More than 24 classes are a curve, fewer are bars.
 
     Leaves out labels that are missing or not among the classes.
     """

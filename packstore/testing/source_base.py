@@ -44,7 +44,7 @@ class SourceFixtures:
     def make(self, folder: Path, samples: int) -> Path:
         """Makes a source of about ``samples`` samples, at least six, in the empty ``folder``. Returns the path to open.
 
-        All images must be decodable and different.
+        All images must be decodable and different. A subclass must define this method.
         """
         raise NotImplementedError
 
@@ -53,7 +53,7 @@ class SourceFixtures:
         return {}
 
     def change(self, path: Path) -> None:
-        """Changes an image, a label or a key of the source on disk."""
+        """Changes an image, a label or a key of the source on disk. A subclass must define this method."""
         raise NotImplementedError
 
     def spoil(self, path: Path, entry: Entry) -> bool:

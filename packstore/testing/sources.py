@@ -207,7 +207,10 @@ class SourceSuite(SourceListingSuite):
     def test_an_interrupted_conversion_goes_on_to_the_same_bytes(
         self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A conversion that was interrupted halfway resumes. Its store equals the store of a whole run."""
+        """A conversion that was interrupted halfway resumes. Its store equals the store of a whole run.
+
+        Skipped if the conversion ends before it can be interrupted.
+        """
         options = {"source_kind": None if self.recognised else self.kind, **self.options(path)}
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
         monkeypatch.setattr(record_packing, "PASS_RECORDS", 2)

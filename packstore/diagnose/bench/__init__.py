@@ -60,9 +60,9 @@ class BenchOptions:
         size: Side of the crops in pixels. None for the shorter side of images of one stored size, else 224.
         augment: ``crop``, ``none``, or operations as text, such as ``"RandomResizedCrop(160),
             RandomHorizontalFlip()"``, see :func:`packstore.seeing.augment_text.parse_augment`. ``crop`` is a random
-            resized crop and flip; for images that have the size already, a random crop with padding and flip. ``none``
-            takes whole images, resized if their sizes may differ.
-        workers: Threads of the loader; None for one a core.
+            resized crop and flip. For images that have the size already, ``crop`` is a random crop with padding and
+            flip. ``none`` takes whole images, resized if their sizes may differ.
+        workers: Threads of the loader. None: a thread for each core.
         seconds: Time for each stage; some take half of it.
         device: Device of the batches.
         target: Images a second that the model takes; None if unknown.
@@ -171,8 +171,8 @@ def bench(
 
     Raises:
         StoreError: The store does not open.
-        UsageError: The split is unknown or empty, the options do not fit the store, or the system cannot drop the page
-            cache.
+        UsageError: The split is unknown or empty, or the options do not fit the store. Or the system cannot drop the
+            page cache.
         DecodeError, CorruptRecordError: A record is damaged; the message names it.
     """
     options = options or BenchOptions()

@@ -44,8 +44,7 @@ class Rates:
         copy: Copying batches to the device; for the CPU one pass over memory.
         loader: The loader end to end, with ``threads``.
         resident: The loader held all images in device memory. Nothing was read or decoded.
-        disk_share: Bytes that the first reading took from the disk, as a share of all that it read. Above 1 if the disk
-            reads ahead.
+        disk_share: Share of the bytes of the first reading that came from the disk. Above 1 if the disk reads ahead.
         held: The page cache can hold all records: only the first epoch reads from the disk.
         target: Rate of the model; None if unknown.
         on_gpu: The device is a GPU.
@@ -68,7 +67,7 @@ class Rates:
 
     @property
     def from_disk(self) -> bool:
-        """True if at least 20% of the first reading's bytes came from the disk, and it was slower than the second."""
+        """True if the first reading was slower than the second, and at least 20% of its bytes came from the disk."""
         return self.disk_share >= FROM_DISK and self.read_first < self.read_again
 
     @property
@@ -87,7 +86,7 @@ class Trial:
         record_bytes: Mean bytes of a record's image.
         mode: ``resident`` or ``streaming``.
         changes: Description of the changes of images; empty if pixels stay the same.
-        augment: Description of the operations if they differ from those of the first trial, else empty.
+        augment: Description of the operations. Empty if the first trial has the same operations.
     """
 
     how: str

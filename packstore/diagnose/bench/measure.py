@@ -53,8 +53,8 @@ class Clock:
         ``work`` returns the number of images done, or 0 to end its thread early. Every thread calls ``work`` at least
         once.
 
-        In these threads torch uses one thread, like in the loader: small work would take many times as long with
-        several.
+        In these threads torch uses one thread, like in the loader. With several, small work would take many times as
+        long.
         """
         self.begin(stage)
         numbers, until = count(), time.perf_counter() + self.seconds * share
@@ -95,7 +95,8 @@ class ReadRates:
 
 
 def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadRates:
-    """Measures reading records in random order: first from disk or page cache, then again from the page cache."""
+    """Measures reading records in random order. The first reading may be from the disk; the others read the same
+    records from the page cache."""
     reader, order = dataset.reader, choose_random_records(dataset, _ORDERED)
     chunks = [order[i : i + CHUNK].tolist() for i in range(0, len(order), CHUNK)]
     seen: list[int] = []
@@ -197,7 +198,7 @@ def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threa
 
 
 def _count_batch_records(item: Any) -> int:
-    """Returns the number of records in a batch: a tensor, or a tuple or dict of such."""
+    """Returns the number of records in a batch: a tensor, a list, or tuples and dicts of these."""
     while not isinstance(item, torch.Tensor | list):
         item = next(iter(item.values())) if isinstance(item, dict) else item[0]
     return len(item)

@@ -50,7 +50,7 @@ def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop
     follows the first of these that applies:
 
     - uint8 with ``--size``, if all images have one size of at most 64 pixels;
-    - shrunk images as jpeg, and as uint8, if images are over 1.2 times as large as needed for the crops;
+    - shrunk images as jpeg, and as uint8, if images are over 1.2 times as large as the crops need;
     - uint8.
 
     Args:

@@ -176,8 +176,7 @@ def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
 def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
     """Returns facts about the GPUs and the speed of copies to them. Without a GPU, returns one fact with the reason.
 
-    Problems are an NVIDIA driver that torch does not use, a probe that failed, and page-locked memory that does not
-    work.
+    Problems are an NVIDIA driver that torch does not use, a failed probe, and page-locked memory that does not work.
     """
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"

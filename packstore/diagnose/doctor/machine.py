@@ -52,8 +52,7 @@ def path_exists_fact(path: Path, folder: Path) -> Fact:
 
 
 def processor_facts() -> list[Fact]:
-    """Returns facts about the processor: model, cores that this process may use, the container's quota if it has one,
-    and load.
+    """Returns facts about the processor: model, cores that this process may use, load, and any quota of the container.
 
     Problems are a quota below the cores, and a load of over half of the cores.
     """
@@ -178,7 +177,7 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     """Returns facts about the disk of ``folder``: file system and free space. With ``measure``, also its sequential
     speed.
 
-    Problems are a network file system, a folder that cannot be read, and too little free space to measure (256 MiB). If
+    Problems are a network file system, a folder that cannot be read, and less than 256 MiB of free space to measure. If
     no file can be written, nothing is measured, and this is no problem.
     """
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]

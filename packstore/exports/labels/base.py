@@ -97,7 +97,7 @@ class LabelsExport(ObjectsExport):
 
     @cached_property
     def image_classes(self) -> list[str]:
-        """Class names of whole images. Without names, the class numbers that occur, as text; reads all labels for them.
+        """Class names of whole images. Without names: the class numbers that occur, which reads all labels.
 
         Empty if the store or the format has no classes of images.
         """
@@ -249,7 +249,7 @@ class DocumentExport(LabelsExport):
 def find_single_polygon(obj: LabelledObject) -> list[float] | None:
     """Returns the polygon of an object, ``x, y, x, y, …`` in pixels. Returns None unless it has exactly one.
 
-    Returns None, too, for fewer than 3 points, an odd number of values, and a value that is no finite number.
+    Returns None, too, for fewer than 3 points, an odd number of values, or values that are no finite numbers.
     """
     shapes = obj.extra
     if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):

@@ -11,9 +11,10 @@ from packstore.exports.labels.base import DocumentExport, LabelledImage, format_
 
 
 class CsvExport(DocumentExport):
-    """``annotations.csv``: a row for each object, as TensorFlow's object detection reads it.
+    """``annotations.csv`` in the form that TensorFlow's object detection reads: a row for each object.
 
-    If the store has no boxes, a row for each image with its class."""
+    If the store has no boxes, a row for each image with its class.
+    """
 
     name = "csv"
     help = "images and annotations.csv, a row for each box or image"

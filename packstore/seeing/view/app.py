@@ -129,7 +129,7 @@ def _progress_response(job: Job) -> Response:
 async def _get_store(site: Site, _: Request) -> Response:
     """Answers with the facts about the store that need no record.
 
-    Adds the number of marked records and a title for each kind of finding, and the first 1,000 notes of each kind.
+    For each kind of finding, adds its title, the number of marked records, and the first 1,000 notes.
     """
     manifest = site.reader.manifest
     column = find_class_column(manifest)
@@ -392,8 +392,8 @@ async def _download_file(site: Site, request: Request) -> Response:
 def _select_command(reader: Reader, query: Query) -> str | None:
     """Returns the ``packstore select`` command for a selection, without its order.
 
-    Returns None if the command's conditions cannot express the query: ranges, kinds, findings, lists of classes,
-    missing classes, and text with ``*?"\\``.
+    Returns None if the command's conditions cannot express the query. Such queries are ranges, kinds, findings, lists
+    of classes, missing classes, and text with ``*?"\\``.
     """
     if query.ranges or query.kind is not None or query.mark is not None:
         return None

@@ -63,9 +63,9 @@ class ImageHeaders:
 
 
 def find_class_column(manifest: Manifest) -> Column | None:
-    """Returns the column whose classes the grid shows and filters by; None if there is none.
+    """Returns the column whose classes the grid shows and filters by.
 
-    This is ``label``, else the first column of classes or lists of classes.
+    This is ``label``, else the first column of classes or lists of classes. Returns None if there is none.
     """
     columns = [column for column in manifest.columns if column.traits.has_classes]
     return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
@@ -193,7 +193,8 @@ def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> N
 
 
 def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Report) -> ImageHeaders:
-    """Reads the headers of the images of ``records``, which are ascending; None for all records. Fetches their shards.
+    """Reads the headers of the images of ``records``, which are ascending. None reads those of all records. Fetches
+    their shards.
 
     Unreadable images have size 0 and the kind ``unreadable``. After 255 kinds, further kinds count as ``unreadable``,
     too.
@@ -222,7 +223,10 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
 
 
 def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields the parts (shards) that hold some of ``records``, like :func:`iterate_parts` with ``fetch``."""
+    """Yields first record, end and reader of each part (shard) that holds some of ``records``. Fetches these parts.
+
+    The reader is None for a part that cannot be opened.
+    """
     starts = [*reader.part_starts.tolist(), len(reader)]
     numbers: Iterable[int] = np.unique(np.searchsorted(reader.part_starts, records, "right") - 1).tolist()
     for number in numbers:

@@ -131,7 +131,8 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
 def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
     """Reads a report file of ``packstore`` ``command``.
 
-    Raises :class:`UsageError` if the file cannot be read, is no such report, has over 1 GiB, or is about another store.
+    Raises :class:`UsageError` if the file cannot be read, has over 1 GiB, or is another file. Raises it, too, for a
+    report about another store.
     """
     shown = printable(str(path))
     try:

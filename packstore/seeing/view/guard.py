@@ -38,7 +38,7 @@ class Guard:
     Refuses other methods than GET, other hosts, requests from other pages, and requests without the token. Closes web
     sockets.
 
-    Answers a request for ``/`` with the right token itself: sets a cookie, and redirects to the address without the
+    Answers a request for ``/`` with the right token itself. It sets a cookie, and redirects to the address without the
     token.
     """
 
@@ -84,7 +84,7 @@ class Guard:
 
         - 405: another method than GET.
         - 421: another host.
-        - 403: a request from another page, unless the browser follows a link there; or a wrong or missing token.
+        - 403: a wrong or missing token, or a request from another page. A browser may follow a link from another page.
         """
         if scope["method"] != "GET":
             return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]

@@ -153,7 +153,7 @@ class BrowserImages:
     ) -> NDArray[Any]:
         """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation.
 
-        Arguments are those of :meth:`decode_for_display`. Raises :class:`DecodeError` that names the record.
+        Takes the arguments of :meth:`decode_for_display`. Raises :class:`DecodeError` that names the record.
         """
         reader = self._reader
         if column.layout is None:

@@ -189,7 +189,7 @@ class SampleLoader:
 
 
 def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Joins the crops ``(1, n, 3, h, w)`` of a record's views to one image ``(3, H, W)``: a row for each view, padded
+    """Joins the crops ``(1, n, 3, h, w)`` of a record's views to one image ``(3, H, W)``. Each view is a row, padded
     with 0 at the right."""
     rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
     width = max(row.shape[2] for row in rows)
