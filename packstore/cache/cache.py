@@ -85,7 +85,8 @@ class Cache:
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Opens an object whose digest is unknown, like :meth:`open`. Checks only the size of the fetched bytes.
 
-        A cached file counts as damaged if it was changed. So does a file whose last use was before the last boot.
+        A cached file counts as damaged if it was changed. A file that was last used before the last boot counts as
+        damaged, too.
 
         ``address`` identifies the object: its URL and a text that changes with its content (an ETag).
         """
@@ -114,8 +115,8 @@ class Cache:
         return self._folder.entries()
 
     def clean(self, keep: int = 0) -> int:
-        """Removes files of killed processes. Then removes unused objects, oldest use first, until at most ``keep``
-        bytes are left.
+        """Removes files of killed processes. Then removes unused objects, the least recently used first, until at most
+        ``keep`` bytes are left.
 
         Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError` if the cache
         cannot be written or locked.
@@ -123,7 +124,7 @@ class Cache:
         return self._folder.clean(keep)
 
     def mark_suspect(self, digest: str) -> None:
-        """Changes the date stamp of an object, so that the next opening proves the object again.
+        """Changes the date stamp of an object. The next opening then proves the object again.
 
         Ignores an object that is absent or may not be changed. Raises :class:`CacheError` for other errors of the
         system.

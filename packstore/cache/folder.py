@@ -301,8 +301,8 @@ class CacheFolder:
         ]
 
     def clean(self, keep: int) -> int:
-        """Removes files of killed processes. Then removes unused objects, oldest use first, until at most ``keep``
-        bytes are left.
+        """Removes files of killed processes. Then removes unused objects, the least recently used first, until at most
+        ``keep`` bytes are left.
 
         Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError` if the cache
         cannot be written or locked.

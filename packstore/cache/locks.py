@@ -34,9 +34,9 @@ class NoLocksError(CacheError):
 
 
 def register_descriptor(descriptor: int) -> int:
-    """Registers an open descriptor and returns it. Forked children close their copy of it.
+    """Registers an open descriptor and returns it. Forked children close their copy of a registered descriptor.
 
-    :func:`unlock_and_close` or :func:`unregister_descriptor` ends this.
+    It stays registered until :func:`unlock_and_close` or :func:`unregister_descriptor`.
     """
     _held.add(descriptor)
     return descriptor

@@ -110,7 +110,7 @@ def describe_report(report: VerifyReport, quiet: bool = False) -> str:
     """Formats the report as text: checks, at most 50 problems, the verdict, and advice. With ``quiet``, leaves out
     checks and most advice.
 
-    If every record differs from the source, lists fewer problems.
+    If every record differs from the source, lists five problems.
     """
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]

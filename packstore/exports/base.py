@@ -45,8 +45,8 @@ class Record:
         number: Its number in the store, from 0.
         key: The full key; bytes that are not UTF-8 are surrogates.
         split: Name of its split; ``""`` in a store without splits.
-        image: The bytes of an image file, or an array. Integers are ``(H, W, C)``; floats are ``(C, H, W)`` in the
-            store's dtype, bfloat16 as uint16 bit patterns.
+        image: The bytes of an image file, or an array. Arrays of integers are ``(H, W, C)``. Arrays of floats are ``(C,
+            H, W)`` in the store's dtype; bfloat16 is uint16 bit patterns.
         stored: Stored values by column name, without the image and the checksums.
         columns: All columns of the store, by name.
         inexact: Names that the export adds: columns of :meth:`Export.exact_columns` whose value in this record the

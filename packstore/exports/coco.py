@@ -55,8 +55,8 @@ class CocoExport(ObjectsExport):
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes an annotation file for each split, and a file of captions if the store has captions. Reads all labels.
 
-        Categories count from 1. Keypoints have numbers as names. Adds the files to the export manifest, and writes that
-        unless the export is bare.
+        Categories count from 1. Keypoints have numbers as names. Adds the files to the export manifest. Writes the
+        export manifest unless the export is bare.
         """
         assert lines is not None
         rows = RecordLines.map_file(lines)

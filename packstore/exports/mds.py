@@ -89,8 +89,8 @@ class MdsExport(Export):
         sync_directory(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``index.json`` for each split that has records. Adds these files to the export manifest, and writes
-        that unless the export is bare."""
+        """Writes ``index.json`` for each split that has records. Adds these files to the export manifest. Writes the
+        export manifest unless the export is bare."""
         shards: dict[str, list[dict[str, Any]]] = {}
         for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")

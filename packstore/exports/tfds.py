@@ -92,7 +92,7 @@ class TfdsExport(Export):
         be lines.
 
         If a label can never be missing, image and label become the supervised keys. Adds the files to the export
-        manifest, and writes that unless the export is bare.
+        manifest. Writes the export manifest unless the export is bare.
         """
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:
@@ -201,8 +201,8 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
     ``shape`` is needed if arrays of the column differ in shape.
 
     Returns:
-        One feature, named as the column. If shapes differ, two: ``NAME/shape`` and ``NAME/value``. Images, texts and
-            tensors are lists of bytes. Other numbers are flat arrays of float32 or int64; uint64 keeps its bits.
+        One feature, named as the column. If shapes differ, there are two, ``NAME/shape`` and ``NAME/value``. Images,
+        texts and tensors are lists of bytes. Other numbers are flat arrays of float32 or int64; uint64 keeps its bits.
     """
     if has_varying_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}

@@ -72,8 +72,8 @@ class WebDatasetExport(Export):
         return _SampleWriter(self.path, name, self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``classnames.txt`` if there are class names and each can be a line. Adds it to the export manifest,
-        and writes that unless the export is bare."""
+        """Writes ``classnames.txt`` if there are class names and each can be a line. Adds it to the export manifest.
+        Writes the export manifest unless the export is bare."""
         if self._lists_classes:
             with open_file(self.path / CLASSES, "wb") as file:
                 file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))

@@ -50,8 +50,8 @@ class YoloExport(ObjectsExport):
         return {"beside": path}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``data.yaml`` with splits, classes and the shape of keypoints. Adds it to the export manifest, and
-        writes that unless the export is bare.
+        """Writes ``data.yaml`` with splits, classes and the shape of keypoints. Adds it to the export manifest. Writes
+        the export manifest unless the export is bare.
 
         A split such as ``validation`` gets the usual name ``val``, unless another split has that name. Without a split
         ``val``, which readers require, the entry ``val`` repeats ``test``, else ``train``, else all images.
@@ -91,7 +91,7 @@ class YoloExport(ObjectsExport):
 
 
 def label_path(image: str) -> str:
-    """Returns the path of an image's label file, which readers expect: the last folder ``images`` becomes
+    """Returns the path at which readers expect an image's label file. In it, the last folder ``images`` becomes
     ``labels``."""
     before, _, after = f"/{image}".rpartition("/images/")
     return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:]

@@ -56,8 +56,8 @@ class ZarrExport(ArraysExport):
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes the class names, and creates groups of empty splits. Deletes leftovers of a killed run.
 
-        Sets files and shards of the export manifest, with one shard for each split. Writes it unless the export is
-        bare.
+        Sets files and shards of the export manifest, with one shard for each split. Writes the export manifest unless
+        the export is bare.
         """
         root = _import_zarr().open_group(str(self.path), mode="a", zarr_format=2)
         if (names := storable_class_names(self.manifest)) is not None:

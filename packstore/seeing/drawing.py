@@ -196,8 +196,8 @@ def draw_values(
     size: Size | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws masks, boxes and keypoints over ``image``. Returns a new image. Classes of masks and boxes have their own
-    colours, and each object's keypoints.
+    """Draws masks, boxes and keypoints over ``image``. Returns a new image. Masks and boxes have a colour for each
+    class, keypoints a colour for each object.
 
     Args:
         image: uint8 ``(h, w, 3)``; not changed.
@@ -305,8 +305,8 @@ def _place_label(
     size: tuple[int, int],
     others: Sequence[_Label],
 ) -> _Label:
-    """Places a name at its box: above, at the top within, or below. Takes the first place without an overlap, else the
-    place above. Keeps it inside the image.
+    """Places a name at its box: above the box, inside at its top, or below. Takes the first place without an overlap,
+    else the place above. Keeps the name inside the image.
 
     ``area`` is the text's bounding box in the font.
     """

@@ -55,8 +55,8 @@ class SheetOptions:
             row.
         columns: Names of columns to show: masks, boxes and keypoints over the images, lists of images below them. None
             for all boxes and lists.
-        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. With it, images are
-            shown as the loader returns them. None shows thumbnails of the stored images.
+        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. Shows images as the
+            loader returns them. None shows thumbnails of the stored images.
         seed: Seed of the choice of records, and of the loader.
         epoch: Epoch of the loader.
         side: Longest side of a thumbnail in pixels.

@@ -57,13 +57,13 @@ class SourceFixtures:
         raise NotImplementedError
 
     def spoil(self, path: Path, entry: Entry) -> bool:
-        """Makes the image of one sample unreadable without changing the listing. Returns False if that is impossible,
-        as by default."""
+        """Makes the image of one sample unreadable without changing the listing. By default returns False: that is
+        impossible."""
         return False
 
     def enlarge(self, path: Path, entry: Entry) -> bool:
-        """Makes the file of one sample larger than ``max_file_bytes(1)``. Returns False if images are not files, as by
-        default."""
+        """Makes the file of one sample larger than ``max_file_bytes(1)``. By default returns False: images are not
+        files."""
         return False
 
     @pytest.fixture

@@ -168,7 +168,7 @@ def count_cores_for(rate: float, rates: Rates) -> int:
 
 
 def find_limiting_stage(rates: Rates) -> Verdict:
-    """Finds the stage that limits training, and the number of cores from which on another stage limits it.
+    """Finds the stage that limits training. Also finds the number of cores with which another stage limits it.
 
     If the loader reaches the target, the model limits training.
     """
@@ -237,7 +237,8 @@ def advise(
 
 
 def _processor_rate(rates: Rates) -> float:
-    """Computes the images a second that the processor allows with the loader's threads, at most one for each core."""
+    """Computes the images a second that the processor allows with the loader's threads. Threads beyond the number of
+    cores do not count."""
     return min(rates.threads, rates.cores) / sum(compute_core_seconds(rates).values())
 
 

@@ -170,8 +170,10 @@ def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program |
 def _make_engine_work(
     sample: Sample, crops: Crops, program: Program | None
 ) -> tuple[Callable[[int], int], NDArray[Any]]:
-    """Returns a function that augments a sampled image with the engine, and the array to which the function writes. It
-    takes any number, and takes images in turn."""
+    """Returns a function that augments a sampled image with the engine, and the array to which the function writes.
+
+    The function takes a number: 0, 1, 2 … are the images in turn, again and again.
+    """
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
     height, width = crops.window[0, 2:].tolist()

@@ -46,8 +46,8 @@ def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop
     """Returns packing options that may be faster for a store of image files. Returns none for a store of pixels, or
     without ``sizes``.
 
-    For a store of original files without a seek index, the first option is that index, if training takes crops. Then
-    follows the first of these that applies:
+    For a store of original files without a seek index, the first option adds that index, if training takes crops. After
+    it, the first of these that applies:
 
     - uint8 with ``--size``, if all images have one size of at most 64 pixels;
     - shrunk images as jpeg, and as uint8, if images are over 1.2 times as large as the crops need;

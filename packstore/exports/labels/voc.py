@@ -41,7 +41,7 @@ class VocExport(SidecarExport):
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes ``ImageSets/Main/train.txt`` …, the names of each split's images. Adds these files to the export
-        manifest, and writes that unless the export is bare."""
+        manifest. Writes the export manifest unless the export is bare."""
         assert lines is not None
         rows, files = RecordLines.map_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)

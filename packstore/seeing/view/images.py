@@ -198,7 +198,7 @@ class BrowserImages:
         return WebFile(out.getvalue(), "image/png" if small else "image/jpeg")
 
     def _add_to_cache(self, name: tuple[int, int, bool], value: WebFile | PackstoreError) -> None:
-        """Adds a thumbnail or an error to the cache. Evicts the oldest entries in use beyond 64 MiB."""
+        """Adds a thumbnail or an error to the cache. Beyond 64 MiB, evicts the least recently used entries."""
         with self._lock:
             self._cached_bytes += _entry_nbytes(value) - (
                 _entry_nbytes(self._cache[name]) if name in self._cache else 0
