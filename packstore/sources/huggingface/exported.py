@@ -20,7 +20,7 @@ from packstore.sources.huggingface.tables import HfTableSource
 
 
 class ExportedTables(ExportedRows, HfTableSource):
-    """Tables whose columns the export manifest declares."""
+    """Tables that packstore exported. The export manifest, ``packstore.json``, declares their columns."""
 
     def _row_ref(self, entry: Entry) -> Any:
         """Returns the table's own ``ref``, without the record's number."""
@@ -31,7 +31,8 @@ class ExportedTables(ExportedRows, HfTableSource):
         return entry._replace(ref=(entry.ref[0], values))
 
     def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the columns that the export manifest lists as held by the tables."""
+        """Declares the image and the columns that the export manifest lists as held by the tables. Raises
+        :class:`SourceError` if one is missing."""
         return _declare_held_columns(self._first_batch.schema, self.export_manifest)
 
     def _find_text_classes(self) -> None:
@@ -56,8 +57,8 @@ def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[
 
 
 def _choose_cell_reader(column: Column) -> CellReader:
-    """Returns the cell reader of a column: a function of an array that returns a function of a row number. The latter
-    returns the row's value as the store holds it."""
+    """Returns a function that makes the cells of an array: functions of a row number. They return the row's value as
+    the store holds it."""
     if column.form == "file":
         return file_cells
     if column.form == "files":
@@ -71,14 +72,15 @@ def _choose_cell_reader(column: Column) -> CellReader:
 
 
 def _raw_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as raw bytes, also if it is a text; None for
-    null."""
+    """Returns a function of a row number: it reads the bytes of the row, texts included. Null becomes None."""
     return ArrayCells(array, lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
 
 
 def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a number: NumPy's from the array's memory if
-    it has this dtype, else Python's. Null becomes None."""
+    """Returns a function of a row number: it reads the row as a number. Null becomes None.
+
+    If the array has this dtype, the number is NumPy's and keeps all bits. Otherwise it is Python's.
+    """
     if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
         return python_cells(array)
     # Conversion to Python's numbers would change the bits of a NaN.
@@ -87,9 +89,11 @@ def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
 
 
 def _array_cells(array: Any, column: Column) -> Cells:
-    """Returns a function that reads the nested lists in a row of the array as a NumPy array. The function returns
-    stored bytes for a ragged column without classes if the lists have the column's dtype. It returns None for a row
-    without a list. It raises :class:`ValueError` for nulls in a list."""
+    """Returns a function of a row number: it reads the nested lists in the row as a NumPy array. Null becomes None.
+
+    A ragged column without classes becomes stored bytes, if the lists have the column's dtype. The function raises
+    :class:`ValueError` for nulls in a list, and for lists of another shape.
+    """
     ragged = column.kind == "ragged"
     shape = (-1, *column.shape) if ragged else column.shape
 

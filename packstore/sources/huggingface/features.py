@@ -47,13 +47,13 @@ def read_features(schema: Any) -> dict[str, Any]:
 
 
 def feature_type(feature: Any) -> str:
-    """Returns the name of a feature's type, such as ``ClassLabel``, or ``""`` for none."""
+    """Returns the name of a feature's type, such as ``ClassLabel``. Returns ``""`` if it has none."""
     name = feature.get("_type") if isinstance(feature, dict) else None
     return name if isinstance(name, str) else ""
 
 
 def item_feature(feature: Any) -> Any:
-    """Returns the feature of the items of a list, or None if the feature is no list of one feature."""
+    """Returns the feature of the items of a list. Returns None if the feature is no list of one feature."""
     if isinstance(feature, list):
         return feature[0] if len(feature) == 1 else None
     return feature.get("feature") if feature_type(feature) in ("Sequence", "List", "LargeList") else None
@@ -73,7 +73,7 @@ def is_other_file(feature: Any) -> bool:
 
 
 def is_label(name: str, type: Any, feature: Any) -> bool:
-    """Tells if a column of whole numbers holds class numbers: by its feature, or without a feature by the name
+    """Tells if a column of whole numbers holds class numbers, by its feature. Without a feature, its name must be
     ``label``."""
     named = feature is None and name.lower() == "label"
     return (named or feature_type(feature) == "ClassLabel") and bool(load_pyarrow("pyarrow.types").is_integer(type))
@@ -85,15 +85,18 @@ def is_text_label(name: str, type: Any, feature: Any) -> bool:
 
 
 def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
-    """Tells if a column has the type of ``datasets.Image``, or of a list of these. Plain bytes count unless
-    ``only_files``. Files of another feature, such as ``Audio``, do not count."""
+    """Tells if a column has the type of ``datasets.Image``, or of a list of these.
+
+    Plain bytes count, too, unless ``only_files``; bytes with the feature ``Image`` always count. Files of another
+    feature, such as ``Audio``, do not count.
+    """
     if feature_type(feature) == "Image" or _is_image_list(type, feature):
         return True
     return not is_other_file(feature) and (is_file_struct(type) or (is_binary(type) and not only_files))
 
 
 def _is_image_list(type: Any, feature: Any) -> bool:
-    """Tells if a type is a list of ``datasets.Image``."""
+    """Tells if a type is a list of ``datasets.Image``, or of plain bytes with this feature."""
     if not is_list(type):
         return False
     inner, item = item_feature(feature), type.value_type
@@ -110,7 +113,7 @@ def warn_of_lost_names(column: str, feature: Any) -> None:
 
 
 def drop_repeated_names(column: str, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Returns the class names of a column; None, with a warning in the log, if two are equal."""
+    """Returns the class names of a column unchanged. If two are equal, returns None and logs a warning."""
     if names is None or len(set(names)) == len(names):
         return names
     repeated = next(each for each in names if names.count(each) > 1)

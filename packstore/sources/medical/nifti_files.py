@@ -41,7 +41,8 @@ class NiftiHeader(NamedTuple):
         dtype: Stored dtype with its byte order; a struct for colours.
         offset: Position of the first value, in bytes.
         affine: Matrix from indices (i, j, k) to millimetres.
-        slope: Factor from stored to real values; ``intercept`` is added after it. 1 and 0 if the file states none.
+        slope: Factor from stored to real values; 1 if the file states none.
+        intercept: Number that is added after the factor; 0 if the file states none.
         left: Number of texts and extensions that no column keeps.
     """
 
@@ -60,9 +61,11 @@ class NiftiHeader(NamedTuple):
 
 
 def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
-    """Reads the header from the first 8 KiB of a file, compressed or not. Raises :class:`ValueError` for a damaged
-    header, a dtype that packstore does not read, and values that exceed ``max_bytes``; and :class:`SourceError` if
-    nibabel is not installed."""
+    """Reads the header from the first 8 KiB of a file, compressed or not.
+
+    Raises :class:`ValueError` for a damaged header, a dtype that packstore does not read, and values that exceed
+    ``max_bytes``. Raises :class:`SourceError` if nibabel is not installed.
+    """
     library = load_nibabel()
     try:
         start = inflate(data[:HEAD_BYTES], max(_HEADERS) + 4)
@@ -84,8 +87,10 @@ def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
 
 
 def _convert_nibabel_header(header: Any, size: int) -> NiftiHeader:
-    """Converts nibabel's header of ``size`` bytes. Raises :class:`ValueError` for a dtype that packstore does not read,
-    and for a pair of ``.hdr`` and ``.img``; and nibabel's errors, of any type, for a damaged header."""
+    """Converts nibabel's header of ``size`` bytes. Raises nibabel's errors, of any type, for a damaged header.
+
+    Raises :class:`ValueError` for a dtype that packstore does not read, and for a pair of ``.hdr`` and ``.img``.
+    """
     if bytes(header["magic"]).rstrip(b"\0")[:2] != b"n+":
         raise ValueError("a pair of .hdr and .img, or no NIfTI; write it as .nii")
     shape, dtype = tuple(map(int, header.get_data_shape())), header.get_data_dtype()
@@ -106,8 +111,10 @@ def _convert_nibabel_header(header: Any, size: int) -> NiftiHeader:
 
 
 def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]:
-    """Reads the header and the stored values ``(I, J, K, T, C)`` of a file. Raises :class:`ValueError` for a damaged or
-    truncated file."""
+    """Reads the header and the stored values ``(I, J, K, T, C)`` of a file. C is 1, or the number of colours.
+
+    Raises :class:`ValueError` for a damaged or truncated file. Otherwise raises as :func:`read_header` does.
+    """
     header = read_header(data, max_bytes)
     end = header.offset + header.nbytes
     inflated = inflate(data, end)
@@ -120,9 +127,12 @@ def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]
 
 
 def inflate(data: bytes, limit: int) -> bytes:
-    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``, or fewer if the data are
-    truncated. Returns other ``data`` unchanged. Raises :class:`ValueError` for damaged gzip, and for a wrong checksum
-    if the content ends within the limit."""
+    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``. Returns fewer if the content ends
+    earlier.
+
+    Returns other ``data`` unchanged, as a whole. Raises :class:`ValueError` for damaged gzip, and for a wrong checksum
+    if the content ends within the limit.
+    """
     if data[:2] != _GZIP_MAGIC:
         return data
     found = b""
@@ -138,8 +148,10 @@ def inflate(data: bytes, limit: int) -> bytes:
 
 
 def cast_to_mode(values: NDArray[Any], mode: Mode) -> NDArray[Any]:
-    """Converts values to the dtype and the channels of a mode; repeats gray for each channel. Raises
-    :class:`ValueError` if a value would change."""
+    """Converts values to the dtype and the channels of a mode. Repeats gray for each channel.
+
+    Raises :class:`ValueError` if a value would change.
+    """
     cast = values.astype(mode.dtype)
     if cast.dtype != values.dtype.newbyteorder("=") and not np.array_equal(
         cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"

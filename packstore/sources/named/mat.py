@@ -44,8 +44,12 @@ _FAULTS = (_MatError, struct.error, zlib.error, UnicodeDecodeError)
 
 
 def load_mat(name: str, data: bytes) -> dict[str, Any]:
-    """Reads all variables of a MAT file. Numbers become a read-only array in the file's dtype, text a string, a cell a
-    list, and a struct a dict of lists by field. Lists are in MATLAB's order.
+    """Reads all variables of a MAT file, by name. Their values:
+
+    - Numbers: a read-only array in the file's dtype.
+    - Text: a string.
+    - Cell: a list, in MATLAB's order.
+    - Struct: a dict of such lists, by field.
 
     Args:
         name: Name of the file, for messages.
@@ -80,8 +84,11 @@ class MatArray:
 
 
 def find_arrays(path: Path) -> dict[str, MatArray]:
-    """Finds the arrays of numbers in a MAT file of any size, by name; reads only their headers. Skips variables of
-    other types, complex numbers included. Raises :class:`SourceError` for a file that is damaged or cannot be read."""
+    """Finds the arrays of numbers in a MAT file of any size, by name. Reads only their headers.
+
+    Skips variables of other types, complex numbers included. Raises :class:`SourceError` for a file that is damaged or
+    cannot be read.
+    """
     name = printable(str(path))
     try:
         with path.open("rb") as file:
@@ -108,8 +115,11 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
 
 
 def check_adler32(shown: str, file: Path, array: MatArray) -> None:
-    """Reads a compressed array, and raises :class:`SourceError` if it cannot be decompressed, or has another Adler-32
-    checksum (RFC 1950) than its stream states. Does nothing for an array that is not compressed."""
+    """Reads a compressed array and compares its Adler-32 checksum (RFC 1950). Does nothing if the array is not
+    compressed.
+
+    Raises :class:`SourceError` if it cannot be decompressed, or its checksum differs from the stated one.
+    """
     if array.deflated is None:
         return
     start, size = array.deflated
@@ -127,9 +137,12 @@ def check_adler32(shown: str, file: Path, array: MatArray) -> None:
 
 
 def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
-    """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset (see
-    :attr:`MatArray.offset`), the other closes the file. Reading a damaged or truncated compressed array raises
-    :class:`ValueError`. Reading another array returns fewer bytes at the end of the file."""
+    """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset, the other closes
+    the file.
+
+    Offsets are those of :attr:`MatArray.offset`. Reading a damaged or truncated compressed array raises
+    :class:`ValueError`. Reading another array returns fewer bytes at the end of the file.
+    """
     if array.deflated is None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
@@ -151,8 +164,17 @@ def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes]
 def _parse_array_start(
     start: bytes, order: str, position: int, deflated: tuple[int, int] | None
 ) -> tuple[str, MatArray | None]:
-    """Parses the first bytes of an element: returns the name of the array, and its position. The position is None for a
-    cell, a struct, a text or complex numbers. Raises :class:`_MatError` or :class:`struct.error` for damage."""
+    """Parses the first bytes of an element. Returns the name of the array, and its position.
+
+    The position is None for a cell, a struct, a text or complex numbers. Raises :class:`_MatError` or
+    :class:`struct.error` for damage.
+
+    Args:
+        start: First bytes of the element, inflated.
+        order: Byte order.
+        position: Offset that is added to that of the numbers.
+        deflated: Place of the element's deflate stream in the file; None if it is not compressed.
+    """
     reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
     if kind != _MATRIX:
@@ -169,8 +191,10 @@ def _parse_array_start(
 
 
 def load_variable(name: str, data: bytes, key: str) -> Any:
-    """Reads all of a MAT file, and returns its variable ``key``, as :func:`load_mat` does. Raises :class:`SourceError`
-    for a damaged file, and if there is no such variable."""
+    """Reads all of a MAT file, and returns its variable ``key``, as :func:`load_mat` does.
+
+    Raises :class:`SourceError` for a damaged file, and if there is no such variable.
+    """
     found = load_mat(name, data)
     if key not in found:
         raise SourceError(f"{name} has no variable {key!r}")
@@ -214,8 +238,7 @@ def get_struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[li
 
 
 def _read_byte_order(header: bytes) -> str:
-    """Returns the byte order in a file's header, as :mod:`struct` writes it. Raises :class:`_MatError` if it has
-    none."""
+    """Returns the byte order in a file's header, ``<`` or ``>``. Raises :class:`_MatError` if it has none."""
     found = {b"IM": "<", b"MI": ">"}.get(header[126:])
     if found is None:
         raise _MatError("its header has no byte order")
@@ -239,8 +262,10 @@ def _inflate_elements(data: bytes, order: str) -> bytes:
 
 
 def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
-    """Yields the file in pieces, compressed elements inflated. Raises :class:`_MatError` if it is cut off, and
-    :class:`zlib.error` for a damaged element."""
+    """Yields the file in pieces, in which all compressed elements are inflated.
+
+    Raises :class:`_MatError` if the file is cut off, and :class:`zlib.error` for a damaged element.
+    """
     yield data[:_HEADER]
     position = _HEADER
     while position < len(data):
@@ -262,8 +287,11 @@ def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
 
 
 class _MatReader:
-    """Parser of the uncompressed bytes of a MAT file. All methods raise :class:`_MatError`, :class:`struct.error` or
-    :class:`UnicodeDecodeError` for damage, and :class:`_MatError` for types that they refuse."""
+    """Parser of the uncompressed bytes of a MAT file.
+
+    All methods raise :class:`_MatError`, :class:`struct.error` or :class:`UnicodeDecodeError` for damage. They raise
+    :class:`_MatError` for types that they refuse.
+    """
 
     def __init__(self, data: memoryview, order: str) -> None:
         self.data = data
@@ -275,9 +303,12 @@ class _MatReader:
         return {name.decode("latin-1"): value for name, value in self.read_arrays(_HEADER, len(self.data), 0)}
 
     def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
-        """Yields name and value of each array between the offsets ``start`` and ``end``; ``depth`` counts enclosing
-        cells and structs. An empty element is an array of no numbers, with an empty name. Refuses any other element,
-        and more than eight levels."""
+        """Yields name and value of each array between the offsets ``start`` and ``end``. ``depth``: number of enclosing
+        cells and structs.
+
+        An empty element is an array of no numbers, with an empty name. Refuses any other element, and more than eight
+        levels.
+        """
         while start < end:
             kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
@@ -293,8 +324,10 @@ class _MatReader:
         return name, self.read_value(flags, shape, at, end, depth)
 
     def read_array_header(self, start: int, end: int) -> tuple[int, tuple[int, ...], bytes, int]:
-        """Reads the header of an array: flags, shape, name, and the position of its values. Refuses fewer than 2 or
-        more than 8 axes, and a shape that exceeds the bytes."""
+        """Reads the header of an array: flags, shape, name, and the position of its values.
+
+        Refuses fewer than 2 or more than 8 axes, and a shape that exceeds the bytes.
+        """
         _, begin, _, after = self.locate_element(start, end)
         (flags,) = struct.unpack_from(f"{self.order}I", self.data, begin)
         _, begin, stop, after = self.locate_element(after, end)
@@ -305,9 +338,10 @@ class _MatReader:
         return flags, shape, bytes(self.data[begin:stop]), after
 
     def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
-        """Reads the value that follows an array's header. Its MATLAB class decides the type: a list for a cell, a dict
-        of lists for a struct, a string for a text, else a read-only array of numbers. Refuses texts of several rows,
-        complex numbers and other classes."""
+        """Reads the value that follows an array's header. Its type is that of :func:`load_mat`.
+
+        Refuses texts of several rows, complex numbers and other classes.
+        """
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:
             return self.read_items(at, end, depth, count)
@@ -342,7 +376,10 @@ class _MatReader:
 
     def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
         """Parses the tag at ``start``. Returns the type of the element, begin and end of its data, and the offset of
-        the next element. Refuses an element that exceeds ``end``, and a file with more than 2,000,000 elements."""
+        the next element.
+
+        Refuses an element that exceeds ``end``, and a file with more than 2,000,000 elements.
+        """
         self.left -= 1
         if self.left < 0:
             raise _MatError(f"it has more than {_MAX_ELEMENTS} elements")

@@ -19,9 +19,11 @@ _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
 
 
 class OxfordPet(NamedSource):
-    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``. Columns:
-    breed as ``label``, ``species``, and the trimap as ``mask``. If the folder of XML files exists, also ``boxes`` of
-    heads, which most images lack."""
+    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``.
+
+    The breed is ``label``, and the trimap ``mask``; ``species`` is a column. If the folder of XML files exists,
+    ``boxes`` are those of heads, which most images lack.
+    """
 
     kind = "oxfordpet"
     title = "Oxford-IIIT Pet"
@@ -43,8 +45,11 @@ class OxfordPet(NamedSource):
         return found | ({"boxes": Boxes(optional=True)} if self.exists("annotations/xmls") else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each line of the list of a split, with mask and, if the folder exists, XML. Raises
-        :class:`SourceError` for an invalid line."""
+        """Yields a row for each line of the list of a split. It has the mask and, if the folder of XML files exists,
+        the XML.
+
+        Raises :class:`SourceError` for an invalid line.
+        """
         for name, label, species in self._read_list(split):
             values: dict[str, Any] = {
                 "label": label,
@@ -56,8 +61,11 @@ class OxfordPet(NamedSource):
             yield FileRow(self.tree_path(f"images/{name}.jpg"), values)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads image and mask, and parses the boxes, with the published corners; an image without an XML file has
-        none. Raises :class:`ValueError` for invalid boxes."""
+        """Reads image and mask, and parses the boxes, with the published corners. An image without an XML file has None
+        as boxes.
+
+        Raises :class:`ValueError` for invalid boxes.
+        """
         found = dict(super().read_values(ref))
         if found.get("boxes") is not None:
             found["boxes"] = _parse_boxes(found["boxes"])
@@ -65,15 +73,17 @@ class OxfordPet(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Names of the breeds from the names of images, by number; ``Class N``, counted from 0, for a number without
-        images."""
+        """Names of the breeds by number, from the names of images. A number without images has the name ``Class N``,
+        counted from 0."""
         names = {label: name for split in self.splits() for name, label, _ in self._read_list(split)}
         found = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
         return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in found)
 
     def _read_list(self, split: str) -> Iterator[tuple[str, int, int]]:
-        """Yields name, class and species, both from 0, of each image of a split; skips comments. Raises
-        :class:`SourceError` for an invalid line."""
+        """Yields name, class and species of each image of a split; class and species count from 0. Skips comments.
+
+        Raises :class:`SourceError` for an invalid line, and for more than 10,000 classes.
+        """
         table = self.read_table(f"annotations/{split}.txt")
         for line in table:
             if line[0].startswith("#"):
@@ -87,8 +97,10 @@ class OxfordPet(NamedSource):
 
 
 def _parse_boxes(xml: bytes) -> list[list[float]]:
-    """Parses left, top, right and bottom of each object in XML, whole numbers of at most 7 digits; ignores all else.
-    Raises :class:`ValueError` if sides are missing."""
+    """Parses left, top, right and bottom of each object in XML: whole numbers of at most 7 digits. Ignores all else.
+
+    Raises :class:`ValueError` if a side is missing.
+    """
     sides = [re.findall(rb"<%s>\s*(\d{1,7})\s*</%s>" % (side, side), xml) for side in _SIDES]
     if len(set(map(len, sides))) != 1:
         raise ValueError("its .xml has boxes that lack a side")

@@ -17,9 +17,12 @@ from packstore.sources.tree import Tree
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     """Joins each table with one row per image to the first earlier table that fits. Returns the tables that were not
-    joined; :attr:`Table.joined` has the tables that were joined to them. A table fits if it has as many images, and no
-    column of the same name in the first 4,096 rows. A table with several rows per image may also have fewer images.
-    :class:`JoinedRows` tells later if the images are the same."""
+    joined.
+
+    Their :attr:`Table.joined` has the tables that were joined to them. A table fits if both have as many images, and no
+    column of the same name in the first 4,096 rows. If the earlier table has several rows per image, it may also have
+    fewer images. :class:`JoinedRows` finds later if the images are the same.
+    """
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
@@ -41,8 +44,10 @@ def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
 
 def _can_join(one: Table, other: Table) -> bool:
     """Tells if table ``other`` may have one row for each image of table ``one``, by the numbers of rows and images.
-    Both must be of the same split, both or neither of text, and have names of columns; ``other`` must name no other
-    images."""
+
+    Both must be of the same split, both or neither of text, and have names of columns. Only one column of ``other`` may
+    name images.
+    """
     named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
     alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
     if not (named and alike and _has_row_per_image(other)) or other.further:
@@ -57,10 +62,10 @@ def _has_row_per_image(table: Table) -> bool:
 
 
 class JoinedRows:
-    """Rows of the tables that are joined to one, by image; in memory. Raises :class:`AmbiguousSourceError` when rows
-    are joined if the tables do not name the same images, or have a column in common.
+    """Rows of the tables that are joined to one, by image; in memory.
 
-    If the table has several rows an image, the others may have more images: these have no boxes.
+    If the first table has several rows per image, the joined tables may have more images. Joining rows raises
+    :class:`AmbiguousSourceError` if the tables otherwise do not name the same images, or have a column in common.
     """
 
     def __init__(self, tree: Tree, table: Table, index: ImageIndex) -> None:
@@ -77,8 +82,11 @@ class JoinedRows:
         self._taken: set[str] = set()
 
     def join_cells(self, image: str, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns ``cells`` of an image together with its cells in the joined tables, and marks it as taken. Raises
-        :class:`AmbiguousSourceError` if a table does not name the image, or has an equal column."""
+        """Returns ``cells`` of an image together with its cells in the joined tables. Marks the image as taken.
+
+        Raises :class:`AmbiguousSourceError` if a joined table does not name the image, or has a column in common with
+        another.
+        """
         found = dict(cells)
         for other, rows in zip(self._table.joined, self._rows, strict=True):
             more = rows.get(image)
@@ -89,15 +97,17 @@ class JoinedRows:
         return found
 
     def remaining_images(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields images that :meth:`join_cells` was not called for, with their cells in the joined tables. Raises
-        :class:`AmbiguousSourceError` if the first table has one row for each image, so that none may remain."""
+        """Yields images that :meth:`join_cells` was not called for, with their cells in the joined tables.
+
+        Raises :class:`AmbiguousSourceError` if there are such images, but the first table has one row for each image.
+        """
         for image in dict.fromkeys(image for rows in self._rows for image in rows if image not in self._taken):
             if _has_row_per_image(self._table):
                 raise self._mismatch_error(image, self._table.joined[0])
             yield image, self.join_cells(image, {})
 
     def _mismatch_error(self, image: str, other: Table) -> AmbiguousSourceError:
-        """Returns the error for two tables that name different images, or have an equal column."""
+        """Returns the error for two tables that name different images, or have a column in common."""
         files = self._table.file, other.file
         return AmbiguousSourceError(
             f"{self._tree.name()}: {' and '.join(map(printable, files))} name as many images, but not the same, or "

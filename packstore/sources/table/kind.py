@@ -18,11 +18,12 @@ from packstore.sources.table.source import TableSource
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a folder or archive with tables that name its images.
 
-    Returns:
-        CERTAIN if the user named the kind or the columns, or if all tables are Open Images' boxes. Also CERTAIN if the
-        only table has a header and names at least half of the images; images in folders of splits without a table do
-        not count. Several tables, or lists without a header, must name all images. PARTIAL if the tables name fewer, or
-        if other lists beside such lists would not be read. NO without a table.
+    - ``CERTAIN`` if the user named the kind or the columns, or if all tables are Open Images' boxes.
+    - ``CERTAIN`` if the only table has a header and names at least half of the images. Images in folders of splits
+      without a table do not count.
+    - ``CERTAIN`` if several tables, or lists without a header, name all images.
+    - ``PARTIAL`` if tables name fewer images, or if further lists beside lists would not be read.
+    - ``NO`` without a table.
     """
     tree = open_tree(path)
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
