@@ -48,7 +48,10 @@ class ObjectColumn:
 
     def labels_of(self, value: Any) -> list[int] | None:
         """Returns the class numbers in the value of a row; None if it has none. Converts names by :attr:`classes`.
-        Raises :class:`ValueError` for an unknown name, and for anything but a class number."""
+
+        ``value``: the row's objects; without objects, the value of the column of labels. Raises :class:`ValueError` for
+        an unknown name, and for anything but a class number.
+        """
         found = _collect_member(value, self.labels) if self.boxes else value
         if found is None:
             return None
@@ -62,7 +65,7 @@ class ObjectColumn:
         return [numbers[each] for each in found]
 
     def rest_of(self, value: Any) -> Any:
-        """Returns the objects of a row without boxes and labels."""
+        """Returns the objects of a row without boxes and labels; None stays None."""
         own = (self.boxes, self.labels)
         if isinstance(value, list):
             return [{name: each for name, each in item.items() if name not in own} for item in value]
@@ -86,8 +89,13 @@ class ObjectFacts:
     fits: bool = True
 
     def add_row(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
-        """Updates the facts by a row: the value of the column, that of the column of labels, and width and height of
-        the image, if known. For a box of other than four numbers, only sets :attr:`fits` to False."""
+        """Updates the facts by a row. For a box of other than four numbers, only sets :attr:`fits` to False.
+
+        Args:
+            value: Value of the column.
+            labels: Value of the column of labels; not used if objects hold the labels.
+            sides: Width and height of the image; None if unknown. Values that are no sides count as unknown.
+        """
         boxes = self.found.boxes_of(value) or []
         if any(box is None or len(box) != 4 or None in box for box in boxes):
             self.fits = False
@@ -107,11 +115,16 @@ class ObjectFacts:
                 self.names.update(each for each in classes or () if each is not None)
 
     def decide_convention(self, convention: str | None, name: str, path: Any) -> ObjectColumn | None:
-        """Returns the column with its convention; None if :attr:`fits` is False, the column holds no boxes, or
-        ``convention`` is ``json``.
+        """Returns the column with its convention: that of the user, or the only one that the boxes fit.
 
-        Raises :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
-        ``name`` and ``path`` are those of the source."""
+        Returns None if :attr:`fits` is False, the column holds no boxes, or ``convention`` is ``json``. Raises
+        :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
+
+        Args:
+            convention: Convention that the user names; None for none.
+            name: Name of the source, for messages.
+            path: Path of the source.
+        """
         if convention == NOT_CONVERTED or not self.fits or not self.ranges.count:
             return None
         found = replace(self.found, classes=tuple(sorted(self.names))) if self.found.named else self.found
@@ -130,7 +143,8 @@ class ObjectFacts:
 
 
 def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
-    """Finds the only column that holds boxes, by the names and kinds of columns; None for none or several."""
+    """Finds the only column that holds boxes, and the labels beside them, by the names and kinds of columns. None
+    for no such column, or several."""
     found = []
     for column, kind in columns.items():
         beside = {column: kind} if isinstance(kind, str) else kind
@@ -151,8 +165,10 @@ def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
 
 
 def classify_value(value: Any) -> ValueKind | None:
-    """Returns the kind of a value of JSON; of objects, the kind of each member by name. Returns None if the kind is
-    open, as for an empty list."""
+    """Returns the kind of a value of JSON. Objects have a dictionary with the kind of each member.
+
+    Returns None if the kind is open, as for an empty list.
+    """
     if isinstance(value, dict):
         return {name: kind for name, each in value.items() if isinstance(kind := _classify_list(each), str)}
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
@@ -164,8 +180,11 @@ def classify_value(value: Any) -> ValueKind | None:
 
 
 def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | None:
-    """Returns the common kind of two values of a column. If one is None, returns the other. Returns ``""`` if they
-    differ. Merges the kinds of objects member by member."""
+    """Returns the common kind of two values of a column; ``""`` if their kinds differ. If one is None, returns the
+    other.
+
+    Merges the kinds of objects member by member.
+    """
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -174,8 +193,10 @@ def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | N
 
 
 def _classify_list(value: Any) -> str | None:
-    """Returns the common kind of the items of a list, ``""`` if they differ or the value is no list, or None for an
-    empty or missing list."""
+    """Returns the common kind of the items of a list. Returns ``""`` if they differ, or if the value is no list.
+
+    Returns None for an empty list and for None.
+    """
     if value is None or value == []:
         return None
     kinds = {_classify_item(each) for each in value} if isinstance(value, list) else {""}
@@ -183,16 +204,16 @@ def _classify_list(value: Any) -> str | None:
 
 
 def _classify_item(value: Any) -> str:
-    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts, and
-    ``""`` for anything else."""
+    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts.
+    Anything else has ``""``."""
     if isinstance(value, list):
         return "boxes" if all(type(each) in (int, float) for each in value) else ""
     return "numbers" if type(value) is int else "names" if isinstance(value, str) else ""
 
 
 def _collect_member(value: Any, name: str) -> Any:
-    """Returns the values of a member in all objects of a row: from a struct of lists, or from a list of structs. None
-    if there are no objects."""
+    """Returns the values of a member in all objects of a row; None if there are no objects. The objects are a struct
+    of lists, or a list of structs."""
     if isinstance(value, list):
         return [None if each is None else each.get(name) for each in value]
     return None if value is None else value.get(name)

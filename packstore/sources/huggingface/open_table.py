@@ -39,7 +39,7 @@ class TableOverview:
         groups: Its groups, in order.
         optional: Columns that may have rows without a value.
         negative: Columns of integers that may be below 0.
-        with_paths: Columns of files some of which may have a path.
+        with_paths: Columns of files that may have paths.
     """
 
     schema: Any
@@ -58,21 +58,23 @@ class OpenTable(ABC):
 
     @abstractmethod
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields the record batches of a group in order. Batches have ``rows`` rows if the format allows, so that the
-        first rows cost less than the group."""
+        """Yields the record batches of a group in order. Batches have ``rows`` rows if the format allows. The first
+        rows then cost less than the group."""
 
     @abstractmethod
     def read_column(self, name: str) -> Iterator[Any]:
         """Yields the arrays of one column, in order."""
 
     def require_readable(self) -> None:
-        """Raises :class:`ValueError` if its rows cannot be read safely any more. Called before each row, maybe after
-        :meth:`close`. This base never raises."""
+        """Raises :class:`ValueError` if its rows cannot be read safely any more. The base never raises.
+
+        Called before each row, maybe after :meth:`close`.
+        """
         return
 
     def locate(self, address: int) -> Location | None:
-        """Converts an address in memory to a place in the file, or returns None if the file is not mapped there, as in
-        this base."""
+        """Converts an address in memory to a place in the file. Returns None if the file is not mapped there; the
+        base always does."""
         return None
 
     @abstractmethod
@@ -94,8 +96,7 @@ def pyarrow_errors() -> tuple[type[Exception], ...]:
 
 
 def unreadable_message(path: Path, error: Exception) -> str:
-    """Returns the message for a file that could not be read. If the file is a pointer of Git LFS, the message says
-    so."""
+    """Returns the message for a file that could not be read. It says so if the file is a pointer of Git LFS."""
     if first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
         return f"{printable(str(path))} {IS_LFS_POINTER}"
     text = error_line(error)

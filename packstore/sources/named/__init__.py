@@ -29,11 +29,11 @@ _MAX_LIST_BYTES = 1 << 30
 
 
 class NamedSource(FileRowSource):
-    """Base of published data sets whose images are files that lists name. Raises :class:`SourceError` for a path of
-    another layout, and if a required file is missing.
+    """Base of published data sets whose images are files that lists name.
 
-    The given path is the data set's folder, or a folder up to three levels above it that holds nothing else but
-    archives, as torchvision leaves it.
+    The given path is the data set's folder. It may also be a folder up to three levels above that holds nothing else
+    but archives, as torchvision leaves it. Opening raises :class:`SourceError` for a path of another layout, and if a
+    required file is missing.
 
     Attributes:
         title: The publisher's name for it.
@@ -62,19 +62,23 @@ class NamedSource(FileRowSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder that holds all :attr:`markers`; returns None if there is none."""
+        """Finds the folder that holds all :attr:`markers`. Returns its path; None if there is none."""
         return find_marked_folder(tree, cls.markers)
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the markers and required paths that are missing; an alternative stays as it is written, ``a|b``. A
-        ``.mat`` file that does not begin as a MAT file counts as missing."""
+        """Lists the markers and required paths that are missing. An alternative stays as it is written, ``a|b``.
+
+        A ``.mat`` file that does not begin as a MAT file counts as missing.
+        """
         return [path for path in (*cls.markers, *cls.required) if not has_path(tree, base, path, check_content=True)]
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Returns ``CERTAIN`` if a path has the layout, else ``NO``, also for a damaged archive. Raises
-        :class:`AmbiguousSourceError` if required files are missing."""
+        """Returns ``CERTAIN`` if a path has the layout. Returns ``NO`` otherwise, and for a damaged archive.
+
+        Raises :class:`AmbiguousSourceError` if required files are missing.
+        """
         try:
             tree = open_tree(path)
         except SourceError:
@@ -109,14 +113,18 @@ class NamedSource(FileRowSource):
         return read_whole(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
     def read_text(self, name: str) -> bytes:
-        """Reads a list or table as UTF-8 bytes. Raises :class:`SourceError` if it cannot be read, and
-        :class:`AmbiguousSourceError` for an unknown encoding."""
+        """Reads a list or table as UTF-8 bytes. Raises :class:`SourceError` if it cannot be read, or has more than 1
+        GiB.
+
+        Raises :class:`AmbiguousSourceError` for an unknown encoding.
+        """
         return read_text(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
     def read_table(self, name: str, separator: str | None = None, skip: int = 0) -> TextTable:
         """Reads a text file as a table, without its first ``skip`` lines. Caches the table by ``name`` and ``skip``.
-        Raises :class:`SourceError` if the file cannot be read, and :class:`AmbiguousSourceError` for an unknown
-        encoding."""
+
+        ``separator`` divides the cells of a line; None means blanks. Raises as :meth:`read_text` does.
+        """
         found = self._tables.get((name, skip))
         if found is None:
             table = TextTable(self.file_name(name), self.read_text(name), separator, skip)
@@ -124,14 +132,18 @@ class NamedSource(FileRowSource):
         return found
 
     def read_mat(self, name: str, key: str) -> tuple[str, Any]:
-        """Reads the variable ``key`` of a MAT file; returns the file's name for messages, and the value. Raises
-        :class:`SourceError` if the file is damaged, or has no such variable."""
+        """Reads the variable ``key`` of a MAT file. Returns the file's name for messages, and the value.
+
+        Raises :class:`SourceError` if the file is damaged, or has no such variable.
+        """
         shown = self.file_name(name)
         return shown, load_variable(shown, self.read_file(name), key)
 
     def list_images(self, folder: str) -> Iterator[str]:
-        """Yields the paths in the tree of the images below a folder, in torchvision's order. With ``skip_bad``, skips
-        cycles of links, else raises an error."""
+        """Yields the paths in the tree of the images below a folder, in torchvision's order.
+
+        Raises :class:`SourceError` for a cycle of links, unless ``skip_bad``.
+        """
         above = self.tree.above
         for directory, listing in self.tree.walk(self.tree_path(folder), above, skip_cycles=self.options.skip_bad):
             for name in listing.images:
@@ -148,23 +160,26 @@ class NamedSource(FileRowSource):
                 continue
 
     def resolve_alternative(self, names: str) -> str:
-        """Returns the first of the names in ``a|b`` that exists; returns ``a|b`` unchanged if none exists."""
+        """Returns the first of the names in ``a|b`` that exists. Returns ``a|b`` unchanged if neither exists."""
         return next((name for name in names.split("|") if self.exists(name)), names)
 
 
 def make_named_kind(source: type[NamedSource]) -> Kind:
-    """Makes the :class:`Kind` of a published layout, which is also read from object stores."""
+    """Makes the :class:`Kind` of a published layout. It is also read from object stores."""
     return Kind(source.kind, f"{source.title} as published", source.recognise, source, in_objects=True)
 
 
 def find_marked_folder(tree: Tree, markers: Sequence[str]) -> str | None:
-    """Finds the first folder of :func:`walk_lone_folders` that holds all ``markers``; returns None if there is none."""
+    """Finds the first folder of :func:`walk_lone_folders` that holds all ``markers``. Returns its path; None if
+    there is none."""
     return next((base for base in walk_lone_folders(tree) if all(has_path(tree, base, each) for each in markers)), None)
 
 
 def walk_lone_folders(tree: Tree) -> Iterator[str]:
-    """Yields the root, then its only folder, then the only folder in that, and so on, three levels deep at most. Stops
-    at a folder that holds several folders, or files other than archives."""
+    """Yields the root, its only folder, the only folder in that, and so on, at most three levels deep.
+
+    Stops at a folder that holds several folders, or files other than archives. Ignores hidden names.
+    """
     base: str | None = ""
     for _ in range(_DEPTH + 1):
         if base is None:
@@ -175,7 +190,10 @@ def walk_lone_folders(tree: Tree) -> Iterator[str]:
 
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
     """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. A path that cannot be reached
-    is missing. With ``check_content``, a ``.mat`` file counts only if it begins like one."""
+    is missing.
+
+    ``check_content``: a ``.mat`` file counts only if it begins like one.
+    """
     for each in name.split("|"):
         path = join(base, each)
         try:
@@ -193,8 +211,11 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
 
 
 def _find_lone_subfolder(tree: Tree, base: str) -> str | None:
-    """Returns the path of the only folder in a folder; None if there are several folders, none, or files other than
-    archives. Passes over hidden names."""
+    """Returns the path of the only folder in a folder. Returns None if there are several folders, none, or files other
+    than archives.
+
+    Ignores hidden names.
+    """
     names = tree.names(base)
     folders = [name for name in names.folders if not is_passed_over(name)]
     files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_ARCHIVES)]

@@ -47,12 +47,13 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class PixelSource(RowSource):
-    """Base of sources with images in arrays ``(n, 3, side, side)``. Keys are split and number. Files stay open until
-    the source is closed. Memory holds all labels and some blocks of images.
+    """Base of sources with images in arrays ``(n, 3, side, side)``. Keys are split and number.
+
+    Files stay open until the source is closed. Memory holds all labels and some blocks of images.
 
     Attributes:
         column_major: The file has the pixels of an image column by column, as MATLAB writes them; else row by row.
-        side: Height and width of the images.
+        side: Height and width of the images; :meth:`read_pixel_files` sets it.
     """
 
     column_major: ClassVar[bool] = False
@@ -64,14 +65,15 @@ class PixelSource(RowSource):
 
     @abstractmethod
     def read_pixel_files(self) -> Sequence[PixelFile]:
-        """Reads the labels of all files. Called once. Raises :class:`SourceError` if one is missing or damaged."""
+        """Reads the labels of all files, and sets :attr:`side` if it is not fixed. Called once. Raises
+        :class:`SourceError` if a file is missing or damaged."""
 
     @abstractmethod
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         """Opens a file. Returns a function that reads bytes of its pixels, and a function that closes the file."""
 
     def read_class_names(self) -> tuple[str, ...] | None:
-        """Returns the names of the classes, or None if they are unknown, as in this base."""
+        """Returns the names of the classes; None if they are unknown. The base returns None."""
         return None
 
     def splits(self) -> Sequence[str]:
@@ -79,7 +81,7 @@ class PixelSource(RowSource):
         return in_packing_order(part.split for part in self._pixel_files)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares pixels and label; the label is optional if some images have none."""
+        """Declares pixels and label. The label is optional if some images have none."""
         return {"image": Image("uint8"), "label": Label(self.read_class_names(), optional=self.has_unlabelled)}
 
     @property
@@ -97,8 +99,10 @@ class PixelSource(RowSource):
                     index += 1
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads an image ``(side, side, 3)`` with its other values. Reads the label, too, if the image's file has
-        labels. Raises :class:`ValueError` for a file that is cut off."""
+        """Reads an image ``(side, side, 3)`` with its other values, and the label, if the image's file has labels.
+
+        Raises :class:`ValueError` for a file that is cut off.
+        """
         number, row = ref
         part = self._pixel_files[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
@@ -116,7 +120,7 @@ class PixelSource(RowSource):
 
     @cached_property
     def _pixel_files(self) -> Sequence[PixelFile]:
-        """All files with their labels; sets :attr:`shape` when they are read."""
+        """All files with their labels. Reads them, and sets :attr:`shape`."""
         found = self.read_pixel_files()
         self.shape = (self.side, self.side, 3)
         return found
@@ -146,8 +150,10 @@ class _OpenPixels(OpenArrays):
         return ()
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``; ignores ``name`` and ``axis``. Raises
-        :class:`ValueError` if the file ends before ``stop``."""
+        """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``. Ignores ``name`` and ``axis``.
+
+        Raises :class:`ValueError` if the file ends before ``stop``.
+        """
         row = 3 * self._side * self._side
         data = self._read((stop - start) * row, self._part.offset + start * row)
         if len(data) != (stop - start) * row:

@@ -30,12 +30,13 @@ _NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
 
 
 def letters_and_digits(name: str) -> str:
-    """Returns the letters and digits of a name, in lower case."""
+    """Returns the ASCII letters and digits of a name, in lower case."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def parse_number_cell(value: Any) -> float | None:
-    """Returns the number in a cell, also one written as text, or None for other values, booleans, NaN and infinity."""
+    """Returns the number in a cell, also if it is written as text. Returns None for booleans, NaN, infinity and
+    other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -51,9 +52,11 @@ def is_blank(value: Any) -> bool:
 
 
 def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """Finds the four columns with names of a box's numbers (``xmin`` …), and their convention; compares letters and
-    digits alone, without case. Prefers corners to centres, and these to a corner with sizes. Returns both empty if
-    there are no such four."""
+    """Finds the four columns with names of a box's numbers (``xmin`` …). Returns them and their convention.
+
+    Compares only letters and digits, without case. Prefers corners to centres, and centres to a corner with sizes.
+    Returns ``((), "")`` if there are no such columns.
+    """
     plain = {letters_and_digits(name): name for name in names}
     for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
         for four in sets:
@@ -68,11 +71,12 @@ def is_box_name(name: str) -> bool:
 
 
 def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
-    """Parses the boxes in a cell, and their convention if the cell names it; None for other values, and for boxes of
-    several conventions. Returns no boxes for texts such as ``no_box``.
+    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``.
 
     A cell holds one box, ``[1, 2, 3, 4]`` or ``1 2 3 4``, or several, ``[[1, 2, 3, 4], …]`` or separated by ``;``. A
     box may also be an object of just four numbers, such as ``{"xmin": 1, …}``. Python's notation is read, too.
+
+    Returns no boxes for texts such as ``no_box``. Returns None for other values, and for boxes of several conventions.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -109,13 +113,13 @@ def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
 
 
 def parse_text_list(value: Any) -> list[str] | None:
-    """Parses a cell with a list of texts, also in the notation of JSON or Python, or returns None for other values."""
+    """Parses a cell with a list of texts, also in the notation of JSON or Python. Returns None for other values."""
     found = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
 
 def _parse_list(text: str) -> Any:
-    """Parses a list or an object in the notation of JSON, Python or numpy, or returns None for other texts."""
+    """Parses a list or an object in the notation of JSON, Python or numpy. Returns None for other texts."""
     plain = text if '"' in text else text.replace("'", '"')
     whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
     for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):

@@ -18,8 +18,9 @@ _MAX_CLASSES = 1 << 16
 
 
 class ClassColumn:
-    """Column whose cells are classes: one, a list of texts, or several with a separator. Refuses more than 65,536
-    classes.
+    """Column whose cells are classes: one, a list of texts, or several with a separator.
+
+    Creating it raises :class:`SourceError` for more than 65,536 different texts.
 
     Attributes:
         names: Names of the classes, sorted; None if the column holds their numbers.
@@ -37,8 +38,10 @@ class ClassColumn:
         self.names = tuple(sorted({part for text in facts.texts for part in self._split_classes(text)}))
 
     def class_per_box(self, value: Any, boxes: int) -> list[Any]:
-        """Returns a class for each box of a row: the only class of the cell for all boxes, or one class for each.
-        Raises :class:`ValueError` for any other number of classes."""
+        """Returns a class for each box of a row. The only class of a cell is that of all boxes.
+
+        Raises :class:`ValueError` if there are several classes, but not one for each box. Raises it also for no class.
+        """
         found = self.all_classes(value)
         if len(found) not in (1, boxes):
             raise ValueError(f"{boxes} boxes have {len(found)} classes" if found else "a box has no class")
@@ -53,7 +56,10 @@ class ClassColumn:
         return [int(value)] if self.names is None else self._split_classes(str(value))
 
     def _split_classes(self, text: str) -> list[str]:
-        """Splits a text into names of classes, by the column's separator; replaces identifiers by their titles."""
+        """Splits a text into names of classes, by the column's separator. Replaces identifiers by their titles.
+
+        If the cells are lists, returns the texts of the list unchanged.
+        """
         if self._lists:
             return parse_text_list(text) or []
         separator = self._separator
@@ -62,8 +68,11 @@ class ClassColumn:
 
 
 class FlagColumns:
-    """A column for each class, with 1, 0 or -1 for an uncertain class; refuses other values. Becomes ``label`` if each
-    row has exactly one 1; else ``labels``, and columns for classes with -1 and with blank cells."""
+    """Columns that are a class each, with 1 or 0, or -1 for an uncertain class.
+
+    They become ``label`` if each row has exactly one 1, and each image one row. Otherwise they become ``labels``, and
+    columns for classes with -1 and with blank cells. Creating it raises :class:`SourceError` for other values.
+    """
 
     def __init__(self, where: str, names: Sequence[str], rows: ImageRows) -> None:
         """Raises :class:`SourceError` if a column has other values than 0, 1, -1 and blank cells."""
@@ -77,8 +86,10 @@ class FlagColumns:
 
     @cached_property
     def fields(self) -> dict[str, Field]:
-        """Fields of the store's columns: ``label``; or ``labels``, with ``uncertain`` and ``unmentioned`` if there are
-        such cells. Reads all rows."""
+        """Fields of the store's columns. Reads all rows.
+
+        These are ``label``; or ``labels``, with ``uncertain`` and ``unmentioned`` if there are such cells.
+        """
         if (
             self._values <= {0, 1}
             and not self._rows.images_with_several()
@@ -90,8 +101,8 @@ class FlagColumns:
         return found | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
 
     def flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Reads the classes of an image from the cells of its rows. Returns values by column: the name of the image's
-        class as ``label``; or lists of names, as ``labels`` and for the other columns of :attr:`fields`."""
+        """Reads the classes of an image from the cells of its rows. Returns values for each of :attr:`fields`: a
+        name for ``label``, else lists of names."""
         if "label" in self.fields:
             return {"label": self._classes_flagged(1, rows)[0]}
         every = {
@@ -102,5 +113,5 @@ class FlagColumns:
         return {name: value for name, value in every.items() if name in self.fields}
 
     def _classes_flagged(self, wanted: int | None, rows: list[dict[str, Any]]) -> list[str]:
-        """Returns the classes whose cell is ``wanted`` (1, 0, -1 or None for blank) in one of the rows."""
+        """Returns the classes that have the flag ``wanted`` in one of the rows: 1, 0, -1, or None for a blank cell."""
         return [name for name in self._names if any(parse_flag(cells.get(name)) == wanted for cells in rows)]
