@@ -149,6 +149,11 @@ def test_a_damaged_row_is_named(row: str, message: str, tmp_path: Path) -> None:
         open_source(path)
 
 
+def test_a_column_twice_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="fer.csv: the header has a column twice"):
+        open_source(fill(tmp_path, {"fer.csv": "label,label,pixels\n" + f"0,1,{' '.join(['7'] * 64)}\n"}))
+
+
 def test_images_of_another_size_are_named(tmp_path: Path) -> None:
     text = fer(3) + f"1,{' '.join(['7'] * 81)},Training\n"
     with pytest.raises(SourceError, match="line 5: 81 pixels, the first image has 64"):

@@ -47,7 +47,7 @@ class _ParquetFile(OpenTable):
         self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
 
     def read_overview(self) -> TableOverview:
-        """Summarises the table from the file's metadata; reads columns of lists whose statistics do not exclude
+        """Summarises the table from the file's metadata. Reads a column of lists if its statistics do not exclude
         nulls."""
         metadata = self._file.metadata
         overview = TableOverview(self._file.schema_arrow)
@@ -64,9 +64,17 @@ class _ParquetFile(OpenTable):
         return overview
 
     def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Notes in an overview if the column ``top`` may have nulls, paths or negative numbers, by the statistics of a
-        chunk. Reads a chunk of lists to find nulls. ``leaf`` is the chunk's column in Parquet's schema: ``top`` or a
-        part of it."""
+        """Notes in an overview if a column may have nulls, paths or negative numbers, by the statistics of a chunk.
+
+        Reads a chunk of lists if its statistics do not exclude nulls.
+
+        Args:
+            overview: Summary of the table; changed.
+            group: Number of the row group.
+            leaf: The chunk's column in Parquet's schema: ``top`` or a part of it.
+            top: Name of the column.
+            chunk: Metadata of the chunk.
+        """
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
@@ -94,8 +102,10 @@ class _ParquetFile(OpenTable):
         )
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields batches of ``rows`` rows, or all rows in one if None; of a large group, batches of at most about 16
-        MiB."""
+        """Yields batches of at most ``rows`` rows. None yields all rows in one batch.
+
+        A group of more than 32 MiB comes in batches of about 16 MiB at most.
+        """
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size
         step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
@@ -111,8 +121,11 @@ class _ParquetFile(OpenTable):
 
 
 class ParquetSource(HfTableSource):
-    """Source for Parquet files, in the order of their names within a split. The dataset card or the names of files and
-    folders tell the splits. Opening raises :class:`SourceError` if numbered files are missing."""
+    """Source for Parquet files, in the order of their names within a split. The dataset card, or else the names of
+    files and folders, tell the splits.
+
+    Opening raises :class:`SourceError` if numbered files are missing.
+    """
 
     kind = "parquet"
 
@@ -121,9 +134,12 @@ class ParquetSource(HfTableSource):
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
-        """Yields split and path of each Parquet file; the card or the names tell the splits. Raises
-        :class:`SourceError` if numbered shards are missing, for a file of two splits, and for a split of the card
-        without files."""
+        """Yields split and path of each Parquet file. A single file has the split ``""``; in a folder, the card or the
+        names tell the splits.
+
+        Raises :class:`SourceError` if numbered files are missing. Raises it also for a file of two splits, and for a
+        split of the card without files.
+        """
         if self.path.is_file():
             yield "", self.path
             return
@@ -134,7 +150,7 @@ class ParquetSource(HfTableSource):
                 yield split, self.path / name
 
     def open_table(self, path: Path) -> OpenTable:
-        """Opens a Parquet file."""
+        """Opens a Parquet file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
         return _ParquetFile(path)
 
     def card_features(self) -> Mapping[str, Any]:
@@ -143,9 +159,11 @@ class ParquetSource(HfTableSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a Parquet file with a column of images, and for a folder whose first Parquet file has
-    one; ``NO`` for other files, and for folders with tars. If no images are beside it, columns of bytes count as
-    images, and other Parquet is ``POSSIBLE``; without pyarrow, all is ``CERTAIN``."""
+    """Recognises a Parquet file by its columns, and a folder by those of its first Parquet file; see
+    :func:`_recognise_schema`.
+
+    Returns ``NO`` for other files, and for folders with tars.
+    """
     if path.is_file():
         return Certainty.NO if first_bytes(path, 4) != _MAGIC else _recognise_schema(path, alone=True)
     if not path.is_dir():
@@ -158,10 +176,13 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _recognise_schema(path: Path, *, alone: bool) -> Certainty:
-    """Returns ``Certainty.CERTAIN`` for a Parquet file whose schema has a column of images, else ``Certainty.NO``.
+    """Returns ``CERTAIN`` for a Parquet file whose schema has a column of images, else ``NO``.
 
-    ``alone`` means that no images are beside the file. Then columns of bytes count as images, the result for other and
-    for damaged files is ``Certainty.POSSIBLE``, and without pyarrow it is ``Certainty.CERTAIN`` for every file.
+    If the file is ``alone``, without images beside it, more is possible:
+
+    - Columns of bytes count as images.
+    - Other and damaged files are ``POSSIBLE``.
+    - Without pyarrow, every file is ``CERTAIN``.
     """
     try:
         schema = load_pyarrow("pyarrow.parquet").read_schema(path)

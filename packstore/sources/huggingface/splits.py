@@ -45,9 +45,12 @@ IN_NAME: Patterns = {
 
 
 def list_folder_files(path: Path) -> Iterator[str]:
-    """Yields the relative paths of the files in a folder and below, sorted within each folder; links to folders count
-    as files. Leaves out hidden and ignored ones, and folders such as ``__pycache__``. Raises :class:`SourceError` if a
-    folder cannot be listed."""
+    """Yields the relative paths of the files in a folder and below, sorted within each folder. Links to folders count
+    as files.
+
+    Leaves out hidden and ignored files, and folders such as ``__pycache__``. Raises :class:`SourceError` if a folder
+    cannot be listed.
+    """
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -59,7 +62,10 @@ def list_folder_files(path: Path) -> Iterator[str]:
 
 def list_files_ending(path: Path, *suffixes: str) -> list[str]:
     """Returns the sorted relative paths of files with some suffixes in a folder or archive, and up to three levels
-    below. Leaves out hidden ones. Returns an empty list for a path that is neither folder nor archive."""
+    below.
+
+    Leaves out hidden files, and folders such as ``__pycache__``. Returns an empty list for any other path.
+    """
     tree = open_tree(path)
     if tree is None:
         return []
@@ -76,10 +82,12 @@ def list_files_ending(path: Path, *suffixes: str) -> list[str]:
 
 
 def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[str, list[str]]:
-    """Groups the names of files by split, by the card or by their own words; puts all into the split ``""`` if no rule
-    applies. Leaves out files that match no pattern.
+    """Groups the names of files by split. The card decides, or else words in the names. If neither does, the split of
+    all is ``""``.
 
-    Raises :class:`SourceError` for a file of two splits, and for a split of the card without files."""
+    Leaves out files that match no pattern. Raises :class:`SourceError` for a file of two splits, and for a split of the
+    card without files.
+    """
     if card.data_files is not None:
         found = _group_by_patterns(names, card.data_files)
         empty = next((split for split, files in found.items() if not files), None)
@@ -102,7 +110,8 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
 
 
 def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
-    """Raises :class:`SourceError` for fewer shards than their names state: ``train-00001-of-00002.parquet``."""
+    """Raises :class:`SourceError` for fewer shards than their names state, such as ``train-00001-of-00002.parquet``
+    alone."""
     there: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         folder, _, base = name.rpartition("/")
@@ -121,11 +130,16 @@ def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
 
 
 def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
-    """Chooses the patterns that give each file exactly one split: words in the names of folders, else in those of
-    files. Returns None if the words in names of files give some file no split or two.
+    """Chooses the patterns that give each file exactly one split: words in the names of folders, or else in those of
+    files.
 
-    Raises :class:`AmbiguousSourceError` if words in the names of folders give some files a split, and others none or
-    two. ``shown`` and ``path`` are those of the source.
+    Returns None if neither does. Raises :class:`AmbiguousSourceError` if words in the names of folders give only some
+    files one split.
+
+    Args:
+        list_files: Lists the paths of all files.
+        shown: Name of the source, for messages.
+        path: Path of the source.
     """
     for patterns in (IN_FOLDER, IN_NAME):
         examples: dict[int, str] = {}
@@ -162,7 +176,8 @@ def _find_splits_of_folder(folder: str) -> tuple[str, ...]:
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
-    """Tells if the path of a file matches a pattern, in which ``**`` stands for any number of folders."""
+    """Tells if the path of a file matches a pattern. In it, ``**`` stands for any number of folders; at the end, for
+    all files below."""
     parts, inside = pattern.removeprefix("./").split("/"), name.split("/")
     places = {0}  # indices in ``inside`` at which the parts of the pattern so far may end
     for part in parts[:-1]:
@@ -176,8 +191,11 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yields the names in a folder that are not hidden or ignored, each with True for a folder. Leaves out folders such
-    as ``__pycache__``, too. Raises :class:`SourceError` if the folder cannot be listed."""
+    """Yields the names in a folder that are not hidden or ignored, each with True for a folder. Links to folders count
+    as files.
+
+    Leaves out folders such as ``__pycache__``, too. Raises :class:`SourceError` if the folder cannot be listed.
+    """
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -190,8 +208,10 @@ def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, list[str]]:
-    """Groups names such as ``train-00000-of-00002.parquet`` by split; leaves out other names. With ``all_of_them``,
-    returns an empty mapping if there are other names."""
+    """Groups names such as ``train-00000-of-00002.parquet`` by split. Leaves out other names.
+
+    ``all_of_them``: returns an empty mapping if there are other names.
+    """
     found: dict[str, list[str]] = {}
     for name in names:
         shard = _SHARD.fullmatch(name.rpartition("/")[2])

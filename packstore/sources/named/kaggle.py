@@ -19,7 +19,10 @@ _SOLUTIONS = {"train": "LOC_train_solution.csv", "val": "LOC_val_solution.csv"}
 
 class KaggleSource(NamedSource):
     """Source of Kaggle's ILSVRC, class by class. Boxes come from the tables; some images have none. Test images have no
-    labels. Refuses a validation image that the table lacks."""
+    labels.
+
+    Listing the images raises :class:`SourceError` for a validation image that the table lacks.
+    """
 
     kind = "ilsvrc"
     title = "ILSVRC"
@@ -29,7 +32,7 @@ class KaggleSource(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files. If ``val`` exists, its labels are required too."""
+        """Lists missing files. If ``val`` exists, its labels are required, too."""
         unlabelled = has_path(tree, base, f"{_ROOT}/val") and not has_path(tree, base, _SOLUTIONS["val"])
         return [*super().find_missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
 
@@ -38,8 +41,8 @@ class KaggleSource(NamedSource):
         return tuple(split for split in ("train", "val", "test") if self.exists(f"{_ROOT}/{split}"))
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label, class name, boxes and their labels; label and name are optional if there are test
-        images."""
+        """Declares image, label, class name, boxes and their labels. If there are test images, label and name are
+        optional."""
         optional = "test" in self.splits()
         return {
             "image": Image(),
@@ -50,8 +53,10 @@ class KaggleSource(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, class by class. Raises :class:`SourceError` for an invalid line of a table, and
-        for a validation image without a class."""
+        """Yields the rows of a split, class by class. Yields test images, which have no values, in the order of names.
+
+        Raises :class:`SourceError` for an invalid line of a table, and for a validation image without a class.
+        """
         if split == "test":
             for image in self.list_images(f"{_ROOT}/test"):
                 yield FileRow(image, {})
@@ -66,8 +71,11 @@ class KaggleSource(NamedSource):
                 yield self._make_row(split, image, number)
 
     def _make_row(self, split: str, image: str, number: int) -> FileRow:
-        """Makes the row of an image with ``label`` and ``name`` of its class, and with ``boxes`` and ``labels`` if the
-        table has a line for the image. Raises :class:`SourceError` for an invalid line."""
+        """Makes the row of an image with ``label`` and ``name`` of its class.
+
+        If the table has a line for the image, the row also has ``boxes`` and ``labels``. Raises :class:`SourceError`
+        for an invalid line.
+        """
         values: dict[str, Any] = {"label": number, "name": self._class_titles[number]}
         table = self._solution_tables[split]
         line = None if table is None else table.find_line(_stem(image))
@@ -83,8 +91,8 @@ class KaggleSource(NamedSource):
         return FileRow(image, values | {"boxes": boxes, "labels": [numbers[wnid] for wnid in wnids]})
 
     def _find_label(self, image: str) -> int:
-        """Returns the class number of a validation image. Raises :class:`SourceError` if the table has no known class
-        for it."""
+        """Returns the class number of a validation image. Raises :class:`SourceError` if the table has no known
+        class for the image."""
         table = self._solution_tables["val"]
         line = None if table is None else table.find_line(_stem(image))
         wnid = line[1].partition(" ")[0] if line is not None and len(line) == 2 else ""
@@ -104,7 +112,7 @@ class KaggleSource(NamedSource):
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """Names of the classes by wnid, in the order of the wnids."""
+        """Names of the classes by wnid. The wnids are sorted."""
         return {line[0]: " ".join(line[1:]) for line in sorted(self.read_table(_NAMES))}
 
     @cached_property

@@ -33,7 +33,11 @@ _UNNAMED = ("data_256", "data_large")
 
 class Places365(NamedSource):
     """Source of Places' images, in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``,
-    ``test``. A split exists if its folder does. Refuses two folders for one split, and a folder without its list."""
+    ``test``.
+
+    A split exists if its folder does. Opening raises :class:`SourceError` for two folders of one split, and for a
+    folder without its list.
+    """
 
     kind = "places365"
     title = "Places365"
@@ -42,8 +46,11 @@ class Places365(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the missing list of each folder of images. Without any such folder, returns one text that names two of
-        them."""
+        """Lists the missing list of each folder of images. If there is no such folder, returns a text that names two of
+        them.
+
+        Raises :class:`SourceError` if a split has two folders.
+        """
         folders = _find_folders(tree, base)
         without = [_LISTS[split] for split in folders if not has_path(tree, base, _LISTS[split])]
         return without if folders else ["data_256_standard or val_256"]
@@ -53,12 +60,14 @@ class Places365(NamedSource):
         return tuple(self._folders)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label, which test images lack."""
+        """Declares image and label. If there are test images, the label is optional."""
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split; test images have no label. Raises :class:`SourceError` for an invalid line, or
-        the number of no class."""
+        """Yields the rows of a split. Test images have no label.
+
+        Raises :class:`SourceError` for an invalid line, and for a number that is no class.
+        """
         table = self.read_table(_LISTS[split])
         for line in table:
             if len(line) != (1 if split == "test" else 2):
@@ -88,9 +97,11 @@ class Places365(NamedSource):
 
 
 def _find_folders(tree: Tree, base: str) -> dict[str, str]:
-    """Finds the folder of images of each split that exists: ``val`` and ``test`` first. An archive's own folder
-    (``data_256``) counts for the training set whose list exists, unless both lists exist. Raises :class:`SourceError`
-    if a split has two folders."""
+    """Finds the folder of images of each split that exists; ``val`` and ``test`` come first.
+
+    An archive's own folder (``data_256``) belongs to the training set whose list exists. If both lists exist, it does
+    not count. Raises :class:`SourceError` if a split has two folders.
+    """
     found: dict[str, str] = {}
     variants = [split for split in ("train-standard", "train-challenge") if has_path(tree, base, _LISTS[split])]
     for split, names in _FOLDERS.items():

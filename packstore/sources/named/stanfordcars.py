@@ -21,8 +21,11 @@ _FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
 
 
 class StanfordCars(NamedSource):
-    """Source of the cars' images with label and box, in the order of the annotations. Without the folder ``cars_test``,
-    there is no split ``test``; with it, the labels of the test images are required."""
+    """Source of the cars' images with label and box, in the order of the annotations.
+
+    The split ``test`` exists if the folder ``cars_test`` does. Opening raises :class:`SourceError` if labels of this
+    folder's images are missing.
+    """
 
     kind = "stanfordcars"
     title = "Stanford Cars"
@@ -32,7 +35,7 @@ class StanfordCars(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files. If ``cars_test`` exists, its labels are required too."""
+        """Lists missing files. If ``cars_test`` exists, its labels are required, too."""
         unlabelled = has_path(tree, base, "cars_test") and not has_path(tree, base, _TEST, check_content=True)
         return [*super().find_missing(tree, base), *([_TEST.partition("|")[0]] if unlabelled else [])]
 
@@ -45,8 +48,10 @@ class StanfordCars(NamedSource):
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split: ``label`` from 0, and ``boxes`` with the published corners. Raises
-        :class:`SourceError` for an invalid class, box or name."""
+        """Yields the rows of a split: ``label`` from 0, and ``boxes`` with the published corners.
+
+        Raises :class:`SourceError` for an invalid class, box or name.
+        """
         name, *columns = self._annotations[split]
         for *corners, label, image in zip(*columns, strict=True):
             if not isinstance(image, str):

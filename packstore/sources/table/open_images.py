@@ -30,12 +30,12 @@ def is_open_images_boxes(file: str) -> bool:
 
 
 def find_descriptions(tree: Tree, tables: Iterable[str]) -> list[str]:
-    """Finds the files with names of classes beside Open Images' tables."""
+    """Finds the files with names of classes beside Open Images' tables. Beside other ``tables``, finds none."""
     return _find_beside_tables(tree, tables, _NAMES)
 
 
 def find_hierarchies(tree: Tree, tables: Iterable[str]) -> list[str]:
-    """Finds the files with the hierarchy of classes beside Open Images' tables."""
+    """Finds the files with the hierarchy of classes beside Open Images' tables. Beside other ``tables``, finds none."""
     return _find_beside_tables(tree, tables, _HIERARCHY)
 
 
@@ -46,8 +46,10 @@ def _find_beside_tables(tree: Tree, tables: Iterable[str], names: re.Pattern[str
 
 
 def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
-    """Reads names of classes by their identifiers, from lines such as ``/m/011k07,Tortoise``; skips other lines. Raises
-    :class:`SourceError` for a file that is no CSV."""
+    """Reads names of classes by their identifiers, from lines such as ``/m/011k07,Tortoise``. Skips other lines.
+
+    Raises :class:`SourceError` for a file that is no CSV.
+    """
     found: dict[str, str] = {}
     for file in files:
         text = read_text(tree, file, MAX_BYTES).decode("utf-8-sig")
@@ -59,9 +61,11 @@ def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
 
 
 def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reads the classes above each class, the nearest first. ``titles`` maps identifiers to the names that are
-    returned. The class above a part (wheel) is its whole (car). Raises :class:`SourceError` for a file that is no
-    hierarchy."""
+    """Reads the classes above each class, the nearest first. The class above a part (wheel) is its whole (car).
+
+    Classes have the names in ``titles``, or else their identifiers. Raises :class:`SourceError` for a file that is no
+    hierarchy.
+    """
     found: dict[str, list[str]] = {}
     for file in files:
         try:
@@ -73,8 +77,11 @@ def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) 
 
 
 def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], found: dict[str, list[str]]) -> None:
-    """Adds the classes ``above`` a node to ``found``, and does the same for its children. Raises :class:`ValueError`
-    for more than 64 levels, and :class:`KeyError` or :class:`TypeError` for a malformed node."""
+    """Adds the classes ``above`` a node to ``found``. Does the same for its children.
+
+    Raises :class:`ValueError` for more than 64 levels, and :class:`KeyError` or :class:`TypeError` for a malformed
+    node.
+    """
     if len(above) > _DEEPEST:
         raise ValueError(f"more than {_DEEPEST} levels")
     name = titles.get(node["LabelName"], str(node["LabelName"]))

@@ -55,7 +55,7 @@ class PixelTable:
         file: Path in the tree.
         header: The first line names the columns.
         names: Names of all columns.
-        pixels: Places of the columns of pixels, in order; if there is only one, each cell is an image.
+        pixels: Places of the columns of pixels, in order. If there is only one, each cell is an image.
         split: Split that the name of the file names; ``""`` for none.
         further: Columns that name further images: none.
         image: Words for the column of images, in messages.
@@ -76,21 +76,30 @@ class PixelTable:
 
 
 class PixelTableSource(TableSource):
-    """Rows of tables of pixels, in their order. Opening reads all rows and writes their pixels to a temporary file.
-    Refuses images of different sizes and images that are no squares, and several tables that do not name different
-    splits."""
+    """Source of the rows of tables of pixels, in their order. Opening reads all rows and writes their pixels to a
+    temporary file.
+
+    Opening raises :class:`SourceError` for images that differ in size or are no squares. It raises
+    :class:`AmbiguousSourceError` for several tables, unless they name different splits.
+    """
 
     kind = "pixel_table"
     _tables: Sequence[Any]
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
-        """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none, and
-        :class:`AmbiguousSourceError` for several that do not name different splits."""
+        """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none, or a header
+        has a column twice.
+
+        Raises :class:`AmbiguousSourceError` for several that do not name different splits.
+        """
         self._tables = find_pixel_tables(self.tree, given)
         if not self._tables:
             raise SourceError(
                 f"{printable(str(self.path))} has no table of pixels: a column pixels, or columns pixel0, pixel1 …"
             )
+        for table in self._tables:
+            if len(set(table.names)) < len(table.names):
+                raise SourceError(f"{self.tree.name(table.file)}: the header has a column twice")
         splits = [table.split for table in self._tables]
         if len(set(splits)) < len(splits) or (len(splits) > 1 and "" in splits):
             named = [table.file for table in self._tables]
@@ -101,8 +110,11 @@ class PixelTableSource(TableSource):
             )
 
     def _read_rows(self) -> Iterator[NamedRow]:
-        """Yields each row without its pixels; writes its pixels to a temporary file. Raises :class:`SourceError`
-        for a row with too few or too many cells, and for pixels that :meth:`_write_pixels` refuses."""
+        """Yields each row without its pixels. Writes its pixels to a temporary file.
+
+        Raises :class:`SourceError` for a row with too few or too many cells, and for pixels that :meth:`_write_pixels`
+        refuses.
+        """
         self._sizes = images = 0
         with tempfile.TemporaryFile() as kept:
             for place, table in enumerate(self._tables):
@@ -121,8 +133,11 @@ class PixelTableSource(TableSource):
             self._pixels: OpenFile | None = OpenFile(os.dup(kept.fileno()))
 
     def _write_pixels(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
-        """Checks the pixels of a row and writes them to the file. Raises :class:`SourceError` for other numbers than 0
-        to 255, another number of pixels than before, and images that are no square."""
+        """Checks the pixels of a row and writes them to the file.
+
+        Raises :class:`SourceError` for numbers other than 0 to 255, for another number of pixels than before, and for
+        images that are no squares.
+        """
         texts = cells[pixels[0]].split() if len(pixels) == 1 else [cells[n] for n in pixels]
         try:
             raw = bytes(map(int, texts))
@@ -143,8 +158,7 @@ class PixelTableSource(TableSource):
         file.write(raw)
 
     def fields(self) -> Mapping[str, Field]:
-        """Adds the image, of the shape of the first row's pixels, to the fields of the other columns. Sets
-        :attr:`shape`."""
+        """Declares the image and the other columns. Sets :attr:`shape`, that of all images."""
         self.shape = self._shape
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 
@@ -156,8 +170,11 @@ class PixelTableSource(TableSource):
             yield Row(index_key(split, index), image, math.prod(self._shape))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the pixels of a row from the temporary file as ``image``, uint8 ``(H, W, C)``, and the row's other
-        values. Raises :class:`ValueError` once the source is closed."""
+        """Reads the pixels of a row from the temporary file as ``image``, uint8 ``(H, W, C)``. Adds the row's other
+        values.
+
+        Raises :class:`ValueError` if the source is closed.
+        """
         if self._pixels is None:
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
@@ -178,7 +195,7 @@ class PixelTableSource(TableSource):
         """Returns None: pixels are texts in the table."""
 
     def close(self) -> None:
-        """Closes the source; pixels cannot be read then."""
+        """Closes the source. Pixels cannot be read afterwards."""
         self._pixels = None
         super().close()
 
@@ -189,8 +206,10 @@ class PixelTableSource(TableSource):
 
 
 def find_square_shape(count: int) -> tuple[int, int, int] | None:
-    """Returns height, width and colours (1 or 3) of a square image of ``count`` numbers; None if there is no such
-    square, or it is smaller than 8 x 8."""
+    """Returns height, width and colours (1 or 3) of a square image of ``count`` numbers.
+
+    Returns None if there is no such square, or it is smaller than 8 x 8.
+    """
     for colours in (1, 3):
         side = math.isqrt(count // colours)
         if colours * side * side == count and side * side >= _LEAST:
@@ -199,15 +218,19 @@ def find_square_shape(count: int) -> tuple[int, int, int] | None:
 
 
 def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[PixelTable]:
-    """Finds the tables whose first line has columns of pixels. Raises :class:`AmbiguousSourceError` if there is no
-    header, and the user does not name the column of labels: the first or the last."""
+    """Finds the tables whose first line has columns of pixels.
+
+    Raises :class:`AmbiguousSourceError` if there is no header, unless the user names the column of labels.
+    """
     files = [file for file in list_possible_tables(tree) if suffix_of(file) in _SUFFIXES]
     return [table for file in files if (table := _examine_table(tree, file, given)) is not None]
 
 
 def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
-    """Recognises a table of pixels by its first lines, within 1 MiB, or returns None for another table. Raises
-    :class:`AmbiguousSourceError` for a table without a header, unless the user names the column of labels."""
+    """Recognises a table of pixels by its first lines, within 1 MiB. Returns None for another table.
+
+    Raises :class:`AmbiguousSourceError` for a table without a header, unless the user names the column of labels.
+    """
     start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None
@@ -237,8 +260,11 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tables of pixels in a folder without images, or in any if the user has named the kind. Is partial if
-    there are other tables."""
+    """Recognises tables of pixels in a folder without images: ``CERTAIN``, or ``PARTIAL`` if there are other tables.
+
+    If the user has named the kind, the folder may have images, too. Raises :class:`AmbiguousSourceError` for a table
+    without a header, unless the user names the column of labels.
+    """
     tree = open_tree(path)
     if tree is None or (list_contents(tree).image_count and not options.named):
         return Certainty.NO
