@@ -26,8 +26,11 @@ _LIST_OF_ALL = "file_list.mat|lists/file_list.mat"
 
 
 class StanfordDogs(NamedSource):
-    """Source of the dogs' images, in the order of the lists, or without lists, and splits, folder by folder. The class
-    is the name of the folder. An image with an annotation has ``boxes``, and the annotation as ``json``."""
+    """Source of the dogs' images, in the order of the lists. The class is the name of the folder.
+
+    Without lists, takes the images folder by folder, without splits. An image with an annotation has ``boxes``, and the
+    annotation as ``json``.
+    """
 
     kind = "stanforddogs"
     title = "Stanford Dogs"
@@ -36,8 +39,10 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder that holds both markers (folders of images and annotations). Returns None if there is no
-        such folder, if a marker holds no folders, or if a folder in it has a name unlike ``n02085620-Chihuahua``."""
+        """Finds the folder that holds both the folder of images and that of annotations. Returns None if there is none.
+
+        Returns None also if one of the two holds no folders, or a folder with a name unlike ``n02085620-Chihuahua``.
+        """
         base = super().find_base(tree)
         if base is None:
             return None
@@ -50,7 +55,7 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files. If one of the two lists exists, the other one is required too."""
+        """Lists missing files. If one of the two lists exists, the other list is required, too."""
         lists = [file for file in _LISTS.values() if not has_path(tree, base, file, check_content=True)]
         return [*super().find_missing(tree, base), *(lists if len(lists) == 1 else ())]
 
@@ -68,8 +73,8 @@ class StanfordDogs(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an image, in a list or a folder, that is not
-        ``CLASS/FILE.jpg``."""
+        """Yields the rows of a split. Raises :class:`SourceError` for an image that is not ``CLASS/FILE.jpg``, in a
+        list or a folder."""
         images, notes = self.resolve_alternative(_IMAGES), self.resolve_alternative(_NOTES)
         for image in self._read_list(split) if split else self._list_folders():
             folder, _, name = image.partition("/")
@@ -79,8 +84,10 @@ class StanfordDogs(NamedSource):
             yield FileRow(self.tree_path(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and parses its annotation, if it has one: ``boxes`` with the published corners, and ``json``
-        with the content of ``annotation``. Raises :class:`ValueError` for an invalid annotation."""
+        """Reads an image. Parses its annotation, if it has one, to ``boxes`` with the published corners, and ``json``.
+
+        Raises :class:`ValueError` for an invalid annotation.
+        """
         found = dict(super().read_values(ref))
         if found["json"] is not None:
             read = parse_annotation(found["json"])
@@ -89,7 +96,8 @@ class StanfordDogs(NamedSource):
         return found
 
     def _read_list(self, split: str) -> list[str]:
-        """Reads the images in the list of a split, as ``CLASS/FILE``."""
+        """Reads the images in the list of a split, as ``CLASS/FILE``. Raises :class:`SourceError` for a damaged
+        file."""
         return to_texts(*self.read_mat(self.resolve_alternative(_LISTS[split]), "file_list"))
 
     def _list_folders(self) -> Iterator[str]:

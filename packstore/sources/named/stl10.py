@@ -31,9 +31,12 @@ _CLASSES = 10
 
 
 class Stl10Source(PixelSource):
-    """Source of STL-10 in a folder or an archive, with the splits ``train``, ``test`` and, if the file exists,
-    ``unlabeled``, which has no labels. Training images have ``folds`` if that file exists. Refuses a path without
-    pixels and labels of ``train`` and ``test``."""
+    """Source of STL-10 in a folder or an archive: ``train``, ``test`` and, if its file exists, ``unlabeled``, which has
+    no labels.
+
+    Training images have ``folds`` if that file exists. Opening raises :class:`SourceError` for a path without pixels
+    and labels of ``train`` and ``test``.
+    """
 
     kind = "stl10"
     column_major = True
@@ -51,13 +54,13 @@ class Stl10Source(PixelSource):
         self.evidence = ", ".join(_MARKERS)
 
     def fields(self) -> Mapping[str, Field]:
-        """Adds the column ``folds`` if their file exists."""
+        """Declares pixels and label, and ``folds`` if their file exists."""
         folds = any(part.values for part in self._pixel_files)
         return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
 
     def read_class_names(self) -> tuple[str, ...] | None:
-        """Reads ``class_names.txt``; returns None if there is no such file. Raises :class:`SourceError` unless it has
-        ten different names."""
+        """Reads ``class_names.txt``. Returns None if there is no such file. Raises :class:`SourceError` unless it
+        has ten different names."""
         if not has_path(self._tree, self._base.rstrip("/"), _NAMES):
             return None
         lines = read_text(self._tree, self._base + _NAMES).decode("utf-8-sig").split("\n")
@@ -67,9 +70,12 @@ class Stl10Source(PixelSource):
         return found
 
     def read_pixel_files(self) -> list[PixelFile]:
-        """Reads labels, from 0, and folds of all splits that exist; ``unlabeled`` has no labels, and only ``train`` has
-        folds. Raises :class:`SourceError` for a file that is cut off, or compressed so that it cannot be read in parts,
-        and for wrong labels or folds."""
+        """Reads labels, from 0, of ``train`` and ``test``, and the folds of ``train``. Measures the pixels of all
+        splits.
+
+        Raises :class:`SourceError` for wrong labels or folds, and for a file that is cut off. Raises it also for an
+        archive's file that is compressed, so that its parts cannot be read.
+        """
         found = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"
@@ -91,13 +97,13 @@ class Stl10Source(PixelSource):
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
-        """Returns a function that reads bytes of a file, also in an archive; the other function does nothing."""
+        """Returns a function that reads bytes of a file, also in an archive. The second function does nothing."""
         part = partial(self._tree.read_part, file.as_posix())
         return lambda size, offset: part(offset, size), lambda: None
 
     def files(self) -> Iterator[Path]:
-        """Yields the existing files of pixels and labels, without folds and names. For an archive, yields only its
-        path."""
+        """Yields the existing files of pixels and labels, but not those of folds and names. For an archive, yields
+        only its path."""
         if self.path.is_dir():
             for split in ("train", "test", "unlabeled"):
                 for name in (f"{split}_X.bin", f"{split}_y.bin"):
@@ -112,8 +118,11 @@ class Stl10Source(PixelSource):
         self._tree.close()
 
     def _read_folds(self, length: int) -> dict[str, NDArray[np.bool_]]:
-        """Reads the folds of the training images as ``{"folds": bool (length, 10)}``; returns ``{}`` if their file does
-        not exist. Raises :class:`SourceError` for an invalid file."""
+        """Reads the folds of the training images as ``{"folds": bool (length, 10)}``. Returns ``{}`` if their file does
+        not exist.
+
+        Raises :class:`SourceError` for an invalid file.
+        """
         if not has_path(self._tree, self._base.rstrip("/"), _FOLDS):
             return {}
         found = np.zeros((length, 10), np.bool_)
@@ -144,8 +153,11 @@ def _list_missing_files(tree: Tree, base: str) -> list[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises the files of pixels; a damaged archive is not of this kind. Raises :class:`AmbiguousSourceError` if
-    labels are missing."""
+    """Returns ``CERTAIN`` for the files of pixels with labels. Returns ``NO`` for other paths, and for a damaged
+    archive.
+
+    Raises :class:`AmbiguousSourceError` if required files, such as labels, are missing.
+    """
     try:
         tree = open_tree(path)
     except SourceError:

@@ -14,8 +14,8 @@ from packstore.sources.named import NamedSource, make_named_kind
 
 
 class Sun397(NamedSource):
-    """Source of SUN397's images, class by class. Takes the images ``sun_*`` of the folders that ``ClassName.txt``
-    names."""
+    """Source of SUN397's images, class by class. Takes only the images ``sun_*`` in the folders that
+    ``ClassName.txt`` names."""
 
     kind = "sun397"
     title = "SUN397"

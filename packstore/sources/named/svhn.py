@@ -23,8 +23,10 @@ _MAX_LABEL_BYTES = 1 << 28
 
 
 class SvhnSource(PixelSource):
-    """Source of SVHN's cropped digits: one of the files, or a folder with some of them. The label 10 becomes 0. Files
-    that do not begin as MAT files are left out; refuses a path without any."""
+    """Source of SVHN's cropped digits: one of the files, or a folder with some of them. The label 10 becomes 0.
+
+    Leaves out files that do not begin as MAT files. Opening raises :class:`SourceError` for a path without any.
+    """
 
     kind = "svhn"
     column_major = True
@@ -46,7 +48,10 @@ class SvhnSource(PixelSource):
 
     def read_pixel_files(self) -> list[PixelFile]:
         """Reads labels and positions of pixels of all files, and verifies checksums of compressed arrays. Label 10
-        becomes 0. Raises :class:`SourceError` for damage, and for arrays of another shape or dtype."""
+        becomes 0.
+
+        Raises :class:`SourceError` for damage, for labels other than 1 to 10, and for arrays of another shape or dtype.
+        """
         found = []
         for split, file in self._files.items():
             arrays, shown = find_arrays(file), printable(str(file))
@@ -72,8 +77,10 @@ class SvhnSource(PixelSource):
 
 
 def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
-    """Reads the labels of a file as integers. Raises :class:`SourceError` if they cannot be read, are not whole, or
-    have more than 256 MiB."""
+    """Reads the labels of a file as integers.
+
+    Raises :class:`SourceError` if they cannot be read, are not whole, or have more than 256 MiB.
+    """
     size = int(np.prod(array.shape)) * array.dtype.itemsize
     if size > _MAX_LABEL_BYTES:
         raise SourceError(f"{shown} has {size:,} bytes of labels, expected at most {_MAX_LABEL_BYTES:,}")
@@ -91,8 +98,10 @@ def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
 
 
 def _find_files(path: Path) -> dict[str, Path]:
-    """Finds the MAT file of each split that exists; ``path`` is one of them, or their folder. Skips files that do not
-    begin as a MAT file. Raises :class:`SourceError` if one cannot be read."""
+    """Finds the MAT file of each split that exists. ``path`` is one of them, or their folder.
+
+    Skips files that do not begin as a MAT file. Raises :class:`SourceError` if a file cannot be read.
+    """
     if not path.is_dir():
         split = path.name.removesuffix("_32x32.mat")
         return {split: path} if split in _SPLITS and first_bytes(path, 6) == b"MATLAB" else {}
@@ -101,8 +110,8 @@ def _find_files(path: Path) -> dict[str, Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if ``path`` is one of the MAT files, or a folder with one. Raises :class:`SourceError` for a file that
-    cannot be read."""
+    """Returns ``CERTAIN`` if ``path`` is one of the MAT files, or a folder with one; else ``NO``. Raises
+    :class:`SourceError` for a file that cannot be read."""
     return Certainty.CERTAIN if _find_files(path) else Certainty.NO
 
 

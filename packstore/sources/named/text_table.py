@@ -16,8 +16,11 @@ _SHOWN = 80
 
 
 class TextTable:
-    """Lines of a text file, in fields. Skips blank lines. Reading a line raises :class:`SourceError` for a null
-    character, and for a path out of the source. Memory holds the text and, after the first look-up, 16 bytes a line."""
+    """Lines of a text file, in fields. Skips blank lines.
+
+    Reading a line raises :class:`SourceError` for a null character, and for a path out of the source. Memory holds the
+    text and, after the first look-up, 16 bytes a line.
+    """
 
     def __init__(self, name: str, data: bytes, separator: str | None = None, skip: int = 0) -> None:
         """Keeps the content of a file; parses nothing yet.
@@ -40,13 +43,15 @@ class TextTable:
                 yield fields
 
     def find_line(self, key: str) -> list[str] | None:
-        """Returns the fields of the first line whose first field is ``key``, or None if there is none. Raises the
-        errors of :meth:`find_lines`."""
+        """Returns the fields of the first line whose first field is ``key``; None if there is none. Raises as
+        :meth:`find_lines` does."""
         return next(self.find_lines(key), None)
 
     def find_lines(self, key: str) -> Iterator[list[str]]:
-        """Yields the fields of all lines whose first field is ``key``. The first call indexes the table. Raises
-        :class:`SourceError` if a line has a path out of the source."""
+        """Yields the fields of all lines whose first field is ``key``. The first call reads all lines to index them.
+
+        Raises :class:`SourceError` for a line with a null character or a path out of the source.
+        """
         hashes, starts = self._line_index
         wanted = _hash_key(key)
         first, last = np.searchsorted(hashes, np.uint64(wanted), "left"), len(hashes)
@@ -69,8 +74,10 @@ class TextTable:
         return [self.parse_int(text, expected, line) for text in texts]
 
     def require_line(self, key: str, fields: int, expected: str) -> list[str]:
-        """Returns the fields of the first line whose first field is ``key``. Raises :class:`SourceError` if there is
-        none, or it does not have ``fields`` fields."""
+        """Returns the fields of the first line whose first field is ``key``.
+
+        Raises :class:`SourceError` if there is no such line, or it does not have ``fields`` fields.
+        """
         line = self.find_line(key)
         if line is None or len(line) != fields:
             self.refuse_line(line or [key], expected)
@@ -83,7 +90,7 @@ class TextTable:
 
     @cached_property
     def _line_index(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Hashes of the first fields, sorted, and the offsets of their lines."""
+        """Hashes of the first fields, sorted, and the offsets of their lines. Reads all lines."""
         starts = np.fromiter(self._walk_line_starts(), np.int64)
         keys = (self._split_line(start)[:1] for start in starts.tolist())
         hashes = np.fromiter((_hash_key(key[0]) if key else 0 for key in keys), np.uint64, len(starts))
@@ -91,7 +98,7 @@ class TextTable:
         return hashes[order], starts[order]
 
     def _walk_line_starts(self) -> Iterator[int]:
-        """Yields the offset of each line, without the skipped ones."""
+        """Yields the offset of each line, also of blank ones, after the ``skip`` lines at the beginning."""
         start = 0
         for _ in range(self._skip):
             start = self._data.find(b"\n", start) + 1
@@ -105,8 +112,10 @@ class TextTable:
             start = end + 1
 
     def _split_line(self, start: int) -> list[str]:
-        """Splits the line at an offset into fields without white space around them; returns ``[]`` for a blank line.
-        Raises :class:`SourceError` for a null character, and for a path out of the source."""
+        """Splits the line at an offset into fields without white space around them. Returns ``[]`` for a blank line.
+
+        Raises :class:`SourceError` for a null character, and for a path out of the source.
+        """
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape").rstrip("\r")
         if not line.strip():

@@ -18,8 +18,11 @@ _TEST = "test/images"
 
 
 class TinyImageNet(NamedSource):
-    """Source of Tiny-ImageNet's images with label and box, in the order of names; those of ``val`` in the order of
-    ``val_annotations.txt``. Test images have neither. The split ``test`` exists if the folder of test images exists."""
+    """Source of Tiny-ImageNet's images with label and box, in the order of names. Test images have neither.
+
+    The images of ``val`` are in the order of ``val_annotations.txt``. The split ``test`` exists if its folder of images
+    does.
+    """
 
     kind = "tinyimagenet"
     title = "Tiny-ImageNet"
@@ -31,13 +34,15 @@ class TinyImageNet(NamedSource):
         return ("train", "val", "test") if self.exists(_TEST) else ("train", "val")
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label and box, which test images lack."""
+        """Declares image, label and box. If there are test images, label and box are optional."""
         optional = self.exists(_TEST)
         return {"image": Image(), "label": Label(self._classes, optional=optional), "boxes": Boxes(optional=optional)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, with label and box; test images have neither. Raises :class:`SourceError` for an
-        invalid line, or a training image without a box."""
+        """Yields the rows of a split, with label and box. Test images have neither.
+
+        Raises :class:`SourceError` for an invalid line, and for a training image without a box.
+        """
         if split == "test":
             for image in self.list_images(_TEST):
                 yield FileRow(image, {})

@@ -24,9 +24,11 @@ _NORMAL = "normal"
 
 
 class VisA(NamedSource):
-    """Source of VisA's images with label and object, in the order of ``split_csv/1cls.csv``. Anomalies have a mask;
-    ``defects`` exist if a table names some. Leaves out ``2cls_fewshot`` and ``2cls_highshot``, other splits of the same
-    images."""
+    """Source of VisA's images with label and object, in the order of ``split_csv/1cls.csv``. Anomalies have a mask.
+
+    The column ``defects`` exists if a table names some. The tables ``2cls_fewshot`` and ``2cls_highshot`` split the
+    same images otherwise: they are left out.
+    """
 
     kind = "visa"
     title = "VisA"
@@ -46,8 +48,10 @@ class VisA(NamedSource):
         return found | {"mask": infer_mask_field(self.tree, masks)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each line of the list that belongs to the split. A normal image has no mask; an image that
-        no table of defects names has an empty list of defects."""
+        """Yields a row for each line of the list that belongs to the split. A normal image has no mask.
+
+        If no table of defects names an image, its list of defects is empty.
+        """
         for row in self._rows:
             if row["split"] == split:
                 values: dict[str, Any] = {"label": row["label"], "object": row["object"]}
@@ -66,13 +70,15 @@ class VisA(NamedSource):
 
     @cached_property
     def _rows(self) -> list[dict[str, str]]:
-        """Rows of the list, by column."""
+        """Rows of the list, by column. Raises :class:`SourceError` for an invalid list."""
         return self._read_csv(_LIST, ("object", "split", "label", "image", "mask"))
 
     @cached_property
     def _defects(self) -> dict[str, list[str]]:
-        """Kinds of defects by image, from the tables of the objects; the word ``normal`` is no defect. Empty if no
-        object has a table."""
+        """Kinds of defects by image, from the tables of the objects. The word ``normal`` is no defect.
+
+        Empty if no object has a table. Raises :class:`SourceError` for an invalid table.
+        """
         found: dict[str, list[str]] = {}
         for name in self._list_unique_values("object"):
             if self.exists(f"{name}/{_NOTES}"):
@@ -82,7 +88,7 @@ class VisA(NamedSource):
         return found
 
     def _read_csv(self, file: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
-        """Reads the rows of a table. Raises :class:`SourceError` for another header, no rows, or a path out of the
+        """Reads the rows of a table. Raises :class:`SourceError` for another header, no rows, and a path out of the
         source."""
         shown = self.file_name(file)
         try:

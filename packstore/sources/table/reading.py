@@ -26,18 +26,25 @@ _NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \
 
 
 class TableRow(NamedTuple):
-    """Row of a table: its line or number for messages, and its cells by name."""
+    """Row of a table.
+
+    Attributes:
+        place: File, and line or number of the row, for messages.
+        cells: Values by column.
+    """
 
     place: str
     cells: dict[str, Any]
 
 
 def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
-    """Yields all rows of a table in any format. Raises :class:`SourceError` for a file over 1 GiB, and, with file and
-    line, for a malformed row.
+    """Yields all rows of a table in any format. Reads the file whole.
 
-    An unknown encoding raises its question only after the last row, when the caller knows if the rows name images.
-    Columns of text without a ``header`` are named ``1``, ``2`` …; cells are stripped strings.
+    Columns of text without a ``header`` are named ``1``, ``2`` …; cells of text are stripped strings. Raises
+    :class:`SourceError` for a file over 1 GiB, and, with file and line, for a malformed row.
+
+    Raises :class:`AmbiguousSourceError` for an unknown encoding only after the last row. By then the caller knows if
+    the rows name images.
     """
     shown, suffix = tree.name(file), suffix_of(file)
     data = read_whole(tree, file, MAX_BYTES)
@@ -50,8 +57,11 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
 
 
 def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[TableRow]:
-    """Yields rows with named cells, by the suffix of the file. Raises :class:`SourceError` for a malformed row, another
-    number of cells than in the first line, a column twice, or more than 16,384 columns."""
+    """Yields rows with named cells; the suffix of the file tells its format.
+
+    Raises :class:`SourceError` for a malformed row, another number of cells than in the first line, a column twice, or
+    more than 16,384 columns.
+    """
     if suffix not in TEXT:
         reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
         for place, found in reader(data, shown):
@@ -74,8 +84,10 @@ def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[T
 
 
 def name_columns(cells: Sequence[str]) -> list[str]:
-    """Names the columns of a header: an empty name becomes the number of the column; ``index`` if another has this
-    name, or else ``column NUMBER``."""
+    """Names the columns of a header. A column without a name gets its number.
+
+    If another column has this name, it is ``index``, or ``column NUMBER`` if that is taken, too.
+    """
     taken = set(cells)
     return [
         name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
@@ -84,9 +96,11 @@ def name_columns(cells: Sequence[str]) -> list[str]:
 
 
 def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and cells of each row of a table of text, including the header. ``data`` are the first bytes;
-    None reads the whole file. Raises :class:`SourceError` for a malformed row; for an unknown encoding after the last
-    row."""
+    """Yields line number and cells of each row of a table of text, including the header.
+
+    ``data``: the first bytes of the file; None reads all of it. Raises :class:`SourceError` for a malformed row. Raises
+    :class:`AmbiguousSourceError` for an unknown encoding after the last row.
+    """
     whole = read_whole(tree, file, MAX_BYTES) if data is None else data
     text, fault = try_utf8(whole, tree.encoding, tree.name(file))
     yield from _split_lines(text, tree.name(file), suffix_of(file))
@@ -95,7 +109,7 @@ def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tup
 
 
 def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other JSON."""
+    """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other content."""
     try:
         found = parse_json(data)
     except ValueError as error:
@@ -109,8 +123,11 @@ def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and stripped cells of each row that is not blank: CSV, or cells divided by blanks, as suffix
-    and first line tell. Raises :class:`SourceError` for malformed CSV."""
+    """Yields line number and stripped cells of each row that is not blank.
+
+    Suffix and first line tell if the text is CSV, or if blanks divide the cells. Raises :class:`SourceError` for
+    malformed CSV.
+    """
     first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
     delimiter = _find_delimiter(first, suffix)
     if not delimiter:
@@ -137,9 +154,12 @@ def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, li
 
 
 def _find_delimiter(first: str, suffix: str) -> str:
-    """Finds the delimiter of cells by the file's suffix and first line. In ``.tsv``, this is always a tab. In ``.csv``,
-    it is the most frequent of ``,``, ``;`` and tab, or ``,`` if there is none. In other files, it is the most frequent
-    of the three, but ``""`` instead of a tab or if there is none: then blanks divide the cells."""
+    """Finds the delimiter of cells by the file's suffix and first line. Returns ``""`` if blanks divide the cells.
+
+    - ``.tsv``: a tab.
+    - ``.csv``: the most frequent of ``,``, ``;`` and tab; ``,`` if there is none.
+    - Other files: the most frequent of the three. If that is the tab, or there is none, blanks divide the cells.
+    """
     if suffix == ".tsv":
         return "\t"
     counts = {each: first.count(each) for each in ",;\t"}
@@ -150,7 +170,7 @@ def _find_delimiter(first: str, suffix: str) -> str:
 
 
 def _split_at_blanks(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """Yields number and cells of each line, split at blanks; the first cell may have blanks if it ends like an
+    """Yields number and cells of each line, split at blanks. The first cell may contain blanks if it ends like an
     image."""
     for number, line in lines:
         text = line.strip()

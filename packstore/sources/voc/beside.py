@@ -27,8 +27,11 @@ _START, _LOOKED_AT = 512, 16
 
 class VocBesideSource(FileRowSource):
     """Source of images with XML files beside them, in the folder itself or in folders of splits (``train``, ``valid``
-    …). Columns: ``boxes``, ``labels``, ``difficult`` and ``json``, missing for an image without an XML file. Opening
-    raises :class:`SourceError` if there are no such files."""
+    …).
+
+    The columns ``boxes``, ``labels``, ``difficult`` and ``json`` are missing for an image without an XML file. Opening
+    raises :class:`SourceError` if there are no XML files.
+    """
 
     kind = "voc"
 
@@ -45,22 +48,24 @@ class VocBesideSource(FileRowSource):
         )
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in the names of the folders, in packing order; ``("",)`` without one."""
+        """Returns the splits in the names of the folders, in packing order. Returns ``("",)`` if no folder names a
+        split."""
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns; reads all annotations for their classes."""
+        """Declares the columns. Reads all annotations for their classes."""
         rows = (row for split in self._pairs for row in self.file_rows(split))
         return declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, with the XML file of the same name."""
+        """Yields a row for each image of a split, with the XML file of the same name, which may be missing."""
         for images, xml in self._pairs[split]:
             for name in self.tree.list(images).images:
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image. Parses its annotation if there is one. Raises :class:`ValueError` for an invalid one."""
+        """Reads an image, and parses its annotation if there is one. Raises :class:`ValueError` for an invalid
+        annotation."""
         found = dict(super().read_values(ref))
         return found if found.get("json") is None else found | parse_annotation(found["json"])
 
@@ -69,7 +74,7 @@ class VocBesideSource(FileRowSource):
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason for annotations without an image, and for images that are no samples; None for other
+        """Returns the reason for annotations without an image, and for images that are no samples. None for other
         files."""
         if name.lower().endswith(".xml") and folder in {xml for pairs in self._pairs.values() for _, xml in pairs}:
             return "annotations without an image"
@@ -77,9 +82,12 @@ class VocBesideSource(FileRowSource):
 
 
 def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
-    """Finds pairs of a folder of images and a folder of XML files by split, in packing order. If no folder is named
-    like a split, the split is ``""``. Returns ``{}`` if there are none. Raises :class:`AmbiguousSourceError` if several
-    groups of folders have the images of one folder of XML files."""
+    """Finds pairs of a folder of images and a folder of XML files by split, in packing order. Returns ``{}`` if there
+    are none.
+
+    The split is ``""`` if no folder is named like a split. Raises :class:`AmbiguousSourceError` if several groups of
+    folders have the images of one folder of XML files.
+    """
     folders = tree.names("").folders
     splits = {
         name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _find_pair(tree, name))
@@ -91,9 +99,13 @@ def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
 
 
 def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
-    """Finds the folders of images that belong to a single folder of XML files, by split. Returns ``{}`` if there are
-    none, and if ``pair`` (images, XML) already has all images. If several groups of folders have the images, raises
-    :class:`AmbiguousSourceError`, or with a ``pair`` returns ``{}``."""
+    """Finds the folders of images that belong to a single folder of XML files, by split.
+
+    Returns ``{}`` if there are none, or if ``pair`` already has all images. If several groups of folders have the
+    images, returns ``{}`` with a ``pair``, and raises :class:`AmbiguousSourceError` without.
+
+    ``pair``: folder of images and folder of XML files that were found; None for none.
+    """
     xml = (
         next((name for name in tree.names("").folders if _has_annotations(tree, name)), None)
         if pair is None
@@ -114,9 +126,11 @@ def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str,
 
 
 def recognise_beside(tree: Tree) -> Certainty:
-    """Returns ``CERTAIN`` for a tree with folders of images and XML files, ``PARTIAL`` if it has other annotations too,
-    else ``NO``. Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML
-    files."""
+    """Returns ``CERTAIN`` for a tree with folders of images and XML files, or ``PARTIAL`` if other annotations are
+    there too. Otherwise returns ``NO``.
+
+    Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
+    """
     pairs = find_folder_pairs(tree)
     if not pairs:
         return Certainty.NO
@@ -125,8 +139,10 @@ def recognise_beside(tree: Tree) -> Certainty:
 
 
 def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
-    """Finds a folder of images and a folder with XML files for at least half of them: ``base`` itself, folders in it
-    with usual names, or any two of the first 16 folders in it; returns None if there are none."""
+    """Finds a folder of images, and a folder with XML files for at least half of them. Returns None if there are none.
+
+    Tries ``base`` itself, folders in it with usual names, and any two of the first 16 folders in it.
+    """
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if name.lower() not in SPLIT_ORDER]
     below += [(images, xml) for xml in folders if _has_annotations(tree, join(base, xml)) for images in folders]
@@ -139,23 +155,23 @@ def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
 
 
 def _has_annotations(tree: Tree, folder: str) -> bool:
-    """Tells if the first XML file of a folder is an annotation."""
+    """Tells if the first XML file of a folder is an annotation; False without such a file."""
     first = next((name for name in tree.names(folder).files if name.endswith(".xml")), None)
     return first is not None and _is_annotation(tree, join(folder, first))
 
 
 def _is_annotation(tree: Tree, file: str) -> bool:
-    """Tells if an XML file is an annotation of Pascal VOC by its beginning, and none of MIT's LabelMe, which has
-    polygons in place of boxes."""
+    """Tells by its beginning if an XML file is an annotation of Pascal VOC. MIT's LabelMe has polygons instead of
+    boxes: False."""
     start = tree.first_bytes(file, _START)
     return b"<annotation" in start and b"LabelMe Webtool" not in start
 
 
 def _is_image(name: str) -> bool:
-    """Tells if a name has the suffix of an image and is not hidden (no leading dot)."""
+    """Tells if a name has the suffix of an image and is not hidden."""
     return name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."
 
 
 def _stem(name: str) -> str:
-    """Removes the suffix from a file name; returns ``""`` for a name without a dot."""
+    """Removes the suffix from a file name. Returns ``""`` for a name without a dot."""
     return name.rpartition(".")[0]

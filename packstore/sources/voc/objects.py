@@ -36,8 +36,10 @@ def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
 
 
 def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
-    """Reads the classes of all annotations: returns Pascal VOC's 20 if no other occurs, else the names, sorted. Skips
-    damaged files. Raises :class:`SourceError` for more than 65,536."""
+    """Reads the classes of all annotations. Returns Pascal VOC's 20 if there are no others, else the names, sorted.
+
+    Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes.
+    """
     found: set[str] = set()
     for file in files:
         try:
@@ -51,8 +53,13 @@ def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_annotation(data: bytes) -> dict[str, Any]:
-    """Parses an XML file to ``boxes``, ``labels`` (names of classes), ``difficult`` (numbers), and ``json``: the whole
-    file as ``{"annotation": …}``, its ``object`` always a list. Raises :class:`ValueError` for an invalid file."""
+    """Parses an XML file to its columns. Raises :class:`ValueError` for an invalid file. The columns:
+
+    - ``boxes``: corners in pixels from 0.
+    - ``labels``: names of classes.
+    - ``difficult``: numbers, 0 if missing.
+    - ``json``: the whole file as ``{"annotation": …}``; its ``object`` is always a list.
+    """
     root, document = load_xml(data)
     document = {} if document == "" else document  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
@@ -72,9 +79,11 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _get_text(value: Any, name: str, default: str | None = None) -> str:
-    """Returns the text of the element ``name``. Returns ``default`` for a missing element, and for an empty one;
-    without a default, an empty text stays empty. Raises :class:`ValueError` if the element is missing without a
-    default, or occurs several times."""
+    """Returns the text of the element ``name``. Returns ``default``, if there is one, for a missing or empty element.
+
+    Raises :class:`ValueError` if the element occurs several times. Raises it also if the element is missing and there
+    is no default.
+    """
     found = value.get(name, default) if isinstance(value, dict) else None
     if not isinstance(found, str):
         raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
