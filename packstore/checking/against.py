@@ -150,8 +150,8 @@ class Comparison:
     def _compare_ledgers(self) -> Iterator[Difference]:
         """Yields a difference if the source's files to pack or read are not those of the manifest.
 
-        Compares counts, and also names if the source has the same name as at packing. Compares nothing if a list of
-        files is missing, or if the kind of source differs.
+        Compares counts. Compares names, too, if the source has the same name as at packing. Compares nothing without a
+        list of files on both sides, or for another kind of source.
         """
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
@@ -170,9 +170,12 @@ class Comparison:
     def _compare_counts(self) -> Iterator[Difference]:
         """Counts the source's files with other programs; yields the differences from packstore's own list, by suffix.
 
-        For Parquet files also compares the number of rows, if all splits were packed and no file was left out. Compares
-        nothing at a URL, for a single file, or if the list has so many suffixes that it is cut off. Notes if the counts
-        agree, for :attr:`ledger_summary`. Raises :class:`SourceError` if the files cannot be counted.
+        For Parquet files also compares the number of rows, if all splits were packed and no file was left out. Notes if
+        the counts agree, for :attr:`ledger_summary`. Raises :class:`SourceError` if the files cannot be counted.
+
+        Compares nothing in these cases:
+        - The source is at a URL, or has fewer than two files.
+        - Its files have more different suffixes than packstore's list holds.
         """
         path, ledger = self.source.path, self.survey.ledger
         if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
@@ -194,7 +197,7 @@ class Comparison:
 
     @property
     def ledger_summary(self) -> str | None:
-        """Phrase with the numbers of files in the source and of those left out; None for a source without files.
+        """Text with the numbers of files in the source and of files left out; None for a source without files.
 
         Says if other files are left out than at packing. After :meth:`compare_summaries`, also says if an independent
         count agrees.

@@ -138,8 +138,8 @@ def _inspect_sharded(path: Path) -> DamagedStore:
     If these are lost, uses the shards' own manifests. The order of the shards is then guessed from their numbers and
     splits. Notes lost shards, and shards that do not belong to the store.
 
-    Raises :class:`StoreError` if the store's manifest is lost and there are no shards, shards of several formats, or no
-    shard with a readable manifest.
+    Raises :class:`StoreError` if the store's manifest is lost and the shards do not help. They must have one format,
+    and one of them a readable manifest.
     """
     notes: list[str] = []
     whole, proven = _recover_manifest(path, notes), False
@@ -181,7 +181,7 @@ def _inspect_sharded(path: Path) -> DamagedStore:
 
 
 def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
-    """Returns the names of the shards: those in the table if it is proven.
+    """Returns the names of the shards. If the table of shards is proven, takes its names.
 
     Else takes the names in the directory, in the order of their numbers. If their count is not the table's, returns the
     usual names instead.

@@ -64,9 +64,9 @@ class Donor:
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
         """Finds and keeps a sample for each damaged record. A record without a sample raises no error here.
 
-        Looks for the record's key first. A sample with this key must also have one of the row checksums, if any are
-        known. For records that are still without a sample, computes the row checksums of all samples; stops at the last
-        match.
+        Looks for the record's key first. If row checksums are known, the sample with this key must have one of them.
+
+        Then computes the row checksums of all samples for the records that have none yet; stops after the last match.
         """
         by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}

@@ -83,11 +83,10 @@ def repair(
     """Writes an undamaged store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
-    that the damaged one had before (given the same versions of the libraries that write it).
+    that the damaged store had before it was damaged. This takes the same versions of the libraries that write it.
 
-    At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. If
-    ``source`` is a store that has such a shard, it is copied. Otherwise it is rebuilt from its undamaged records and
-    ``source``.
+    At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. A shard
+    that ``source`` has, as a store, is copied. Other shards are rebuilt from their undamaged records and ``source``.
 
     Args:
         damaged: The store; it must still open.
@@ -417,7 +416,8 @@ class _DamagedColumn:
                 self.opens = False
 
     def try_value(self, record: int) -> Any:
-        """Returns a value (array or scalar; bytes or memoryview if ragged), or None if it cannot be read."""
+        """Returns a value, or None if it cannot be read. It is an array or scalar; bytes or a memoryview in a ragged
+        column."""
         try:
             return self._reader.value(self._name, record)
         except (StoreError, IndexError):

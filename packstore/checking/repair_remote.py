@@ -121,8 +121,10 @@ def _rebuild_shard(
     """Downloads a damaged shard into ``folder`` and repairs it there. Returns the rebuilt data file, and the records
     that were replaced.
 
-    Raises the errors of ``repair``. Raises :class:`StoreError` if the shard is missing, records are lost, or the
-    rebuilt file has other bytes than the shard had.
+    Raises the errors of ``repair``, and :class:`StoreError` in these cases:
+    - The shard is missing.
+    - Records are lost.
+    - The rebuilt file has other bytes than the shard had.
     """
     again = "packstore convert SOURCE URL --overwrite packs the store again"
     broken, whole = folder / shard.name, folder / f"whole-{shard.name}"

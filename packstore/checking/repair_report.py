@@ -14,8 +14,8 @@ class RepairReport:
 
     Attributes:
         damaged: The damaged store.
-        destination: The new store. None if none was written: nothing was damaged, or some records are lost. At a
-            URL, the damaged store itself, if all its shards are intact now.
+        destination: The new store. None if none was written: nothing was damaged, or some records are lost. At a URL,
+            the damaged store itself, if all its shards are intact now.
         problem_count: Number of problems that ``verify`` finds in the damaged store. At a URL, number of damaged
             shards.
         copied: Number of records that are unchanged.

@@ -117,15 +117,17 @@ def verify(
 ) -> VerifyReport:
     """Checks a store: structure, manifest, counts, file and column digests, the checksums of every record.
 
-    ``decode=True`` also checks that every image decodes. ``against=SOURCE`` also compares the store with the source:
-    keys, labels and splits exactly; images byte for byte if the records are the source's files, pixel for pixel for
-    lossless encodings, otherwise within the tolerance stated in :func:`packstore.images.encode.Encoder.compare`.
+    ``decode=True`` also checks that every image decodes. ``against=SOURCE`` also compares the store with the source.
+    Keys, labels and splits must be equal. Images are compared in one of three ways:
+    - byte for byte, if the records are the source's files;
+    - pixel for pixel, for lossless encodings;
+    - within the tolerance stated in :func:`packstore.images.encode.Encoder.compare`, for other encodings.
 
     Args:
         path: The store, or its URL: each object is read once, in bounded memory, and each shard through the cache.
-        quick: Check structure, sizes, labels and keys only, and read no image: takes no longer for larger images, and
-            does not notice a changed byte in an image. At a URL, check only the head, the table and the sizes of the
-            objects.
+        quick: Check structure, sizes, labels and keys only, and read no image. The time does not depend on the images'
+            size. A changed byte in an image is not noticed. At a URL, check only the head, the table and the sizes of
+            the objects.
         decode: Also decode every image in full, and compute seek indexes again and compare them.
         against: A source (or another store) to compare with, also a URL, or None.
         source_kind: Kind of that source instead of recognising it.
@@ -138,15 +140,15 @@ def verify(
         columns: Meanings of the columns of a table; empty takes those given to ``convert``.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
-        max_pixels: An image whose header claims more pixels is not decoded and counts as damaged; bounds the memory,
-            as in :func:`packstore.convert`.
+        max_pixels: An image whose header claims more pixels is not decoded and counts as damaged. This bounds the
+            memory, as in :func:`packstore.convert`.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         The report; damage is in it, not raised.
 
     Raises:
-        StoreError: ``path`` does not open as a store; a :class:`MissingStoreError` if it does not exist; a
+        StoreError: ``path`` does not open as a store. A :class:`MissingStoreError` if it does not exist; an
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
         UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
@@ -260,7 +262,7 @@ class _Verification:
         return len(again)
 
     def collect_problem(self, problem: Problem) -> None:
-        """Counts a problem, and keeps it if it is among the first 10,000.
+        """Counts a problem, and keeps the first 10,000.
 
         Ignores a difference of a record that has a problem or difference already.
         """
@@ -325,8 +327,8 @@ class _Verification:
                     yield record, f"{which} does not decode: {image}"
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record whose seek index cannot be read, or differs from the index of its
-        image file."""
+        """Yields number and problem of each record with a wrong seek index: unreadable, or not the index of its image
+        file."""
         for record, index in zip(images, make_indexes([*images.values()]), strict=False):
             try:
                 stored = bytes(value(SEEK_INDEX.name, record))

@@ -71,7 +71,7 @@ def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
         columns: All columns of the store.
         fields: The record's value in each column of :func:`row_columns`, by name: a scalar or array of the column's
             dtype, or the bytes of a ragged value. None for an unreadable value; the result then differs from the stored
-                checksum.
+            checksum.
     """
     return xxh3_64_intdigest(b"".join(_row_bytes(column, fields[column.name]) for column in row_columns(columns)))
 
@@ -111,17 +111,15 @@ def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]],
 
 
 def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> str:
-    """Computes the digest of records in order: the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``.
+    """Computes the digest of records in order: 32 hexadecimal digits.
 
-    ``r[i]`` is ``checksum + 2 ** 64 * row checksum`` of record ``i`` of ``n``. ``b`` is the first 15 bytes of the
-    SHA-256 of ``packstore``, as a big-endian number.
+    It is the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``. ``r[i]`` is ``checksum + 2 ** 64 * row
+    checksum`` of record ``i`` of ``n``. ``b`` is the first 15 bytes of the SHA-256 of ``packstore``, as a big-endian
+    number.
 
     Args:
         checksums: Image checksums, ``uint64``.
         rows: Row checksums, ``uint64``, even if the store does not keep them.
-
-    Returns:
-        32 hexadecimal digits.
     """
     digest, powers = 0, _compute_powers()
     limbs = np.stack([checksums, rows], axis=1).astype("<u8", copy=False).view("<u2")  # (n, 8): 16 bits each

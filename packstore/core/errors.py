@@ -119,11 +119,11 @@ class DamagedObjectError(CacheError):
 
 
 class DiskFullError(CacheError, UnreachableError):
-    """The disk of the cache has no room for an object, even without the cached objects that are not in use."""
+    """The disk of the cache has no room for an object. Cached objects that are in use cannot make room."""
 
 
 class CacheFullError(CacheError, UnreachableError):
-    """The budget of the cache has no room for an object, even without the cached objects that are not in use.
+    """The budget of the cache has no room for an object. Cached objects that are in use cannot make room.
 
     Attributes:
         nbytes: Size of the object.

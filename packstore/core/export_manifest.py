@@ -241,7 +241,7 @@ def _check_count(value: object) -> int:
 def _check_path(value: object) -> str:
     """Returns the value if it is a relative path that stays within the export.
 
-    Raises :class:`TypeError` if it is no string, and :class:`ValueError` for any other path.
+    Raises :class:`TypeError` if it is no string. Raises :class:`ValueError` for any other path.
     """
     path = _check_text(value)
     if not stays_in_folder(path):
@@ -252,7 +252,8 @@ def _check_path(value: object) -> str:
 def stays_in_folder(path: str) -> bool:
     """Tells if a path with ``/`` is relative and stays within its folder.
 
-    Each part must be the name of a file: not empty, ``.`` or ``..``, without a backslash or NUL, and encodable.
+    Each part must be a file name: not empty, ``.`` or ``..``, without a backslash or NUL. The path must be encodable as
+    UTF-8.
     """
     parts = path.split("/")
     try:

@@ -46,8 +46,8 @@ class Image(Field):
 class Mask(Field):
     """A mask with a class number for each pixel.
 
-    Either a PNG file as a path or bytes, which is stored unchanged; the indices of a palette are its values. Or a PIL
-    image or array ``(H, W)``, which is stored as an array.
+    A PNG file, as a path or bytes, is stored unchanged; the indices of a palette are its values. A PIL image or array
+    ``(H, W)`` is stored as an array.
 
     Attributes:
         dtype: ``uint8``, ``uint16`` or ``int32`` for arrays; None for the dtype of the first sample.

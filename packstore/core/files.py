@@ -170,8 +170,8 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
 def raise_open_file_limit(number: int) -> int:
     """Reserves ``number`` open files until :func:`release_open_files`, and returns how many it got.
 
-    Raises the soft limit, up to the hard limit, to the sum of all reservations and 512 files for other uses. On Windows
-    changes nothing and returns ``number``.
+    Raises the soft limit to the sum of all reservations and 512 files for other uses, at most to the hard limit. On
+    Windows changes nothing and returns ``number``.
     """
     global _reserved
     if resource is None:

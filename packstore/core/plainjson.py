@@ -95,8 +95,8 @@ def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
 
     Args:
         schemas: The dataclasses that may occur, each with the schemas of its fields.
-        schema: One of these dataclasses, a type, ``[schema]`` for a tuple, ``{"*": schema}`` for a mapping,
-            ``(schema, None)`` for an optional value, or a tuple of types.
+        schema: One of these dataclasses, a type, ``[schema]`` for a tuple, ``{"*": schema}`` for a mapping, ``(schema,
+            None)`` for an optional value, or a tuple of types.
         plain: The parsed JSON value.
         where: Name of the value, for messages.
 

@@ -27,8 +27,11 @@ class Registry:
     """
 
     def __init__(self, what: str, group: str, base: str, built_in: dict[str, str], *, classes: bool = False) -> None:
-        """``built_in`` maps each name to the location of its object, ``package.module:attribute``. Plug-ins must be
-        instances of the class at the location ``base``; with ``classes``, subclasses of it."""
+        """``built_in`` maps each name to the location of its object, ``package.module:attribute``.
+
+        Plug-ins must be instances of the class at the location ``base``. With ``classes``, they must be subclasses of
+        it.
+        """
         self.what = what
         self.group = group
         self._base, self._classes = base, classes

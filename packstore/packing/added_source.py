@@ -76,8 +76,8 @@ class AddedSource(Source):
 
     @property
     def store(self) -> Reader | None:
-        """Reader of the wrapped store if the source is a store and all of its records are added under their own keys;
-        else None."""
+        """Reader of the wrapped store, if the source is one; else None. None also if only a split is added, or keys get
+        a prefix."""
         if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
             return None
         return self._source.reader
@@ -149,7 +149,7 @@ class AddedSource(Source):
         self._source.close()
 
     def _restore_key(self, entry: Entry) -> Entry:
-        """Returns the entry with the key that it has in the wrapped source, without the prefix."""
+        """Returns the entry with its key in the wrapped source: without the prefix."""
         return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
 
 

@@ -363,8 +363,8 @@ def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None
 def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
     """Makes the options of a conversion whose records are encoded like the store's.
 
-    If the source is a store of the same encoding, its images stay as they are: leaves out size, quality, normalisation
-    and EXIF handling.
+    Images of a store with the same encoding stay as they are. For them the options leave out size, quality,
+    normalisation and EXIF handling.
     """
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None

@@ -60,8 +60,7 @@ class PackedBatch(NamedTuple):
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
         unified: Positions in ``seen`` of images of other modes that were converted to the store's without loss. Each
-            has the
-            conversion's name, see :data:`packstore.images.losses.UNIFIED`.
+            has the conversion's name, see :data:`packstore.images.losses.UNIFIED`.
         indexes: Seek index of each record; None if the store has no seek index.
         links: Location of each record; None if the store is not linked.
     """

@@ -183,8 +183,8 @@ class Composition:
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
-        """Creates the builder of the records to copy, at ``path``: the whole store, or only the shards that are not
-        linked."""
+        """Creates the builder at ``path`` of the records to copy: all records, or only those that no linked
+        shard has."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_store_like(
             path,

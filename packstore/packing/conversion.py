@@ -79,18 +79,18 @@ def convert(
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
 
-    The store appears under its name only when it is complete. A run that was killed, or that failed after more than a
-    few seconds, keeps its records in a hidden directory beside it; the same call resumes from there.
+    The store appears under its name only when it is complete. A run that was killed keeps its records in a hidden
+    directory beside it, and so does a run that failed after more than a few seconds. The same call resumes from there.
 
     Args:
-        source: One of: the path of an image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a
-            store; the URL of a folder of images (also of COCO, YOLO, VOC …) or of a store: ``s3://bucket/imagenet``; a
-            dataset: a ``Dataset`` or ``IterableDataset`` of torch, a list or a generator of samples, or a dict of
-            such datasets by split. A sample is a dict of values by name, with its key under ``key``; or
-            ``(image, label)``, ``(image, target)`` with a dict as target; or the image alone. A sample without a key
+        source: The path of an image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store.
+            Or a URL (``s3://bucket/imagenet``) of a store or a folder of images, also of COCO, YOLO, VOC … Or a
+            dataset: a ``Dataset`` or ``IterableDataset`` of torch, a list or a generator of samples, or a dict of such
+            datasets by split. A sample of a dataset is a dict of values by name, with its key under ``key``; or
+            ``(image, label)``; or ``(image, target)`` with a dict as target; or the image alone. A sample without a key
             gets its index as key. An ``ImageFolder`` without a transform is packed from its files, not decoded.
         destination: Path or URL of the store; its suffix chooses the format. At a URL (``s3://``, ``gs://``, ``az://``,
-            ``file:///``) a store always has shards, and an interrupted run resumes after the shards that are there.
+            ``file:///``) a store always has shards. An interrupted run resumes there after the last complete shard.
         source_kind: Kind of the source, such as ``imagefolder``; None recognises it.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         image_key: Name of the array with the images, in a source of named arrays (HDF5, npz …); None finds it.
@@ -100,60 +100,60 @@ def convert(
             ``json`` to keep them unchanged.
         ignore: Patterns of files and folders to leave out, in the syntax of ``.gitignore``: ``*.txt``, ``masks/``.
         columns: Meanings of a table's columns that their values do not tell: ``["image=photo", "label=kind",
-            "boxes=x1,y1,x2,y2"]``. And answers to the questions of one column of further image files: ``mode``,
-            ``depth``, ``alpha`` and ``frames`` as in ``["near.depth=keep", "thermal.depth=scale"]``.
+            "boxes=x1,y1,x2,y2"]``. Also options of a single column of further image files, ``mode``, ``depth``,
+            ``alpha`` and ``frames``: ``["near.depth=keep", "thermal.depth=scale"]``.
         fields: Declarations of a dataset's values by name, such as ``{"image": "image", "label":
             packstore.Label(classes)}``; other values are left out. None infers them from the first samples. A later
             sample that does not fit is a bad sample.
         split: Pack only this split; for a single dataset, the name of its split.
         format: ``lmdb``, ``hdf5`` or ``pth``; None takes the destination's suffix.
         encoding: ``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or the name of a plug-in.
-            None chooses: the encoding of a source that is a store, else ``original`` for LMDB and HDF5, ``float16`` for
-            ``.pth``.
+            None keeps the encoding of a source that is a store; else takes ``original`` for LMDB and HDF5, ``float16``
+            for ``.pth``.
         size: ``S`` or ``(height, width)`` of tensor encodings.
         fit: How an image of another aspect ratio is made to fit ``size``: ``crop``, ``pad`` or ``squash``; None for
             ``crop``.
         resize: Shorter side to which ``jpeg`` shrinks images; None does not.
         max_side: Maximum of the longer side, for ``jpeg`` and ragged ``uint8``; None for no limit.
         quality: JPEG quality, 1 … 100; None for 90, and to keep the records of a ``jpeg`` store unchanged.
-        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none``, ``M,M,M/S,S,S``, or means and standard
-            deviations of pixels scaled to 0 … 1, ``([m, m, m], [s, s, s])``; None chooses.
-        exif_transpose: Apply the EXIF orientation: to pixels now, to files that ``original`` keeps when they are
-            loaded. A store whose files are transposed at loading stays such a store.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none``, or ``M,M,M/S,S,S``. Or means and
+            standard deviations of pixels scaled to 0 … 1: ``([m, m, m], [s, s, s])``. None chooses.
+        exif_transpose: Apply the EXIF orientation. Pixels are rotated now; files that ``original`` keeps are rotated
+            when they are loaded. A store whose files are transposed at loading stays such a store.
         check: How thoroughly each file is checked: ``header``, ``decode`` or ``none``.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
         restart: Discard the records of an interrupted run.
-        shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); shards are cut by the
-            sizes in the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of
-            one file; at a URL, for 256 MiB.
+        shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``). Shards are cut before
+            packing, by the sizes in the source, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store
+            of one file; at a URL, for 256 MiB.
         workers: Number of threads; None for one per core, or 32 if the source is a URL. For a map-style dataset also
             the number of processes that read it, if it is 2 or more; None for one per core from 1,024 samples on.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
-        max_pixels: Limit of an image's pixels. An image with more is a bad sample; so is a file of more than 8 bytes
-            per allowed pixel plus 64 MiB. Both are rejected before they are read or decoded. This bounds the memory: a
-            decoding thread takes up to 20 bytes per allowed pixel (3.6 GB by default).
+        max_pixels: Limit of an image's pixels. An image with more is a bad sample. A file is a bad sample, too, if it
+            has more than 8 bytes per allowed pixel plus 64 MiB. Both are rejected before they are read or decoded. This
+            bounds the memory: a decoding thread takes up to 20 bytes per allowed pixel (3.6 GB by default).
         cluster: Workers that pack shards, if the destination is a URL: ``processes:N`` on this machine, ``ray`` on it,
             or ``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` is then the number
             of threads of each worker. None for this process. The store is the same to the byte.
-        index: Add a seek index to each baseline JPEG file of ``original``, with which loaders decode little more than
-            the crop. It takes 0.8% of the bytes. None adds it if packstore's JPEG engine is available.
-        link: Leave the images in their files: the store keeps file, offset and length instead of the bytes, and reads
-            the images from there. For sources whose images are bytes of uncompressed files on this machine. An
-            interrupted run cannot be resumed.
+        index: Add a seek index to each baseline JPEG file of ``original``. With it loaders decode little more than the
+            crop. It takes 0.8% of the bytes. None adds it if packstore's JPEG engine is available.
+        link: Leave the images in their files. The store keeps file, offset and length of each image, and reads the
+            images from there. For sources whose images are bytes of uncompressed files on this machine. An interrupted
+            run cannot be resumed.
         progressive: ``baseline`` rewrites progressive JPEG files of ``original`` as baseline files with the same pixels
-            and metadata, since crops of these decode many times faster; each is decoded before and after. None keeps
-            them.
+            and metadata: their crops decode many times faster. Each file is decoded before and after. None keeps the
+            files.
         mode: Mode of all images, such as ``RGB``, ``L`` (gray) or ``I;16``, see :class:`packstore.core.modes.Mode`;
             ``keep`` for the mode of the first image, which all others must share. None reads image files as 8-bit RGB,
             and keeps arrays unchanged. A file that exceeds the mode ends the run with a :class:`UsageError`, unless
-            ``depth``, ``alpha`` or ``frames`` says how to convert it; the same call with an answer resumes the run.
+            ``depth``, ``alpha`` or ``frames`` says how to convert it. The same call with one of these resumes the run.
         depth: Conversion of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the
-            range of their dtype, of floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
+            range of their dtype; floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
         alpha: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).
-        frames: Frames of files that have several: ``first``, the number of one from 0, or ``all``: each frame becomes a
-            record of pixels, with the key ``name#number``; or ``clips``: each file, or each folder of numbered frames,
-            becomes a record with the column ``clip``, an array of its frames.
+        frames: Frames of files that have several. ``first``, or the number of a frame from 0. ``all``: each frame
+            becomes a record of pixels, with the key ``name#number``. ``clips``: each file, or each folder of numbered
+            frames, becomes a record with the column ``clip``, an array of its frames.
         progress: True for a progress bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -223,7 +223,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     """Runs a plan of :func:`packstore.packing.plan.make_plan`: packs, verifies, publishes and reports.
 
     At a URL, a cluster or one local worker packs the store. Resumes an interrupted run; returns at once if that run had
-    published. If this run fails, the packed records are kept for the next run, and a note on the error says where.
+    published. If this run fails, it keeps the packed records for the next run. A note on the error says where they are.
 
     Args:
         plan: The plan.
@@ -326,5 +326,5 @@ def _replay_then_pack(plan: Plan, encoder: Encoder, resumed: ResumedRecords, wor
 
 
 def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:
-    """Returns the samples that were skipped when the source was packed, if it is a store; else nothing."""
+    """Returns the samples that are skipped in a source that is a store, by its manifest; nothing for other sources."""
     return plan.survey.store.skipped if plan.survey.store else ()

@@ -125,10 +125,11 @@ class FileLossError(UsageError):
 
 
 class FileChecks:
-    """Checks image files in columns beside the main image. Thread-safe.
+    """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
 
-    Call it with a sample's values. It is false as a condition if there is nothing to check: no column has files,
-    ``check`` is ``none``, or the source is a store whose files will be read in the same mode.
+    It is false as a condition if there is nothing to check:
+    - No column has files, or ``check`` is ``none``.
+    - The source is a store, and its files will be read in the same mode.
     """
 
     def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:

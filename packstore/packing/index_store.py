@@ -40,8 +40,7 @@ class IndexReport:
 
 
 def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallback = False) -> IndexReport:
-    """Adds a seek index to a store of image files, so that loaders can decode a crop without decoding the whole
-    image.
+    """Adds a seek index to a store of image files. With it loaders can decode a crop without decoding the whole image.
 
     Copies the store beside itself, checks each record, and replaces the store when the copy is complete. The result has
     the same bytes as a store that was packed with an index. A store at a URL is written on this machine first and

@@ -95,15 +95,15 @@ def merge(
     overwrite: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> MergeReport:
-    """Combines several stores into one new store: in each split the records of the first, then those of the second,
-    and so on.
+    """Combines several stores into one new store. In each split, the records of the first store come first, then those
+    of the second, and so on.
 
     The new store is a directory of shards. Shards that have its format and class numbers are hard-linked into it; the
     remaining records are copied unchanged.
 
     Args:
-        stores: Paths or URLs of two or more stores of one encoding, with the same columns in any order; the new store
-            has the first one's order.
+        stores: Paths or URLs of two or more stores with the same encoding and columns. The new store has the columns in
+            the first store's order.
         destination: Where the new store goes, a path or a URL; its suffix chooses the format.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
         on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
@@ -215,7 +215,7 @@ def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> 
 def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
     """Returns ``classes`` as a tuple if it names every class of ``merged`` once; it may name further classes.
 
-    Raises :class:`UsageError` if it does not, or if ``merged`` is None: the labels have no names.
+    Else raises :class:`UsageError`. Raises it also if ``merged`` is None: the labels have no names then.
     """
     if merged is None:
         raise UsageError("classes gives the order of names, and the labels of the stores are plain numbers")
@@ -259,8 +259,11 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
 def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
     """Returns the shards of a store if all can be linked unchanged, else None.
 
-    They can if format and columns are the new store's, each shard has one split, no record is left out, digests of
-    shards are known, and links to images are absolute.
+    Conditions:
+    - Format and columns are the new store's.
+    - Each shard has one split, and no record is left out.
+    - The digests of the shards are known.
+    - Links to images are absolute.
     """
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known

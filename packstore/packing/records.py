@@ -66,7 +66,7 @@ class PackedShard:
 def pack_shard(
     plan: Plan, entries: Iterable[Entry], path: Path, progress: ProgressCallback = no_progress
 ) -> PackedShard:
-    """Packs one shard of a plan to ``path``, with the same bytes that it has in the store of the whole plan.
+    """Packs one shard of a plan to ``path``. It has the same bytes as in the store of the whole plan.
 
     Writes nothing if all of its samples are skipped. Raises :class:`SampleError` at a bad sample, unless ``on_error``
     is ``skip``. The shards of a plan can be packed in any order and by any number of machines.

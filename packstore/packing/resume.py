@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> ConversionIdentity:
     """Returns the identity by which an interrupted run of the same conversion is recognised. Threads do not count.
 
-    The policy for bad samples counts in one case: the interrupted run skipped some, and this run would stop at them.
+    The policy for bad samples counts only if the interrupted run skipped some at which this run would stop.
     """
     return ConversionIdentity(conversion_fingerprint(plan, encoder, columns), partial(_source_change_message, plan))
 

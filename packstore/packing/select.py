@@ -126,14 +126,14 @@ def select(
         where: Condition on the records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
         sample: Number of records to draw at random.
         per_class: Maximum per class, drawn at random before ``sample``.
-        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random from all records;
-            the report's ``moved`` counts the records that change their split. None keeps the splits.
+        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random from all chosen records.
+            The report counts in ``moved`` the records that change their split. None keeps the splits.
         stratify: The sample, and each new split, has the same share of every class.
         whole_shards: Draw whole shards: nothing is copied, and no shard is opened.
         seed: Seed of all draws. The same seed draws the same records from equal stores.
-        drop: Report of :func:`packstore.audit` as JSON; the records that its findings name are left out before anything
+        drop: Report of :func:`packstore.audit` as JSON. The records that its findings name are left out before anything
             is drawn.
-        drop_kinds: Kinds of findings that lead to leaving out.
+        drop_kinds: Kinds of findings whose records are left out.
         drop_columns: Columns to leave out.
         relabel: New names of classes: a mapping, or a CSV file with the columns ``old,new``. Two classes with one new
             name are joined; an empty name leaves the records out.
@@ -377,8 +377,8 @@ def _make_pieces(
     parts: ShardList | None,
     labels: Mapping[str, NDArray[np.int64]],
 ) -> list[Piece]:
-    """Returns the pieces of the new store: links to shards whose records are all chosen, and copies of the other
-    records.
+    """Returns the pieces of the new store: a link for each shard whose records are all chosen, else copies of the
+    chosen records.
 
     ``parts``: the store's shards; None to copy all records.
     """
@@ -411,9 +411,10 @@ def _make_pieces(
 def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
     """Chooses whole shards by the condition on their split, and returns links to them. ``where`` None takes all.
 
-    For new splits, draws the shards at random by the digests of their records. Opens no shard. Raises
-    :class:`UsageError` if whole shards cannot be linked: the store has none or another format, or a shard has several
-    splits.
+    For new splits, draws the shards at random by the digests of their records. Opens no shard.
+
+    Raises :class:`UsageError` if whole shards cannot be linked: the store has no shards or another format, or a shard
+    has several splits.
     """
     manifest = reader.manifest
     shown = printable(str(reader.path))

@@ -47,9 +47,10 @@ class ValueConverter:
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
         """Returns the stored values of all columns, of their companion columns (validity, shape) and of ``key``.
 
-        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases. Raises
-        :class:`SampleError` if a value does not fit its column, or if a column has another number of rows than its
-        boxes.
+        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases.
+
+        Raises :class:`SampleError` if a value does not fit its column, or if boxes and a column that describes them
+        differ in rows.
         """
         if sample.at_rest:
             if self._check_files is not None:

@@ -150,13 +150,13 @@ class Writer:
         Args:
             key: Unique key in the store; None for the sample's index in its split.
             split: Name of its split, instead of the writer's. Samples of a split must be added one after another.
-            values: Values by field: an image as a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)``
-                or tensor ``(3, H, W)``; for the other types see :mod:`packstore.core.fields`. An optional field may be
-                    None or left out.
+            values: Values by field. An image is a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)``
+                or a tensor ``(3, H, W)``. For other types see :mod:`packstore.core.fields`. An optional field may be
+                None or left out.
 
         Raises:
-            UsageError: The ``with`` block has not begun or has ended, the samples of a split do not follow each other,
-                only some samples have a split, or no fields fit the first 16 samples.
+            UsageError: The ``with`` block has not begun or has ended. Or the samples of a split do not follow each
+                other. Or only some samples have a split. Or no fields fit the first 16 samples.
             SampleError: This sample, or one of the samples added shortly before, does not fit the fields.
             PackstoreError: An earlier sample could not be written.
         """

@@ -82,8 +82,9 @@ def audit(
 ) -> AuditReport:
     """Finds data that spoils training: the same image in two splits or under two labels, odd images, wrong boxes.
 
-    Reads checksums, keys, labels, splits and boxes. Memory: about 80 bytes a record, 8 more for each column of
-    class numbers beside ``label``, and 200 with ``pixels``, which also takes a temporary file of 288 bytes a record.
+    Reads checksums, keys, labels, splits and boxes. Memory is about 80 bytes a record, and 8 more for each column of
+    class numbers beside ``label``. With ``pixels`` it is 200 bytes a record, and a temporary file takes 288 bytes a
+    record.
 
     Args:
         store: The store; it is only read.
@@ -93,8 +94,8 @@ def audit(
         mirrored: Find mirrored near duplicates too.
         mask_classes: Number of classes of the masks; a value beyond them, other than 255, is reported.
         min_side: Images whose shorter side has fewer pixels are tiny.
-        max_aspect: Images whose longer side exceeds this many times the shorter one are extreme.
-        imbalance: Least ratio of a split's largest class to its smallest that is reported.
+        max_aspect: Images whose longer side is more than this many times their shorter side are reported.
+        imbalance: A split is reported if its largest class has at least this many times the records of its smallest.
         workers: Threads; None for one a core.
         max_pixels: An image whose header claims more pixels is not decoded.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
@@ -103,7 +104,7 @@ def audit(
         The report. Damaged records are reported too, and do not end the audit.
 
     Raises:
-        StoreError: ``store`` does not open; a :class:`MissingStoreError` if it does not exist; a
+        StoreError: ``store`` does not open. A :class:`MissingStoreError` if it does not exist; an
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
         UsageError: The options contradict each other.
     """

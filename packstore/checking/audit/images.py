@@ -218,8 +218,8 @@ class ImageInspector:
     def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
         """Adds findings of pixel values, by dtype.
 
-        - 8 bits: over a quarter is black or white. Only if the store reduces deeper files to 8 bits.
-        - Other dtypes: over a quarter has the lowest or the highest value, unless that is 0; or values are not finite.
+        - 8 bits, reduced by the store from more: over a quarter of the values is black or white.
+        - Other dtypes: a value is not finite, or over a quarter is at the lowest or highest value, except 0.
         """
         reading = self._decoder.reading
         if image.dtype == np.uint8:

@@ -171,8 +171,9 @@ def report_near(
 ) -> None:
     """Adds findings of pairs of records that are nearly the same picture, and findings of their different labels.
 
-    Within a split, the later record is to be dropped. Across splits, it is the record in the larger split; in splits of
-    equal size the earlier record.
+    The record to drop:
+    - Within a split: the later one.
+    - Across splits: the one in the larger split; in splits of equal size the earlier one.
     """
     for kind, nearest in (("near_leakage", across), ("near_duplicate", within)):
         for later in np.flatnonzero(nearest.partners >= 0).tolist():
@@ -194,9 +195,9 @@ def find_nearest_before(
 ) -> tuple[NearestRecords, NearestRecords]:
     """Finds for each record the nearest earlier one within its split, and the nearest earlier one in another split.
 
-    Near means at most :data:`THRESHOLD` different bits. Hashes are cut into 16 bands of 16 bits, and only records with
-    an equal band are compared, with at most 1,024 others. Some near pairs are missed (tools/bench/audit.py measures how
-    many).
+    Near means at most :data:`THRESHOLD` different bits. Hashes are cut into 16 bands of 16 bits. Only records with an
+    equal band are compared, and each with at most 1,024 others. Some near pairs are missed (tools/bench/audit.py
+    measures how many).
 
     Args:
         hashes: Hashes of all records.

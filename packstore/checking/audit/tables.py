@@ -31,8 +31,8 @@ class RecordTable:
     Attributes:
         checksums: ``uint64``, checksums of the images.
         there: Mask of the records whose checksum could be read.
-        rows: Splits and labels. A label is -1 if it is missing, unreadable or without a class, or if ``label``
-            is not one class a record.
+        rows: Splits and labels. A label is -1 if it is missing, unreadable or without a class. All labels are -1 if
+            ``label`` is not one class a record.
     """
 
     def __init__(self, reader: Reader, collector: FindingCollector) -> None:

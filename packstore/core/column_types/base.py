@@ -188,7 +188,7 @@ class Column:
 
     @property
     def one_by_one(self) -> bool:
-        """True if an LMDB keeps each value under its own key: for types of large values, and for columns over 1 GiB.
+        """True if an LMDB keeps each value under its own key: types of large values, and columns over 1 GiB.
 
         False for columns of single numbers.
         """

@@ -26,8 +26,7 @@ class ArrayType(ColumnType):
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
         """Converts numbers to an array of the column's dtype, or to its bytes if the column is ragged.
 
-        Raises :class:`ValueError` for a wrong type or shape, and for values that the dtype or the column's type does
-        not allow.
+        Raises :class:`ValueError` for a wrong type or shape, and for values that the column does not allow.
         """
         array = to_numbers(column, value)
         if column.kind == "fixed":
@@ -151,8 +150,8 @@ def _check_classes(column: Column, array: NDArray[Any]) -> None:
 def to_numbers(column: Column, value: Any) -> NDArray[Any]:
     """Converts ``value`` to a contiguous array of the column's dtype, of any shape. Rounds floats to a smaller dtype.
 
-    Raises :class:`ValueError` for values that are no numbers, floats in a column of integers, and numbers out of the
-    dtype's range.
+    Raises :class:`ValueError` for values that are no numbers, and for numbers out of the dtype's range. Integer columns
+    take no floats.
     """
     if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
         value = value.detach().cpu()
