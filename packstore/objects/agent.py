@@ -2,7 +2,7 @@
 
 obstore has threads, which a fork does not copy: a forked child of a process that used obstore would wait for them for
 ever. On Linux the workers of a ``DataLoader`` are such children. The first request of such a child starts an agent, a
-fresh interpreter, and hands it one end of a socket for each pending request. The agent ends when its parent does.
+fresh interpreter. Each pending request has a socket to the agent. The agent ends when its parent does.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def _read_profile(location: ParsedUrl) -> dict[str, Any]:
     Leaves out settings that the environment has. The region defaults to ``us-east-1``. For a profile that signs in,
     assumes a role or calls a program, ``credential_provider`` asks boto3 for keys.
 
-    Raises :class:`RemoteError` if a file cannot be read, if the profile that ``AWS_PROFILE`` names does not exist, or
-    if boto3 is needed and missing.
+    Raises :class:`RemoteError` if a file cannot be read, if boto3 is needed and missing, or if ``AWS_PROFILE`` names an
+    unknown profile.
     """
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}

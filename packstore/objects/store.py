@@ -18,7 +18,7 @@ from packstore.objects.values import ObjectInfo, RemoteError
 
 
 def open_objects(url: str | os.PathLike[str]) -> ObjectStore:
-    """Returns the object store at a URL; connects at the first request.
+    """Returns the object store at a URL. Connects at the first request.
 
     URLs: s3://bucket/path, gs://bucket/path, az://container/path, https://host/path (read only), file:///path or
     memory://name/path.

@@ -107,14 +107,14 @@ def create_store(
     identity: ConversionIdentity | None = None,
     restart: bool = False,
 ) -> StoreBuilder:
-    """Begins a new store in a work directory beside ``path``; :meth:`StoreBuilder.commit` publishes it at ``path``.
+    """Begins a new store in a work directory beside ``path``. :meth:`StoreBuilder.commit` publishes it at ``path``.
 
     Args:
         path: The destination, in an existing directory.
         format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's name.
         encoding: Encoding of the image column.
-        columns: All columns without size and digest: ``image`` first, then labels, ``key`` (ragged), ``checksum``
-            (uint64) and, for raw pixels of varying size, ``shape`` (int32, ``(3,)``).
+        columns: All columns without size and digest, ``image`` first. ``key`` (ragged) and ``checksum`` (uint64) are
+            required, and ``shape`` (int32, ``(3,)``) for raw pixels of varying size.
         overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
         sharded: Make ``path`` a directory of shards, each ended by :meth:`StoreBuilder.cut`.
         shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard. An

@@ -44,7 +44,7 @@ class Problem:
 
 
 def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """Views the bytes of an image as an array ``(H, W, C)`` or ``(C, H, W)`` of the column's dtype; copies nothing.
+    """Views the bytes of an image as an array ``(H, W, C)`` or ``(C, H, W)`` of the column's dtype. Copies nothing.
 
     Raises :class:`StoreError` if ``shape`` has not three dimensions or does not fit the bytes; ``where`` names the
     record in the message.
@@ -166,7 +166,7 @@ class Reader(ABC):
         """Raises :class:`StoreError` if a shard's file is missing or has another size. Does nothing for a store of one
         file.
 
-        Opening a sharded store does not check all files, so that a damaged one can still be verified and salvaged.
+        Opening a sharded store does not check all files: a damaged one can still be verified and salvaged.
         """
         return
 
@@ -236,8 +236,9 @@ class Reader(ABC):
         return column
 
     def mapped_ragged_column(self, name: str) -> Ragged | None:
-        """Returns the ragged column ``name`` if all of it is mapped or in memory, else None; always None for a sharded
-        store.
+        """Returns the ragged column ``name`` if all of it is mapped or in memory, else None.
+
+        Returns None for a fixed column, and always for a sharded store.
         """
         return None
 
@@ -292,29 +293,26 @@ class Reader(ABC):
         return np.zeros(1, np.int64)
 
     def part_places(self) -> list[str]:
-        """Returns the path of each of :meth:`parts`; for a store at a URL, the URL of its object."""
+        """Returns the path of each of :meth:`parts`, or for a store at a URL the URL of its object."""
         return [str(self.path)]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` are on this machine, so that reading fetches
-        nothing.
-        """
+        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` can be read without fetching anything."""
         return np.ones(len([*numbers]), np.bool_)
 
     def mark_suspect(self, index: int) -> None:  # noqa: B027 - most stores have no cache
-        """Notes that a record does not match its checksum. A cached copy of its shard is then proven again before its
-        next use.
+        """Notes that a record does not match its checksum. A cached copy of its shard is verified before its next use.
 
         Does nothing for a store without a cache.
         """
 
     @property
     def unchecked_reader(self) -> Reader:
-        """The reader of the same open files that checks no checksums; this reader itself if it checks none."""
+        """The reader of the same open files that compares no checksums. This reader itself if it compares none."""
         return self
 
     def key(self, index: int) -> str:
-        """Returns the key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
+        """Returns the key of a record. Bytes that are not UTF-8 become surrogates, as in file names."""
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
@@ -373,13 +371,14 @@ class Reader(ABC):
         return
 
     def split(self, name: str | None) -> Split:
-        """Returns the range of split ``name``; for None that of the whole store, named ``all``. Raises
-        :class:`KeyError` for an unknown name.
+        """Returns the range of split ``name``. For None returns the range of the whole store, named ``all``.
+
+        Raises :class:`KeyError` for an unknown name.
         """
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:
-        """Returns the bytes that the store takes on disk, or at a URL the bytes of its objects."""
+        """Returns the bytes that the store takes on disk. For a store at a URL, returns the bytes of its objects."""
         return disk_bytes(self.path) if self.nbytes is None else self.nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -403,14 +402,14 @@ class Reader(ABC):
 
 
 class FileWriter(ABC):
-    """Writes one file of one format: images as they come, then everything else in :meth:`seal`.
+    """Writes one file of one format: images in :meth:`append`, everything else in :meth:`seal`.
 
-    It writes exactly to its path; :class:`packstore.stores.builder.StoreBuilder` handles the work directory, shards and
+    Writes to no other path. :class:`packstore.stores.builder.StoreBuilder` handles the work directory, shards and
     splits. Memory does not grow with the number of records.
     """
 
     def __init__(self, path: Path, image: Column) -> None:
-        """``image`` describes the image column; its ``nbytes`` is not known yet."""
+        """``image`` describes the image column. Its ``nbytes`` is not known yet."""
         self.path = path
         self.image = image
 
@@ -433,7 +432,7 @@ class FileWriter(ABC):
     def check_synced(self) -> None:
         """Raises the :class:`OSError` of an earlier sync in the background. Call it after syncing the sealed file.
 
-        Linux reports a failed write only once, so the later sync does not fail.
+        Linux reports a failed write only once: the later sync does not fail.
         """
         return
 

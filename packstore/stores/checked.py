@@ -57,8 +57,9 @@ class CheckedReader(DelegatingReader):
         return self._verify_record(index, self._reader.view(index))
 
     def column(self, name: str) -> ColumnData:
-        """Returns a whole column unchecked; in a store without row checksums, after checking its digest. Raises
-        :class:`StoreError` for ``image`` and for a wrong digest.
+        """Returns a whole column unchecked. In a store without row checksums, checks its digest before.
+
+        Raises :class:`StoreError` for ``image`` and for a wrong digest.
         """
         if name == "image":
             raise StoreError("checksums='always' reads images one by one, so they are no array")
@@ -67,16 +68,18 @@ class CheckedReader(DelegatingReader):
         return self._reader.column(name)
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the value unchecked; in a store without row checksums, after checking the column's digest. Raises
-        :class:`StoreError` for a wrong digest.
+        """Returns the value unchecked. In a store without row checksums, checks the column's digest before.
+
+        Raises :class:`StoreError` for a wrong digest.
         """
         if self._row is None:
             self.verify_column(name)
         return self._reader.value(name, index)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values unchecked; in a store without row checksums, after checking the column's digest. Raises
-        :class:`StoreError` for a wrong digest.
+        """Returns the values unchecked. In a store without row checksums, checks the column's digest before.
+
+        Raises :class:`StoreError` for a wrong digest.
         """
         if self._row is None:
             self.verify_column(name)

@@ -100,14 +100,12 @@ class ConcatReader(Reader):
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """The ranges of records in order, each with its store's number, its first record in the joined store, and its
-        number of records.
-        """
+        """The ranges of records in order, as (number of the store, first record in the joined store, length)."""
         return [(run.store, run.start, run.length) for run in self._ranges]
 
     @cached_property
     def unchecked_reader(self) -> Reader:
-        """A reader of the stores' unchecked readers; this reader if no store checks."""
+        """A reader of the stores' unchecked readers. This reader itself if no store compares checksums."""
         if all(reader.unchecked_reader is reader for reader in self._readers):
             return self
         return ConcatReader([reader.unchecked_reader for reader in self._readers])
@@ -152,7 +150,7 @@ class ConcatReader(Reader):
         return local
 
     def part_places(self) -> list[str]:
-        """Returns the path or URL of each part; a file with several splits comes several times."""
+        """Returns the path or URL of each part. A file with several splits is listed several times."""
         names = [reader.part_places() for reader in self._readers]
         return [names[store][local] for store, local in self._part_table[1]]
 

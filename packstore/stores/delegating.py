@@ -21,7 +21,7 @@ class DelegatingReader(Reader):
     """
 
     def __init__(self, reader: Reader, manifest: Manifest | None = None) -> None:
-        """``manifest`` describes the wrapped store as this reader presents it; None takes that of ``reader``."""
+        """``manifest`` describes the wrapped store as this reader presents it. None takes that of ``reader``."""
         super().__init__(reader.path, reader.manifest if manifest is None else manifest)
         self._reader = reader
         self.nbytes = reader.nbytes

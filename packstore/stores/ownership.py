@@ -1,4 +1,4 @@
-"""Tells which files belong to a store; packstore never removes any other."""
+"""Tells which files belong to a store. packstore never removes any other."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from packstore.stores.base import parse_manifest
 def read_sharded_manifest(path: Path) -> Manifest:
     """Reads the manifest and the table of shards of the sharded store at ``path``.
 
-    Raises :class:`StoreError` if one of them is missing or damaged, if the manifest names no shards, or if the shards'
-    suffix is not that of their format.
+    Raises :class:`StoreError` if one of them is missing or damaged. Raises it also if the manifest names no shards, or
+    shards with a suffix of another format.
     """
     file = path / MANIFEST_FILE
     shown = printable(str(path))

@@ -1,4 +1,4 @@
-"""Brings the images of several stores to one stored form, so that they can be read as one store.
+"""Brings the images of several stores to one stored form, to read them as one store.
 
 Image files stay as they are. Beside them, 8-bit pixels are read as netpbm files, which hold the same pixels. Floating
 point images of one normalisation are read as float32.
@@ -185,7 +185,7 @@ class UnifiedReader(DelegatingReader):
 
     @property
     def unchecked_reader(self) -> Reader:
-        """A reader of the unchecked store with the same conversion; this reader if the store checks nothing."""
+        """A reader of the unchecked store with the same conversion. This reader itself if the store checks nothing."""
         plain = self.store.unchecked_reader
         return self if plain is self.store else UnifiedReader(plain, self.manifest, self._convert)
 

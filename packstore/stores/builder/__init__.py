@@ -243,12 +243,12 @@ class StoreBuilder:
             versions: Versions of the software.
             counted: Further options that only the store's manifest has, not those of its shards.
             skipped: Entries that were left out; only in the store's manifest.
-            position: See :meth:`checkpoint`. For the receipt of a run that is killed after publishing: the next run
-                then knows that the store is complete.
+            position: See :meth:`checkpoint`. If this run is killed after publishing, its last receipt tells the next
+                run that the store is complete.
 
         Raises:
-            StoreError: There are no records or no ``origin``, two records have the same key, the builder is committed
-                or aborted already, or a file reads back differently.
+            StoreError: There are no records or no ``origin``. Two records have the same key. A file reads back
+                differently. The builder is committed or aborted already.
             DestinationError: The store cannot be written or moved.
         """
         self._require_open()

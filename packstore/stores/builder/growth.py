@@ -2,7 +2,7 @@
 
 A reader opens the old store or the new one, since the manifest names the table, and the table the shards. Until the
 manifest is replaced, the store's directory holds files that it does not name. A marker file in the work directory lists
-them, so that the next run after a kill can remove them (:meth:`WorkDirectory.undo_interrupted_publish`).
+these files. After a kill, the next run removes them by :meth:`WorkDirectory.undo_interrupted_publish`.
 """
 
 from __future__ import annotations

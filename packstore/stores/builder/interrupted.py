@@ -117,7 +117,7 @@ class InterruptedRun:
             source.rename(path)
 
     def remove(self) -> None:
-        """Removes the run's directory; logs a warning if that fails. Images already returned stay valid."""
+        """Removes the run's directory, and logs a warning if that fails. Images already returned stay valid."""
         try:
             remove_run(self.path)
         except OSError as error:

@@ -4,29 +4,29 @@
 that it writes:
 
 - a *journal*, 24 bytes a record: size and checksum of the image, checksum of the row;
-- one file for each other column, with its values one after another, and for a ragged one a file of offsets;
+- a file for each other column with its values one after another, and a file of offsets for each ragged one;
 - the rows of the sealed shards, as in a :class:`packstore.core.shards.ShardTable`;
-- every few seconds a *receipt*: a JSON file with the number of records, the digest of the journal so far, the sealed
-  shards, the :class:`ConversionIdentity` of the conversion, and the :class:`SourcePosition` reached.
+- every two seconds a *receipt*: a JSON file, see :class:`Receipt`.
 
 The receipt is replaced in one step and never synced: a power cut may lose the last seconds.
 
-**The next run** to the same destination (:mod:`packstore.stores.builder.interrupted`) takes the receipt that got
-furthest, if its identity is equal and the source is unchanged up to that position; else it starts afresh and logs why.
-It trusts nothing unproven: it compares the journal with the receipt, each record with its checksum and each sealed
-shard with its SHA-256, and uses the records from the first one up to the first that fails. Sealed shards are linked,
-other images and values copied; labels and keys that the source lists are read from the source again
-(:mod:`packstore.packing.resume`). The old run's directory is removed once the new run's receipt has as many records, so
-repeated kills lose nothing.
+**The next run** to the same destination (:mod:`packstore.stores.builder.interrupted`) looks for receipts of an equal
+identity whose source is unchanged up to the position. It takes the receipt with most records, or starts afresh and logs
+why. It checks everything: the journal by the receipt, each record by its checksum, each sealed shard by its SHA-256.
+The records before the first that fails are used. Sealed shards are linked; other images and values are copied. Labels
+and keys that the source lists are read from the source again (:mod:`packstore.packing.resume`). The old run's directory
+is removed once the new run's receipt has as many records. Repeated kills therefore lose nothing.
 
 **A kill at the end**: the last receipt, written before the store gets its name, has the store's manifest digest and
-inode. If a store with both is at the destination and the work directory still exists, the run was complete, and the
-same conversion only removes that directory.
+inode. If a store with both is at the destination, the run was complete. The same conversion then only removes the work
+directory.
 
-**Other records of unfinished work**, each of something else: a conversion by many machines has a plan and one receipt a
-shard as objects at the destination (:mod:`packstore.cluster.receipts`); an export has one receipt a shard
-(:mod:`packstore.exports.staging`); an append has a marker of the files that it adds
-(:mod:`packstore.stores.builder.growth`).
+**Other notes of unfinished work**:
+
+- a conversion by many machines: a plan, and a receipt for each shard, as objects at the destination
+  (:mod:`packstore.cluster.receipts`)
+- an export: a receipt for each shard (:mod:`packstore.exports.staging`)
+- an append: a marker with the files that it adds (:mod:`packstore.stores.builder.growth`)
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ class SplitRanges:
 
     @property
     def last_name(self) -> str | None:
-        """Name of the split of the last record; None if no record has a split."""
+        """Name of the split of the last record. None if no record has a split."""
         return self.ranges[-1].name if self.ranges else None
 
     def refuse_split(self, split: str) -> None:
         """Raises :class:`StoreError` if the next records cannot have this split, which may be ``""``.
 
-        That is so if the split has ended, or if only some records would have a split.
+        They cannot if the split has ended, or if only some records would have a split.
         """
         if split and not self._splitless:
             if any(each.name == split for each in self.ranges[:-1]):

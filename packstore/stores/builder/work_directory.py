@@ -89,8 +89,8 @@ class WorkDirectory:
         """Creates and locks the directory, or locks the one that a dead run left.
 
         Raises:
-            DestinationError: Another process writes to the destination (the message has its pid and host), a foreign
-                file has the directory's name, or the directory cannot be created.
+            DestinationError: Another process writes to the destination; the message has its pid and host. Or a foreign
+                file or directory has the directory's name, or the directory cannot be created.
         """
         self.path = work_path(destination)
         self._destination = destination
@@ -246,7 +246,7 @@ class WorkDirectory:
         return owner
 
     def _in_use_error(self, owner: Owner | None) -> DestinationError:
-        """Returns the error for a destination that another process is writing; names ``owner`` if it is known."""
+        """Returns the error for a destination that another process is writing. Names ``owner`` unless that is None."""
         who = "another process"
         if owner is not None:
             who = f"process {owner.pid} on {printable(owner.host)}"
@@ -352,7 +352,7 @@ def list_runs(path: Path) -> list[Path]:
 
 
 def remove_run(path: Path) -> None:
-    """Removes the directory of one run. Leaves files that packstore did not write, and then also the directory."""
+    """Removes the directory of one run. Leaves files that packstore did not write, and the directory if it has any."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     for name in (JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)

@@ -187,7 +187,7 @@ class Hdf5File(FileBytes):
         return Extent(_parse_dtype(bodies[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
 
     def _read_dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
-        """Yields the links or attributes of an object that are in a heap outside its header; none without a heap.
+        """Yields the links or attributes of an object that are in a heap outside its header, if there is a heap.
 
         Raises :class:`UnsupportedHdf5Error` for an unknown form of ``info``.
 

@@ -2,7 +2,7 @@
 
 A fractal heap holds the objects, and a version 2 B-tree locates them: chapters III.A.2 and III.G of the "HDF5 File
 Format Specification Version 3.0". This module knows heaps of up to 512 KiB and trees of two levels, enough for
-thousands of columns, and refuses larger ones.
+thousands of columns. It refuses larger ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes HDF5 as plain contiguous datasets with the manifest as an attribute; reads it through a map of the file.
+"""Writes HDF5 as plain contiguous datasets with the manifest as an attribute, and reads it through a map of the file.
 
 Layout:
 
@@ -290,7 +290,7 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
 def _create_file(file: Any) -> Any:
     """Returns a new ``h5py.File`` that writes to ``file``, a Python file.
 
-    Stores no times, so that the same input gives the same bytes.
+    Stores no times: the same input gives the same bytes.
     """
     import h5py  # only writing needs it
 

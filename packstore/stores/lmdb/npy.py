@@ -1,8 +1,8 @@
 """Reads the header of ``.npy`` (NEP 1, version 1.0, ``numpy.lib.format``): the container of a whole column in an LMDB.
 
-numpy parses this header as Python source. This module does not: damaged text makes numpy raise nearly any exception,
-and in CPython 3.11 parsing occasionally fails while another thread parses Python ("AST constructor recursion depth
-mismatch").
+numpy parses this header as Python source, and raises nearly any exception for damaged text. In CPython 3.11 its parsing
+occasionally fails while another thread parses Python ("AST constructor recursion depth mismatch"). This module parses
+the header itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads LMDB's pages without LMDB, with bounds checks, over a map of the file.
 
-LMDB has no checksums and trusts its pages. A damaged size or page number can crash the process instead of raising an
-error, since py-lmdb touches every page of a value before it returns the value. Its views also dangle once another
-thread closes the environment.
+LMDB has no checksums and trusts its pages. py-lmdb touches every page of a value before it returns the value: a damaged
+size or page number can crash the process instead of raising an error. Its views also dangle once another thread closes
+the environment.
 
 :meth:`Pages.walk_entries` checks every branch and leaf page, on request also the header of every overflow run, and
 reports the faults.

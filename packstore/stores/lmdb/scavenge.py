@@ -1,8 +1,8 @@
 """Recovers records from a damaged LMDB by looking at every page, since the branch pages may be damaged.
 
-A leaf page holds whole entries: the key (a column's name, a record number, or both) and the value, or the number of the
-page where a long value begins. The file may still hold older copies of a page, so a record can have several candidates.
-A long image whose entry is lost is recognised by its checksum.
+A leaf page holds whole entries. The key of an entry is a column's name, a record number, or both. After the key is the
+value, or the number of the page at which a long value begins. The file may still hold older copies of a page: a record
+can have several candidates. A long image whose entry is lost is recognised by its checksum.
 """
 
 from __future__ import annotations

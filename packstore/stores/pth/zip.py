@@ -45,8 +45,8 @@ class ZipError(Exception):
 class Archive:
     """Reads the entries of a ``.pth`` file from a map of it.
 
-    Opening raises :class:`ZipError` for entries that overlap or have the same name, for more than 10,000 entries, and
-    for a zip without exactly one ``data.pkl`` of torch.
+    Opening raises :class:`ZipError` for a damaged directory, for entries that overlap or have the same name, and for
+    more than 10,000 entries. It also refuses a zip that does not have exactly one ``data.pkl`` of torch.
 
     Attributes:
         map: The whole file, ``uint8``; arrays over it keep the map alive.

@@ -1,7 +1,7 @@
 """Finds and removes objects that a store at a URL does not need: of killed runs, and of replaced versions.
 
-Removes only objects that are provably packstore's: shards and tables have the first digits of their SHA-256 in their
-names, and all notes of a conversion are JSON with its own SHA-256 in it.
+Removes only objects that packstore wrote. Shards and tables have digits of their SHA-256 in their names. All notes of a
+conversion are JSON that contains its own SHA-256.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class FetchingReader(Protocol):
         """Fetches a part into the cache, unless it is there. Raises :class:`StoreError` if that fails."""
 
     def release_shards(self, numbers: Collection[int]) -> None:
-        """Closes parts. The cache may then evict them."""
+        """Closes parts, which the cache may evict from now on."""
 
     def refuse_requests(self) -> AbstractContextManager[None]:
         """Aborts pending requests, and refuses new ones until the context ends."""

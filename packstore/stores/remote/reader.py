@@ -56,8 +56,8 @@ class RemoteReader(ShardedReader):
     """Reads the version of a store that was the newest when it was opened. A version never changes.
 
     The thread that needs a shard fetches it whole. Other threads may fetch other shards meanwhile. An open shard cannot
-    leave the cache. If the store has more than half the cache's budget, views are copies, and the shards that were used
-    longest ago are closed to make room. A failed fetch is not tried again for ten seconds.
+    leave the cache. If the store has more bytes than half the cache's budget, views are copies, and the shards that
+    were used longest ago are closed. A failed fetch is not tried again for ten seconds.
 
     Attributes:
         head: Head of the store when it was opened.
