@@ -45,9 +45,12 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
     Args:
         path: The store, or its URL: ``s3://bucket/imagenet.lmdb``.
-        checksums: ``"never"``; ``"always"`` to check each record when it is read, see
-            :class:`packstore.stores.checked.CheckedReader`; or ``"auto"`` for the checks that cost little, see
-            :class:`packstore.stores.sparingly_checked.SparinglyCheckedReader`. The manifest is always checked.
+        checksums: Checks of records when they are read. The manifest is always checked.
+
+            - ``"never"``: none
+            - ``"always"``: all, see :class:`packstore.stores.checked.CheckedReader`
+            - ``"auto"``: those that cost little, see
+              :class:`packstore.stores.sparingly_checked.SparinglyCheckedReader`
 
     Raises:
         StoreError: There is no valid packstore store; the message says what is there.
@@ -119,13 +122,14 @@ def create_store(
         sharded: Make ``path`` a directory of shards, each ended by :meth:`StoreBuilder.cut`.
         shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard. An
             image that is larger is alone in its shard.
-        identity: If given, an interrupted run leaves its work beside ``path``, and another one with an equal identity
-            can resume from it: see :mod:`packstore.stores.builder.journal`. None leaves nothing behind.
+        identity: With an identity, an interrupted run leaves its work beside ``path``. Another run with an equal
+            identity can resume from this work, see :mod:`packstore.stores.builder.journal`. None leaves nothing behind.
         restart: Do not resume an interrupted run.
 
     Raises:
-        UsageError: An unknown format; an empty path, or a URL.
-        DestinationError: The destination exists, is foreign, or cannot be written.
+        UsageError: An unknown format, an empty path, or a URL.
+        DestinationError: The destination exists without ``overwrite``, is no store, cannot be written, or is being
+            written by another process.
         StoreError: Columns or a shard size that no store can have.
     """
     check_paths(path)

@@ -114,7 +114,7 @@ class Reader(ABC):
         nbytes: Bytes of a store at a URL; None for a store on this machine.
         checks_records: Whether each record is checked against its checksums when it is read.
         converts_images: Whether :meth:`read` converts images. Checksums cover images as stored.
-        has_image_array: Whether :meth:`column` also returns images: a fixed column as one array, without a copy.
+        has_image_array: Whether :meth:`column` also returns ``image``, without a copy.
     """
 
     checks_records = False
@@ -193,10 +193,9 @@ class Reader(ABC):
         return iter(())
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the operating system to read all of ``view``, which is ``self.view(index)``, from the disk. Does nothing
-        by default.
+        """Asks the operating system to read all of ``view``, which is ``self.view(index)``, from the disk.
 
-        Pure overhead (6 µs, more under contention) if the view is already in memory.
+        Does nothing by default. Only costs time, 6 µs or more, if the view is already in memory.
         """
         return
 
@@ -257,9 +256,10 @@ class Reader(ABC):
         return not column.nullable or bool(self.value(column.valid_name, index))
 
     def item(self, name: str, index: int) -> Any:
-        """Returns a record's value of column ``name`` as it was given to the writer, see
-        :func:`packstore.core.columns.from_stored`. None if the record has no value. For ``image``: the file's bytes or
-        :meth:`array`. Raises :class:`KeyError` for an unknown column.
+        """Returns a record's value of column ``name`` as it was given to the writer, or None if it has no value.
+
+        See :func:`packstore.core.columns.from_stored`. For ``image``, returns the file's bytes or :meth:`array`. Raises
+        :class:`KeyError` for an unknown column.
         """
         column = self.manifest.column(name)
         if name == "image":
@@ -316,8 +316,7 @@ class Reader(ABC):
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Checks the values of some records in the columns ``names``, but no images. Returns the faults by record
-        number.
+        """Checks the values of some records in the columns ``names``, but no images. Returns faults by record number.
 
         The default checks class numbers in fixed columns: a number without a class is a fault. It returns the first
         fault of each record. Readers that verify checksums also find damaged values.
@@ -421,7 +420,7 @@ class FileWriter(ABC):
         """Closes files after the last record is appended. :meth:`seal` or :meth:`abort` follows later. Does nothing by
         default.
 
-        A store may seal its many shards all at the end. It cannot keep a file open for each of them.
+        A store of many shards may seal all of them at the end, and cannot keep so many files open.
         """
         return
 

@@ -27,17 +27,18 @@ def find_invalid_class(column: Column, data: Any) -> int | None:
 
 
 class CheckedReader(DelegatingReader):
-    """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
+    """Wraps a reader and checks records when they are read.
 
-    Raises :class:`CorruptRecordError` for
+    - :meth:`read` and :meth:`view` check the image and all fields: label, key and others.
+    - :meth:`key` checks all fields.
+    - :meth:`value`, :meth:`values` and :meth:`column` check nothing: one bad label would make all others unreadable.
+      Call :meth:`check_fields` or :meth:`find_faults` for these.
 
-    - an image that does not match its checksum,
-    - fields that do not match the row checksum,
-    - a class number without a class.
+    Raises :class:`CorruptRecordError` for an image that does not match its checksum, for fields that do not match the
+    row checksum, and for a class number without a class.
 
-    Does not check whole columns that it returns: one bad label would make all others unreadable. A store without row
-    checksums is checked column by column instead. Raises :class:`StoreError` there if a column does not match its
-    digest.
+    A store without row checksums is checked column by column instead: all these methods raise :class:`StoreError` if a
+    column does not match its digest.
     """
 
     checks_records = True
@@ -114,7 +115,7 @@ class CheckedReader(DelegatingReader):
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:
-        """Does what :meth:`verify_column` does, for each file of the store. Subclasses override only that method."""
+        """Does what :meth:`verify_column` does here, even if a subclass overrides that method."""
         if name in self._sound:
             return
         for part in self._reader.parts():

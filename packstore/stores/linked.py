@@ -150,7 +150,7 @@ class LinkedReader(Reader):
                     yield Problem(f"{what} has {found} bytes, not {nbytes}")
 
     def close(self) -> None:
-        """Closes the store, and releases the linked files that it may share with other shards. They open them again."""
+        """Closes the store, and releases the linked files. Other shards that share the files open them again."""
         self._files.clear()
         self._reader.close()
 
@@ -204,9 +204,9 @@ class LinkedReader(Reader):
 
 
 def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns the linked files in order of first use: by path or URL, (number of images, end of the last one in bytes).
+    """Returns the linked files by path or URL, in order of first use.
 
-    ``folder``: the store's :func:`link_folder`.
+    Each has (number of images, byte at which the last of them ends). ``folder``: the store's :func:`link_folder`.
     """
     counts, ends = Counter[bytes](), dict[bytes, int]()
     for part in reader.parts():

@@ -13,8 +13,8 @@ from packstore.stores.base import Reader
 class ProvenRecords:
     """Reads the records of an open store from any thread, and compares each with its checksums.
 
-    A row is all values of a record but the image. It is read and checked once; a reader with ``checksums="always"``
-    checks the whole row again for each value. Rows of a store without row checksums are not checked.
+    :meth:`read_row` reads and checks all values of a record but the image at once. A reader with ``checksums="always"``
+    would check them all again for each value. Rows of a store without row checksums are not checked.
     """
 
     def __init__(self, reader: Reader) -> None:

@@ -193,7 +193,7 @@ class ShardedReader(Reader):
             reader.close()
 
     def shard(self, number: int) -> Reader:
-        """Returns the reader of a shard. Opens a closed one, and may close others to make room.
+        """Returns the reader of a shard. Opens the shard if need be, and may close others to make room.
 
         Raises:
             StoreError: The shard is missing, incomplete, or not the one that the table lists. The store was replaced,
@@ -230,9 +230,9 @@ class ShardedReader(Reader):
         """
 
     def check_files(self) -> None:
-        """Raises :class:`StoreError` if the file of a closed shard is missing or has another size.
+        """Raises :class:`StoreError` if the file of a shard that is not open is missing or has another size.
 
-        The error says so if another store has replaced this one.
+        If another store has replaced this one, the error says that instead.
         """
         try:
             with self._lock:

@@ -36,7 +36,7 @@ class SparinglyCheckedReader(CheckedReader):
 
     - Image files: compares each with its checksum whenever it is read.
     - Arrays: compares the array with its checksum at one of :data:`ARRAY_SHARE` reads of the record. Each process
-      begins to count at a random number. Worker processes of one epoch therefore check different records.
+      begins to count at a random number. Worker processes that live for one epoch do not always check the same records.
     - Small columns: on first use, copies the values of a file of the store, and compares the copy with the column's
       digest and its range of classes. Returns values from the copy, which later changes of the file cannot affect.
     - Other columns: compares the record with its row checksum when a value is read first, and keeps the value's hash,
@@ -126,7 +126,7 @@ class SparinglyCheckedReader(CheckedReader):
         return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values from the checked copy of the column. If one is in no checked copy, reads all unchecked.
+        """Returns the values from the checked copy of the column. If a value is in no such copy, reads all unchecked.
 
         :meth:`find_faults` reports the damaged ones.
         """
@@ -141,7 +141,7 @@ class SparinglyCheckedReader(CheckedReader):
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Checks records whose values are not in a checked copy of the column by their row checksums.
+        """Checks by row checksum the records whose values are in no checked copy of a column.
 
         Returns the first fault of each record. In a store without row checksums, raises :class:`StoreError` if any
         column is damaged.

@@ -119,7 +119,7 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Sets the manifest's facts, which :meth:`commit` does not need any more. Call it before the first record.
+        """Sets these facts of the manifest before the first record. :meth:`commit` does not need them any more.
 
         With these facts, each shard is sealed once it is full. Another run can resume from sealed shards.
         """
@@ -237,10 +237,10 @@ class StoreBuilder:
         Returns the manifest. On an error, aborts the builder.
 
         Args:
-            origin: Origin of the records.
-            normalization: Normalisation of the stored images.
-            options: Options of the conversion. After :meth:`describe`, the first four arguments have no effect.
-            versions: Versions of the software.
+            origin: Origin of the records; not used after :meth:`describe`.
+            normalization: Normalisation of the stored images; not used after :meth:`describe`.
+            options: Options of the conversion; not used after :meth:`describe`.
+            versions: Versions of the software; not used after :meth:`describe`.
             counted: Further options that only the store's manifest has, not those of its shards.
             skipped: Entries that were left out; only in the store's manifest.
             position: See :meth:`checkpoint`. If this run is killed after publishing, its last receipt tells the next

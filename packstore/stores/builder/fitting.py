@@ -14,12 +14,15 @@ from packstore.core.manifest import Column
 
 
 def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int) -> None:
-    """Raises :class:`StoreError` naming the first record whose values do not fit together:
+    """Checks that the values of each record fit together:
 
     - Ragged values fit their shape or width.
-    - Class numbers of a ragged column have a class. This error names the column, no record.
+    - Class numbers of a ragged column have a class.
     - A missing value is empty or zero.
     - Parallel columns, such as boxes and their labels, have equally many rows.
+
+    Raises :class:`StoreError` naming the first record that does not fit. For a class number without a class, it names
+    only the column.
 
     Args:
         columns: Columns of the store, ``image`` first.

@@ -44,8 +44,8 @@ def publish_growth(
 ) -> None:
     """Publishes ``new`` at ``destination`` in place of the store ``old``, in one step.
 
-    Of a sharded store, removes the files that only the old one needed. Of an unsharded one, exchanges the store for a
-    directory of shards. The old store then lies in the work directory, which the caller removes.
+    Of a sharded store, removes the files that only the old one needed. Exchanges an unsharded store for a directory of
+    shards. Afterwards the old store is in the work directory, which the caller removes.
 
     Args:
         work: The work directory of ``destination``.

@@ -164,9 +164,10 @@ class InterruptedRun:
 def find_interrupted_run(
     runs: Sequence[Path], identity: ConversionIdentity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
-    """Finds the run with this identity and an unchanged source that has most records. On a tie, takes the first one.
+    """Finds a run to resume from: one with this identity whose source is unchanged.
 
-    Returns None if there is none, or if ``restart`` is set. Logs a warning if there are runs, but none to resume from.
+    Of several, takes the first of those with most records. Returns None if there is none, or if ``restart`` is set.
+    Logs a warning if there are runs, but none to resume from.
     """
     best: InterruptedRun | None = None
     why = ""
