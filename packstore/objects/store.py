@@ -73,7 +73,7 @@ class ObjectStore:
     def stream(self, name: str) -> Iterator[bytes | memoryview]:
         """Yields an object's bytes, a MB or more at a time.
 
-        Requests nothing before the first piece. Raises :class:`MissingObjectError` if there is no such object.
+        Requests nothing until the first piece is taken. Raises :class:`MissingObjectError` if there is no such object.
         """
         return self._iterate("stream", name)
 
@@ -131,7 +131,7 @@ class ObjectStore:
         return open_objects, (self.url,)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of :class:`Direct` in another thread, which signals interrupt.
+        """Calls a method of :class:`Direct` in another thread, while this thread handles signals.
 
         In a forked process, the agent calls the method instead. Raises :class:`UsageError` without obstore, and
         :class:`RemoteError` for ``memory://`` in a forked process.

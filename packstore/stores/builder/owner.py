@@ -75,7 +75,7 @@ def write_owner(descriptor: int, destination: str) -> None:
 
 
 def is_held(path: Path, owner: Owner) -> bool:
-    """Returns whether a process uses the work directory: holds its lock.
+    """Returns whether a process holds the lock of the work directory.
 
     - File system without locks: whether ``owner`` may still run. True for any other host.
     - No permission to open the owner file: True.

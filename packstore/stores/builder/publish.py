@@ -132,8 +132,8 @@ class Staging:
         Raises :class:`DestinationError` for
 
         - a symbolic link,
-        - anything else that exists, without ``overwrite``,
-        - anything but a store without foreign files, with ``overwrite``.
+        - without ``overwrite``: anything that exists,
+        - with ``overwrite``: anything but a store, and a store with foreign files.
         """
         shown = printable(str(self.destination))
         with writing(self.destination):

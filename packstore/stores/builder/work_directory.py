@@ -6,9 +6,9 @@ The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
     run-00001/    the work of one run: the staged store, its columns, a journal of its records, its receipt
     added/        records to append to a store, packed as a store of their own, with its own work directory
 
-A killed run leaves the directory behind, unlocked. The next run with the same destination resumes from it (see
-:mod:`packstore.stores.builder.journal`), and ``packstore clean`` removes it. A directory is packstore's own only if its
-``owner`` names the destination beside it, and only files with names that packstore gives are removed from it.
+A killed run leaves the directory behind, unlocked. The next run with the same destination resumes from it, see
+:mod:`packstore.stores.builder.journal`. ``packstore clean`` removes it. A directory is packstore's own only if its
+``owner`` names the destination beside it. Only files with names that packstore gives are removed from it.
 """
 
 from __future__ import annotations

@@ -247,6 +247,7 @@ def _map_dataset(
 
     Raises:
         StoreError: It is missing, has another dtype or shape, or is not contiguous within this file.
+        Hdf5Error: Its structure is damaged.
     """
     address = _find_dataset_address(members, name, shown)
     try:

@@ -50,7 +50,7 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
     """Recovers the columns and images of a ``data.mdb`` from its bytes.
 
     The manifest is ``hint``, which is known from elsewhere, or else the last one in an entry. If its digest does not
-    match, a manifest that is found anywhere in the file goes first. Without a manifest, the highest record number
+    match, :func:`find_manifest` searches the whole file for a better one. Without a manifest, the highest record number
     gives the number of records.
     """
     scan = _PageScan(data)

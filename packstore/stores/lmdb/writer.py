@@ -5,8 +5,8 @@ Layout:
 - ``b"%010d" % i``: the bytes of an image
 - ``b"label"``: a fixed column as ``.npy``
 - ``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1): a ragged column
-- ``b"mask/%010d" % i``: the bytes of a value, for a fixed or ragged column with an entry per record. It is large, or
-  may have large values: see :attr:`packstore.core.column.Column.one_by_one`.
+- ``b"mask/%010d" % i``: the bytes of a value, for a fixed or ragged column with an entry per record. Such a column is
+  large, or may have large values: see :attr:`packstore.core.column.Column.one_by_one`.
 - ``b"manifest"``: JSON
 
 Letters sort after digits, so the whole file is written by sorted appends.
@@ -89,8 +89,8 @@ class LmdbWriter(FileWriter):
     def _append_values(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
         """Appends values under ``key % record`` and the following numbers. Returns the next record.
 
-        Writes a transaction for each 4 MiB or 65,536 values, and syncs it in the background. Raises
-        :class:`StoreError` for a value of 4 GiB or more.
+        Writes a transaction for each 4 MiB or 65,536 values. Syncs in the background after it, unless a sync still runs
+        or the writer was suspended. Raises :class:`StoreError` for a value of 4 GiB or more.
         """
         pending, nbytes = self._pending, self._pending_bytes
         for image in values:
@@ -112,7 +112,7 @@ class LmdbWriter(FileWriter):
         return record
 
     def suspend(self) -> None:
-        """Writes pending images and closes the environment. Waits for the sync in the background, the last one."""
+        """Writes pending images and closes the environment. Waits for the running sync, and begins no other."""
         self._suspended = True
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._close_environment()

@@ -39,7 +39,10 @@ class Pth(Format):
         return PthWriter(path, image)
 
     def recognises(self, path: Path, start: bytes) -> bool:
-        """Recognises a zip by its suffix, or by its first entry: torch writes ``NAME/data.pkl`` or ``NAME/data/0``."""
+        """Returns whether a file is a zip with one of the suffixes, or with a first entry of torch.
+
+        Such an entry is ``NAME/data.pkl`` or ``NAME/data/0``.
+        """
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
         by_torch = _TORCH_ENTRY.fullmatch(name.partition(b"/")[2]) is not None
         return start.startswith(self.magic) and (by_torch or path.suffix.lower() in self.suffixes)

@@ -139,9 +139,11 @@ def read_writable_head(url: UrlPath) -> RemoteHead:
 
 
 def _list_possible_table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
-    """Yields the possible object names of the shard table: that in a version, and after it that in a plain copy.
+    """Yields the possible object names of the shard table.
 
-    Leaves out the name in a plain copy for a known version, and the name in a version if there are none.
+    - A known version: the name in a version.
+    - No version: the name in a plain copy of a local store.
+    - Versions cannot be listed: both names, in this order.
     """
     assert manifest.shards is not None
     if version or not can_list:

@@ -48,7 +48,7 @@ def reopen_remote(path: UrlPath, head: RemoteHead) -> RemoteReader:
 
 
 def read_remote_manifest(path: UrlPath) -> Manifest:
-    """Reads the manifest of the store at a URL. Fetches no shard, but a single-file store whole.
+    """Reads the manifest of the store at a URL. Fetches no shard, but fetches a single-file store whole.
 
     Raises the errors of :func:`open_remote`.
     """

@@ -1,8 +1,8 @@
 """Publishes a store at a URL: shards named by their digests, then the table, then a version created only if absent,
 then the hint.
 
-Objects belong to a store only once its version exists. Objects that a killed run leaves are found by ``packstore
-clean``. If two runs create the same version, one of them raises :class:`LostRaceError`.
+Objects belong to a store only once its version exists. ``packstore clean`` finds the objects that a killed run leaves.
+If two runs create the same version, one of them raises :class:`LostRaceError`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def hash_object(objects: ObjectStore, name: str) -> str:
 
 
 def download_shard(url: UrlPath, file: Path, digest: str) -> None:
-    """Downloads a shard's object to the new file ``file``, and syncs it. Tries a wrong SHA-256 up to three times.
+    """Downloads a shard's object to the new file ``file``, and syncs it. Tries three times to get the right SHA-256.
 
     Raises :class:`StoreError` if the SHA-256 stays wrong or the object cannot be fetched, and :class:`OSError` if the
     file cannot be written. The file stays after an error.
