@@ -270,7 +270,10 @@ def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
 
 
 def _parse_shape(body: memoryview) -> tuple[int, ...]:
-    """Returns the shape in a dataspace message. Raises :class:`Hdf5Error` for a null dataspace or a bad message."""
+    """Returns the shape in a dataspace message. Raises :class:`Hdf5Error` for a null dataspace or a bad message.
+
+    Raises :class:`UnsupportedHdf5Error` for a message of another version.
+    """
     if len(body) < 4 or body[0] not in (1, 2):
         raise UnsupportedHdf5Error("it has a dataspace of a form that packstore does not write")
     rank, at = body[1], 4 if body[0] == 2 else 8
