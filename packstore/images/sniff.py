@@ -44,8 +44,8 @@ IS_LFS_POINTER = "is a pointer of Git LFS without the file itself: run git lfs p
 
 
 def excess_pixels_message(width: int, height: int, max_pixels: int) -> str | None:
-    """Returns why an image of this size is refused, as a text to follow a file's name. Returns None if it has at most
-    ``max_pixels`` pixels."""
+    """Returns the error text for an image with too many pixels, to follow a file's name. Returns None if it has at most
+    ``max_pixels``."""
     if width * height <= max_pixels:
         return None
     return (
@@ -58,8 +58,9 @@ _MOST_VALUES = 16
 
 
 def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
-    """Returns why an array of so many values is refused, as a text to follow a file's name. Returns None for at most 16
-    values per pixel of ``max_pixels``. ``what`` describes the array in the text."""
+    """Returns the error text for an array with too many values, to follow a file's name.
+
+    Returns None for at most 16 values per pixel of ``max_pixels``. ``what``: description of the array, for the text."""
     if values <= _MOST_VALUES * max_pixels:
         return None
     return (
@@ -69,8 +70,9 @@ def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
 
 
 def unread_bits_message(info: ImageInfo) -> str | None:
-    """Returns why a JPEG or TIFF of so many bits per sample is refused, as a text to follow a file's name. Returns None
-    if packstore reads them, and for other kinds."""
+    """Returns the error text for a JPEG or TIFF whose bits per sample packstore does not read, to follow a file's name.
+
+    Returns None for other bits, and for other kinds."""
     if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
         return None
     return (
@@ -88,8 +90,10 @@ def max_file_bytes(max_pixels: int) -> int:
 
 
 def sniff(data: Data) -> ImageInfo:
-    """Parses the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if ``data`` is no
-    image, is of a kind that packstore does not read, or has a broken header or no pixels."""
+    """Parses the header of ``data``, a whole file.
+
+    Raises :class:`HeaderError`, and nothing else, if ``data`` is no image or of a kind that packstore does not read.
+    Raises it also for a broken header, and for an image without pixels."""
     return _parse_header(data if type(data) is bytes else bytes(data), False)
 
 
@@ -102,16 +106,19 @@ def check_header(data: Data) -> ImageInfo:
 
 
 def begins_like_image(start: bytes) -> bool:
-    """Tells if the first 16 bytes of a file identify an image, of a kind that packstore reads or not. False for
-    ``.npy``, which may be any array, and for BMP, netpbm and BigTIFF, whose first bytes other files may have."""
+    """Tells if the first 16 bytes of a file identify an image, also of a kind that packstore does not read.
+
+    False for ``.npy``, which may hold any array. False for BMP, netpbm and BigTIFF, too: other files may begin with the
+    same bytes."""
     if start.startswith(_SURE):
         return True
     return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or find_unread_kind(start) is not None
 
 
 def _parse_header(data: bytes, whole: bool) -> ImageInfo:
-    """Finds the parser of a file by its first bytes and calls it; ``whole`` also checks the end. Raises
-    :class:`HeaderError`, also for an empty file, an unread kind and a Git LFS pointer."""
+    """Finds the parser of a file by its first bytes and calls it. With ``whole``, also checks the end.
+
+    Raises :class:`HeaderError`, also for an empty file, an unread kind and a Git LFS pointer."""
     try:
         if data[:3] == b"\xff\xd8\xff":
             return parse_jpeg_header(data, whole)
@@ -136,8 +143,9 @@ def _parse_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_png(data: bytes, whole: bool) -> ImageInfo:
-    """Parses IHDR; ``whole`` also walks the chunks to IEND. Raises :class:`HeaderError` for a damaged or truncated
-    file."""
+    """Parses IHDR. With ``whole``, also walks the chunks to IEND.
+
+    Raises :class:`HeaderError` for damage; a truncated header raises :class:`struct.error`."""
     length, name, width, height, depth, color = struct.unpack_from(">I4sIIBB", data, 8)
     if name != b"IHDR" or length != 13 or color not in _PNG_COMPONENTS:
         raise HeaderError(f"is damaged: a PNG that begins with {name!r} of {length} bytes and color type {color}")
@@ -157,8 +165,9 @@ _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
 def _parse_gif(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the screen descriptor; ``whole`` also walks the blocks to the trailer. Raises :class:`HeaderError` for a
-    damaged or truncated file."""
+    """Parses the screen descriptor. With ``whole``, also walks the blocks to the trailer.
+
+    Raises :class:`HeaderError` for damage and without an image; a truncated header raises :class:`struct.error`."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     info = ImageInfo("gif", width, height, 1, (flags & 7) + 1 if flags & 0x80 else 8)
     if not whole:
@@ -186,8 +195,9 @@ def _parse_gif(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_bmp(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the file and bitmap headers; ``whole`` also checks the size of the pixels. Raises :class:`HeaderError` for
-    a damaged or truncated file."""
+    """Parses the file and bitmap headers. With ``whole``, also checks the size of the pixels.
+
+    Raises :class:`HeaderError` for damage; a truncated header raises :class:`struct.error`."""
     start, header = struct.unpack_from("<II", data, 10)
     compression = image_bytes = 0
     if header == 12:
@@ -209,8 +219,12 @@ def _parse_bmp(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the first chunk of a WebP; ``whole`` also checks the size of RIFF and of the image; of an extended
-    file (VP8X) only that there is an image. Raises :class:`HeaderError` for a damaged or truncated file."""
+    """Parses the first chunk of a WebP.
+
+    With ``whole``, also checks the size of RIFF and of the image. Of an extended file (VP8X), checks instead of the
+    image's size that there is an image.
+
+    Raises :class:`HeaderError` for damage; a truncated header raises :class:`struct.error` or :class:`IndexError`."""
     size, form, name, length = struct.unpack_from("<I4s4sI", data, 4)
     if form != b"WEBP":
         raise HeaderError(f"is not an image (a RIFF file of kind {form!r})")
@@ -239,9 +253,12 @@ def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_heif(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the boxes of HEIF or AVIF; ``whole`` also checks that the file has all of them, and image data. The size
-    of a HEIF image is that after cropping and turning. Raises :class:`HeaderError` for a damaged or truncated file, and
-    if there are no pixels."""
+    """Parses the boxes of HEIF or AVIF. With ``whole``, also checks that the file has all of them, and image data.
+
+    The size of a HEIF image is that after cropping and turning, of an AVIF the coded size.
+
+    Raises :class:`HeaderError` for damage and for an image without pixels; a truncated header raises
+    :class:`IndexError`."""
     try:
         header = parse_heif_header(data)
     except BadBoxesError as error:
@@ -263,11 +280,10 @@ def _read_u24(data: bytes, at: int) -> int:
 
 
 def _parse_jp2(data: bytes, whole: bool) -> ImageInfo:
-    """Finds the codestream (T.800 Annex A) and parses its size marker; ``whole`` also searches for its end. Raises
-    :class:`HeaderError` for a damaged or truncated file.
+    """Finds the codestream (T.800 Annex A) and parses its size marker. With ``whole``, also searches for its end.
 
-    In a JP2 file (Annex I) the codestream lies in a box.
-    """
+    In a JP2 file (Annex I) the codestream lies in a box. Raises :class:`HeaderError` for damage; a truncated header
+    raises :class:`struct.error`."""
     at = 0
     while data[at : at + 4] != _CODESTREAM:
         length, name = struct.unpack_from(">I4s", data, at)
@@ -307,8 +323,9 @@ _READABLE_BITS = {"jpeg": (8,), "tiff": READABLE_TIFF_BITS}
 
 
 def _parse_pnm(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the text header of a netpbm image (P1 to P6); ``whole`` also counts its bytes or values. Raises
-    :class:`HeaderError` for a damaged or truncated file."""
+    """Parses the text header of a netpbm image (P1 to P6). With ``whole``, also counts its bytes or values.
+
+    Raises :class:`HeaderError` for damage; a truncated header raises :class:`IndexError`."""
     form = data[1] - 0x30
     header = (_PBM if form in (1, 4) else _PGM).match(data)
     if header is None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,6 +219,15 @@ def test_channels_are_one_or_three_and_alike() -> None:
     assert engines()[0].run(requests, 0, 1, MAX_PIXELS)[0]
     with pytest.raises(ValueError, match=r"images of \[1, 3\] channels"):
         Requests([b"", b""]).set_whole_images(0, [np.empty((2, 2, 1), np.uint8), np.empty((2, 2, 3), np.uint8)])
+
+
+def test_repeated_requests_keep_the_array_of_their_images() -> None:
+    images = np.zeros((2, 5, 4, 3), np.uint8)
+    array = weakref.ref(images)
+    requests = Requests.of_array(images, np.array([1])).repeat(2)
+    del images
+    assert len(requests) == 2
+    assert array() is not None
 
 
 def test_rows_of_another_shape_are_not_written() -> None:

@@ -49,8 +49,8 @@ class OutputFormat:
         padding: Padding around sources that are pixels and not resized: ``"constant"`` (``fill``), ``"edge"``,
             ``"reflect"`` or ``"symmetric"``. All other sources are padded with zeros.
         fill: Constant of the padding, in the units of the source.
-        scale: Factor of bytes of each channel on conversion to floating point; or one factor for all channels.
-        shift: Summand after the factor, likewise. Both operations are rounded in float32.
+        scale: Factor of bytes on conversion to floating point: of each channel, or one for all.
+        shift: Summand after the factor: of each channel, or one for all. Both results are rounded to float32.
     """
 
     planes: bool = False
@@ -114,7 +114,7 @@ class Requests:
             raise IndexError(f"places up to {places.max()} of {len(images)} images")
         requests = cls(())
         requests._kind = _KINDS.index(images.dtype)
-        requests._kept.append(images)
+        requests._kept = [images]
         fields = requests._fields = np.zeros((len(places), _FIELDS), np.int64)
         fields[:, 0] = images.ctypes.data + places * images.strides[0]
         fields[:, 1] = images.strides[0]
@@ -125,7 +125,8 @@ class Requests:
         return len(self._fields)
 
     def repeat(self, count: int) -> Requests:
-        """Returns requests for the same sources, each ``count`` times in a row. Crops and destinations are not set."""
+        """Returns requests for the same sources, each ``count`` times in a row. They have no crops and destinations
+        yet."""
         requests = Requests(())
         requests._kind, requests._kept = self._kind, self._kept[:1]
         requests._fields = np.repeat(self._fields, count, 0)
@@ -165,13 +166,13 @@ class Requests:
             sizes: Sizes to which boxes are resized.
             windows: Windows of the resized boxes.
             mirrored: Images to mirror; None for none.
-            out: Rows to write: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, C)`` or in the layout of
-                ``form``, of the windows' size; C is 3, or 1 for gray. ``(0, h, w, C)`` gives the format of rows that
-                :meth:`write_to` sets.
+            out: Rows to write, of the windows' size: uint8, float32, float16, or uint16 for bfloat16. Their shape is
+                ``(N, h, w, C)``, or ``(N, C, h, w)`` with planes; C is 3, or 1 for gray. With N = 0, :meth:`write_to`
+                must set the rows later.
             form: Format of the rows.
             programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
             sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box, 4
-                Lanczos; images with others are refused.
+                Lanczos. The engine refuses images with another number.
         """
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
@@ -202,8 +203,9 @@ class Requests:
             self._kept.append(programs)
 
     def write_to(self, out: NDArray[Any]) -> None:
-        """Sets the rows to write, in the format of :meth:`set_outputs`. Raises :class:`ValueError` for rows of another
-        format or number, or not contiguous."""
+        """Sets the rows to write, after :meth:`set_outputs` has set their format.
+
+        Raises :class:`ValueError` for rows of another format or number, and for rows that are not contiguous."""
         if self._row != (out.shape[1:], out.dtype) or len(out) != len(self) or not out.flags.c_contiguous:
             raise ValueError(
                 f"{len(out)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
@@ -221,12 +223,10 @@ class Requests:
         sampling: NDArray[np.int64],
         images: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """Sets crop and size of each JPEG file as :meth:`set_outputs` does, and one of ``images`` as its destination: a
-        uint8 array ``(h, w, C)`` of the size of the file's window.
+        """Sets crop and size of each JPEG file as :meth:`set_outputs` does, and one of ``images`` as its destination.
 
-        Raises :class:`ValueError` if number, size, dtype or channels of the images do not fit, or an image is not
-        contiguous.
-        """
+        An image is a uint8 array ``(h, w, C)`` of the size of the file's window. Raises :class:`ValueError` if number,
+        size, dtype or channels do not fit, or an image is not contiguous."""
         fields = self._fields
         if self._kind != 3 or len(images) != len(fields):
             raise ValueError(f"{len(images)} images for {len(fields)} files")
@@ -241,8 +241,10 @@ class Requests:
         self._kept.append(images)
 
     def set_whole_images(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
-        """Sets an image as destination of each whole JPEG file from file ``first`` on. Drops destinations that were set
-        before. Raises :class:`ValueError` for images of different channels."""
+        """Sets an image as destination of each whole JPEG file, from file ``first`` on.
+
+        Does not check the images' sizes: each must have the size of its file. Releases the images that were set before.
+        Raises :class:`ValueError` for images of different channels."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
         self.channels = _channels_of(images)
         fields = self._fields[first : first + len(images)]
@@ -252,11 +254,10 @@ class Requests:
         self._kept[1:] = [images]
 
     def locate(self, first: int, stop: int) -> tuple[int, int, Any]:
-        """Returns the address of request ``first``, the number of requests to ``stop``, and a reference to their output
-        format.
+        """Returns the address of request ``first``, the number of requests before ``stop``, and a reference to their
+        output format.
 
-        Raises :class:`IndexError` for other numbers, :class:`ValueError` if the destinations are not set.
-        """
+        Raises :class:`IndexError` for numbers out of range, :class:`ValueError` if the destinations are not set."""
         if not 0 <= first <= stop <= len(self):
             raise IndexError(f"requests {first} to {stop} of {len(self)}")
         if self._form is None:

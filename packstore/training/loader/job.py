@@ -40,9 +40,10 @@ _FIRST_OF_COLUMNS = 1
 
 
 class BatchJob:
-    """Batch in progress. One thread of a pool prepares the batch, all threads decode slices of it, and the consumer's
-    thread sends the batch to the device. With ``on_error="skip"``, leaves out records that fail, and logs a warning for
-    each."""
+    """Batch in progress. One thread of a pool prepares the batch, and all threads decode slices of it. The consumer's
+    thread sends the batch to the device.
+
+    With ``on_error="skip"``, leaves out records that fail, and logs a warning for each."""
 
     def __init__(
         self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: GroupShare | None
@@ -79,8 +80,9 @@ class BatchJob:
 
     def _prepare_batch(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
         """Reads records and columns, plans the rows, and submits slices to all threads. Runs in a thread of the pool.
-        Decodes a small batch of arrays at once, in this thread. With ``on_error="skip"``, first removes the records of
-        shards that cannot be opened."""
+
+        A batch of small arrays has no slices: this thread writes it. With ``on_error="skip"``, first removes the
+        records of shards that cannot be opened."""
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -169,11 +171,13 @@ class BatchJob:
             self._error = error
 
     def result(self, ring: Ring) -> LoadedBatch:
-        """Waits until the batch is decoded, receives it on the device, and returns it. First sends the batch to the
-        device, unless it was already sent in the same modes of torch (such as ``no_grad``).
+        """Waits until the batch is decoded, receives it on the device, and returns it.
 
-        Raises the first error of the threads; if there is none, frees the slot of the ring. Adds the seconds of waiting
-        to the statistics."""
+        First sends the batch to the device. Does not send it again, unless torch's modes (such as ``no_grad``) have
+        changed since.
+
+        Frees the slot of the ring. If a thread has failed, raises its error instead, and keeps the slot. Adds the
+        seconds of waiting to the statistics."""
         try:
             if self._error is not None:
                 raise self._error
@@ -206,10 +210,9 @@ class BatchJob:
             self._send_batch(ring)
 
     def _send_batch(self, ring: Ring) -> None:
-        """Leaves out failed records, logs a warning for each the first time, and starts the copy of the batch's tensors
-        to the device.
+        """Starts the copy of the batch's tensors to the device, without failed records.
 
-        Raises the errors of the threads."""
+        Logs a warning for each failed record, the first time. Raises the errors of the threads."""
         assert self._prepared is not None
         self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
@@ -247,8 +250,10 @@ class BatchJob:
         self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _collect_rows(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Prepares rows of different sizes for sending: copies them into one page-locked tensor if the transport is
-        asynchronous, else returns them unchanged. Remembers their shapes."""
+        """Prepares rows of different sizes for sending, and remembers their shapes.
+
+        If the transport is asynchronous, copies the rows into one page-locked tensor. If not, returns them unchanged.
+        """
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
             return rows
@@ -258,8 +263,9 @@ class BatchJob:
         return [flat]
 
     def _copy_to_page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
-        """Copies ``column`` to a page-locked buffer of the ring, and returns it. Copies from other memory to the device
-        may make the host wait."""
+        """Copies ``column`` to a page-locked buffer of the ring, and returns the buffer.
+
+        Sending from other memory may make the host wait."""
         return ring.get_buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _finish_on_device(
@@ -269,11 +275,16 @@ class BatchJob:
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Runs all steps on the device; returns the batch's images, its other columns by name, and a list of the values
-        that may share memory with the ring. Remembers the draws of ``mix``.
+        """Runs all steps on the device. Remembers the draws of ``mix``.
 
-        ``tensors`` are the sent ones: images, ids, the columns', and if images differ in size the sizes. ``kept`` are
-        the rows that have not failed."""
+        Returns the batch's images, its other columns by name, and the values that may share memory with the ring.
+
+        Args:
+            columns: The batch's other columns.
+            kept: Rows that have not failed; None for all.
+            host_ids: Ids of these rows' records, on the host.
+            tensors: What was sent: images, ids, columns. If images differ in size, the sizes come last.
+        """
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]
             views = self._pipeline.views.build_from_crops(tensors[:count], ids, self._epoch)
@@ -318,6 +329,5 @@ def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _torch_modes() -> tuple[bool, ...]:
-    """Returns torch's grad, inference and autocast modes. If they have changed between sending and delivery, a batch is
-    sent again."""
+    """Returns torch's grad, inference and autocast modes, to compare them later."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda")

@@ -40,8 +40,9 @@ except ImportError:  # Windows
 
 
 class RecordAssembler(Assembler):
-    """Reads, decodes, crops and resizes records one by one into batch buffers, with the engine if it can. Makes the
-    operating system read ahead while threads wait for the disk."""
+    """Reads, decodes, crops and resizes records one by one into batch buffers, with the engine if it can.
+
+    While threads wait for the disk, asks the operating system to read the next batches ahead."""
 
     _plans_groups = True
 
@@ -95,9 +96,11 @@ class RecordAssembler(Assembler):
     def _common_size(self) -> tuple[int, int]:
         """Returns height and width of all rows, after the operations.
 
-        If no operation gives all images one size, takes the first image's size (1 x 1 if its header is unreadable) and
-        sets ``_own_sizes``. All other images must then have this size. Raises :class:`UsageError` for operations that
-        leave images of different sizes, and :class:`DecodeError` if the first image is too large."""
+        If no operation gives all images one size, returns the size of the first image and sets ``_own_sizes``. All
+        other images must then have this size. An unreadable header gives 1 x 1.
+
+        Raises :class:`UsageError` for operations that leave images of different sizes, and :class:`DecodeError` if the
+        first image is too large."""
         images = self._images
         stored = images.column.shape[:2] if images.column.kind == "fixed" else None
         size = output_size(self._operations, (stored[0], stored[1]) if stored else None)
@@ -133,9 +136,11 @@ class RecordAssembler(Assembler):
         return height, width
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Returns the shape of a row for ``records``. For a single record whose size no operation sets, the header of
-        its image determines the shape. Returns the common shape for others, and if the header is unreadable or too
-        large."""
+        """Returns the shape of a row for ``records``.
+
+        - A single record whose size no operation sets: by the header of its image.
+        - All others, and an unreadable header or too large an image: the common shape.
+        """
         if not self._own_sizes or len(records) != 1:
             return self.shape
         record = int(records[0])
@@ -150,12 +155,15 @@ class RecordAssembler(Assembler):
         return self._finish.row_shape((height, width))
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
-        """Gets the stored bytes of ``records``, and plans their rows. If the store is cold (not in memory yet), asks
-        the operating system to read the records ahead, and counts down the batches for which the store is cold.
+        """Gets the stored bytes of ``records``, and plans their rows.
+
+        If the store is cold (not in memory yet), asks the operating system to read the records ahead. Counts down the
+        batches for which it is cold.
 
         Stores the errors of failed records in ``errors``, or raises the first error if ``errors`` is None. Raises
-        :class:`UsageError` for an image that is too small for its crop. Returns the time at which the bytes were there,
-        of :func:`time.perf_counter`."""
+        :class:`UsageError` for an image that is too small for its crop.
+
+        Returns the time, of :func:`time.perf_counter`, between getting the bytes and planning."""
         images = self._images
         fetch = images.cold > 0
         images.cold -= fetch
@@ -166,8 +174,10 @@ class RecordAssembler(Assembler):
         return read
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
-        """Plans the records of several batches at once. Returns None for a cold or remote store, without operations
-        that set the size, if a record fails, or if the engine cannot do the batch."""
+        """Plans the records of several batches at once.
+
+        Returns None for a cold or remote store, and without operations that set the size. Returns None also if a record
+        fails, or the engine does not support the pixels."""
         # A cold store is read by many threads; a remote one is fetched batch by batch.
         if not self._plans_groups or self._images.cold or self._own_sizes or self._is_remote:
             return None
@@ -182,9 +192,11 @@ class RecordAssembler(Assembler):
         return plan if plan.requests is not None else None
 
     def _plan_rows(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> None:
-        """Plans the rows of a batch from the images' bytes in memory: reads their headers, sets a size for unreadable
-        images, draws the crops, and makes the requests for the engine. Raises :class:`UsageError` for an image too
-        small for its crop."""
+        """Plans the rows of a batch from the images' bytes in memory: reads headers, draws crops, makes requests to the
+        engine.
+
+        Images with unreadable headers get a size, too. Raises :class:`UsageError` for an image too small for its crop.
+        """
         images = self._images
         prepared.turned = images.read_orientations(prepared.views)
         requests = images.make_file_requests(records, prepared)
@@ -196,8 +208,9 @@ class RecordAssembler(Assembler):
         prepared.requests = self._request_rows(prepared, requests)
 
     def _try_view_all(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> bool:
-        """Gets the stored bytes of all records of the batch at once, into ``prepared.views``. Returns False if a record
-        fails. Then :meth:`_view_each` finds out which record."""
+        """Gets the stored bytes of all records of the batch at once, into ``prepared.views``.
+
+        Returns False if any record fails. :meth:`_view_each` then finds out which."""
         try:
             prepared.views = self._images.view_all(records)
         except PackstoreError:
@@ -231,10 +244,10 @@ class RecordAssembler(Assembler):
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
-        """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``. If ``requests``
-        is None, makes requests for stored arrays of pixels.
+        """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``.
 
-        Returns None if the engine cannot do them, or if an image comes out in another size than the rows."""
+        If ``requests`` is None, makes requests for stored arrays of pixels. Returns None if the engine does not support
+        them, or if an image comes out in another size than the rows."""
         crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
@@ -260,12 +273,12 @@ class RecordAssembler(Assembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one. Counts
-        the decoded images.
+        """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one.
 
-        Returns the rows that failed; their errors are in ``errors``. Raises the first error if ``errors`` is None, and
-        a :class:`SizeError` or :class:`MemoryError` in any case. Turns reading ahead on if this thread waited for the
-        disk."""
+        Counts the decoded images. If this thread waited for the disk, turns reading ahead on.
+
+        Returns the rows that failed; their errors are in ``errors``. If ``errors`` is None, raises the first error.
+        Always raises a :class:`SizeError` or :class:`MemoryError`."""
         faults = _count_major_faults()
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         for row in self._run_engine(prepared, first, stop):
@@ -289,8 +302,9 @@ class RecordAssembler(Assembler):
         return failed
 
     def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Sequence[int]:
-        """Lets the engine write rows ``first`` … ``stop - 1``. Returns the rows that the engine refused: all rows if
-        the batch has no requests. Counts invalid seek indexes."""
+        """Lets the engine write rows ``first`` … ``stop - 1``. Counts invalid seek indexes.
+
+        Returns the rows that the engine refused. Without requests, these are all rows."""
         if prepared.requests is None:
             return range(first, stop)
         engine = get_engine()
@@ -300,12 +314,16 @@ class RecordAssembler(Assembler):
         return (first + np.flatnonzero(refused)).tolist()
 
     def _write_row(self, prepared: PreparedBatch, row: int) -> None:
-        """Decodes, crops and writes a row that the engine has refused, decoding only a part of the image if possible.
+        """Decodes, crops and writes a row that the engine has refused. Decodes only a part of the image if possible.
 
-        If the image has another size than its header says, draws its crop again, for the true size. Raises
-        :class:`DecodeError` instead if other columns follow the image. Raises :class:`SizeError` if no operations make
-        the sizes equal and the image's size differs from the rows'. Raises :class:`MemoryError` if the engine had no
-        memory for the image."""
+        If the image has another size than its header says, draws its crop again, for the true size.
+
+        Raises the errors of decoding, and:
+
+        - :class:`DecodeError` for another size than the header says, if other columns were cropped by the header.
+        - :class:`SizeError` without operations, if the image's size differs from the rows'.
+        - :class:`MemoryError` if the engine had no memory for the image.
+        """
         rows, view, header = prepared.rows, prepared.views[row], self._row_header(prepared, row)
         if self._operations and self._images.can_decode_part(header):
             part = self._images.decode_crop(view, _box_in_stored_image(prepared, row), header)
@@ -334,13 +352,15 @@ class RecordAssembler(Assembler):
         return self._images.read_header(prepared.views[row]) if header is None else header
 
     def _read_pixels(self, prepared: PreparedBatch, row: int, header: Header) -> NDArray[Any]:
-        """Decodes the whole image of a row, and rotates it by EXIF."""
+        """Decodes the whole image of a row, and rotates it by EXIF. Raises the errors of decoding."""
         pixels = self._images.read_pixels(prepared.numbers[row], prepared.views[row], header)
         return upright(pixels, prepared.turned.get(row, 1))
 
     def _plan_crops(self, prepared: PreparedBatch, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Crops]:
-        """Draws the crops of records whose images have ``sizes``: before the first operation, and after each. Raises
-        :class:`UsageError` for an image too small for its crop."""
+        """Draws the crops of records whose images have ``sizes``.
+
+        The first crops are the whole images; those after each operation follow. Raises :class:`UsageError` for an image
+        too small for its crop."""
         return plan_each(self._operations, sizes, Draws(prepared.seed, prepared.epoch, ids))
 
 
