@@ -48,13 +48,13 @@ class Reading:
 
     Attributes:
         mode: Name of the mode of all images.
-        depth: Conversion of values of more bits to 8 bits: ``scale`` (from the range of the file's bits, or of their
-            dtype; floating point from 0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become
-            0 and 255). None: the user gave none.
+        depth: Conversion of values of more bits to 8 bits; None if the user gave none. ``scale``: from the range of the
+            file's bits, or of their dtype; floating point from 0 … 1. ``clip``: values above 255 become 255.
+            ``window:LO,HI``: from LO … HI.
         alpha: For a mode without alpha: ``drop`` or ``over:COLOUR``. None: the user gave none, and alpha is dropped.
         frames: ``first``, or the number of a frame from 0. None: the user gave none, and the first is read.
-        chosen: The user named the mode. Else it is that of the first image, and no other image may lose channels for
-            it.
+        chosen: The user named the mode. If False, it is that of the first image, and other images may not lose
+            channels.
     """
 
     mode: str = RGB.name
@@ -89,7 +89,7 @@ class Reading:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The values that become 0 and 255, or None if :attr:`depth` does not name them."""
+        """The values that become 0 and 255; None if :attr:`depth` is no ``window``."""
         match = None if self.depth is None else _DEPTH.fullmatch(self.depth)
         return None if match is None or match[1] is None else (float(match[1]), float(match[2]))
 
@@ -112,7 +112,7 @@ class Reading:
     def restore(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
         """Restores the reading of a store from the mode of its column (None for RGB) and the options in its manifest.
 
-        Leaves out a value of ``frames`` that says what a record is, such as ``all``."""
+        If ``frames`` says what a record is, such as ``all``, the reading's ``frames`` is None. Raises as the class."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
         given = {name: value for name, value in texts.items() if name != "frames" or value not in OF_SOURCES}
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
@@ -121,8 +121,7 @@ class Reading:
     def of_column(cls, column: Column, options: Mapping[str, Any]) -> Reading:
         """Restores the reading of any column of image files: by its own options, else by those of all columns.
 
-        A number of a frame among the options of all columns counts for the main image alone.
-        """
+        The frame's number in the options of all columns counts for the main image alone."""
         found = cls.restore(column.mode, options)
         if column.name != "image":
             own = {name: options.get(f"{column.name}.{name}") for name in EXPECTED}
@@ -139,16 +138,18 @@ PLAIN = Reading()
 def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:
     """Converts pixels to the mode of a reading. Returns ``pixels`` itself if they have that mode.
 
+    Alpha that the mode lacks is dropped, or blended with the reading's colour. Of surplus channels the first ones are
+    kept. Colours become gray by Pillow's weights.
+
     Args:
         pixels: ``(H, W, C)`` of the mode ``found``.
         found: Their mode.
-        reading: Wanted mode and conversions. Alpha that the mode lacks is dropped, unless the reading names a colour to
-            blend with; of surplus channels the first ones are kept; colours become gray by Pillow's weights.
-        bits: Number of the dtype's bits that the file uses.
+        reading: Wanted mode and conversions.
+        bits: Number of the dtype's bits that the file uses; None for all.
 
     Raises:
-        DecodeError: The dtype differs, and the reading has no depth or another dtype than uint8; or there are too few
-            channels.
+        DecodeError: The dtype must change, and the reading has no depth or its mode is not of uint8. Or there are too
+            few channels.
     """
     wanted = reading.pixels
     if found == wanted:
@@ -176,8 +177,9 @@ def _drop_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[
 
 
 def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading, bits: int | None) -> NDArray[Any]:
-    """Converts values to uint8 as the reading's depth says; values that are not numbers become 0. Raises
-    :class:`DecodeError` without a depth, or for another dtype."""
+    """Converts values to uint8 as the reading's depth says. Values that are not numbers become 0.
+
+    Raises :class:`DecodeError` without a depth, or if another dtype than uint8 is wanted."""
     if wanted.dtype != "uint8" or reading.depth is None:
         raise DecodeError(
             f"an image of mode {found}, and {wanted} is read; depth says how values become 8 bits: {EXPECTED['depth']}"
@@ -193,8 +195,9 @@ def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Rea
 
 
 def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
-    """Repeats, drops or mixes colour channels, and adds opaque alpha if it is wanted. Raises :class:`DecodeError` for
-    too few channels: only one channel can be repeated, and only as colours."""
+    """Repeats, drops or mixes colour channels. Adds opaque alpha if it is wanted.
+
+    Raises :class:`DecodeError` for too few channels. Only a single channel is repeated, and only to become colours."""
     colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
     given = pixels[..., : found.channels - found.has_alpha]
     if given.shape[-1] < colours and given.shape[-1] != 1:

@@ -40,10 +40,10 @@ class _Unusual(Exception):  # noqa: N818 - Pillow decides then
 
 
 def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
-    """Reads the orientation of an image file, 1 … 8, from EXIF, else from XMP. Returns 1 if it is missing or
-    unreadable.
+    """Reads the orientation of an image file, 1 … 8, from EXIF, else from XMP.
 
-    Always 1 for TIFF and HEIF, whose decoders apply the orientation themselves, and for kinds without EXIF.
+    Returns 1 if it is missing or unreadable, and for kinds without EXIF. Always 1 for TIFF and HEIF, whose decoders
+    apply the orientation themselves.
 
     Args:
         data: The bytes of one image file.
@@ -85,7 +85,7 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
 
 
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Rotates and flips ``image``, ``(H, W, 3)``, by its EXIF ``orientation``. Returns ``image`` itself for 1, else a
+    """Rotates and flips ``image``, ``(H, W, C)``, by its EXIF ``orientation``. Returns ``image`` itself for 1, else a
     C-contiguous copy."""
     if orientation == 1:
         return image
@@ -119,8 +119,10 @@ def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Bo
 
 
 def _parse_exif(exif: bytes) -> int | None:
-    """Returns the orientation in the first directory of EXIF data, or None if it has none. Raises :class:`_Unusual` for
-    anything that ordinary cameras do not write, :class:`struct.error` for data that is cut off."""
+    """Returns the orientation in the first directory of EXIF data, or None if it has none.
+
+    Raises :class:`_Unusual` for anything that ordinary cameras do not write. Truncated data raise it, or
+    :class:`struct.error`."""
     start = len(_EXIF) if exif.startswith(_EXIF) else 0
     order = _HEADERS.get(exif[start : start + 4])
     if order is None:
@@ -137,11 +139,11 @@ def _parse_exif(exif: bytes) -> int | None:
 
 @lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
 def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
-    """Returns the orientation among a directory's entries, and the length that EXIF data must have to contain all
-    values of the entries.
+    """Returns the orientation among a directory's entries, and the least length of EXIF data that have all their
+    values.
 
-    Raises :class:`_Unusual` for an orientation of another type, or a second one.
-    """
+    The orientation is None if there is none. Raises :class:`_Unusual` for an orientation of another type, or a second
+    one."""
     found, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values
@@ -156,11 +158,11 @@ def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
 
 
 def _find_jpeg_metadata(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
-    """Returns EXIF and XMP of a JPEG file, empty if missing. Reads its segments from ``at`` on; with ``alone`` only the
-    first.
+    """Returns EXIF and XMP of a JPEG file, empty if missing. Reads its segments from ``at`` on.
 
-    Raises :class:`_Unusual` for stray bytes and for a second EXIF.
-    """
+    ``alone``: the segment at ``at`` is the only one to read.
+
+    Raises :class:`_Unusual` for stray bytes and for a second EXIF, :class:`struct.error` for a truncated file."""
     exif = xmp = b""
     while True:
         mark, marker, length = _SEGMENT.unpack_from(data, at)
@@ -182,8 +184,10 @@ def _find_jpeg_metadata(data: Buffer, at: int, alone: bool) -> tuple[bytes, byte
 
 
 def _find_png_metadata(data: Buffer) -> tuple[bytes, bytes]:
-    """Returns the EXIF of a PNG file, and no XMP. Raises :class:`_Unusual` if text may contain EXIF or an
-    orientation."""
+    """Returns the EXIF of a PNG file, and empty XMP.
+
+    Raises :class:`_Unusual` for a second EXIF, and for text chunks that may contain EXIF or an orientation: Pillow
+    reads these."""
     exif, at, size = b"", 33, len(data)  # behind the header
     while at < size:
         length, name = _CHUNK.unpack_from(data, at)
@@ -208,8 +212,9 @@ def _find_png_metadata(data: Buffer) -> tuple[bytes, bytes]:
 
 
 def _find_webp_metadata(data: Buffer) -> tuple[bytes, bytes]:
-    """Returns EXIF and XMP of a WebP file in the extended format (RFC 9649): the first chunk of each that its flags
-    announce."""
+    """Returns EXIF and XMP of a WebP file in the extended format (RFC 9649), empty if missing.
+
+    Reads the first chunk of each that the file's flags announce."""
     flags = data[20]
     wanted = {name for name, flag in ((b"EXIF", 0x08), (b"XMP ", 0x04)) if flags & flag}
     found = {b"EXIF": b"", b"XMP ": b""}

@@ -62,10 +62,9 @@ class Assembler(ABC):
         self.planes, self.dtype = made.planes, made.dtype
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Returns the shape of a row in a batch of ``records``: :attr:`shape`. For a single record whose size may
-        differ, a subclass returns the shape that the image's header says, or :attr:`shape` if the header is damaged or
-        its size too large.
-        """
+        """Returns the shape of a row in a batch of ``records``: by default :attr:`shape`.
+
+        Subclasses may return another shape for a single record: that of its image."""
         return self.shape
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
@@ -97,7 +96,7 @@ class Assembler(ABC):
             epoch: Epoch of random operations.
             errors: Receives failed records with their errors; None raises the first.
             absent: Rows without an image, which are not written.
-            check_all: Verify all images, of arrays too.
+            check_all: Verify every image, also of arrays, of which by default only some are verified.
             share: Group of batches that are planned at once, and the rows of this one; None to plan it on its own.
 
         Raises:
@@ -128,18 +127,22 @@ class Assembler(ABC):
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
         """Reads ``records``, and plans their rows in ``prepared``. Returns the time at which reading ended.
 
-        Adds records that cannot be read to ``prepared.failed``; raises the error if ``errors`` is None."""
+        Adds records that cannot be read to ``prepared.failed``, and stores their errors in ``errors``. Raises the first
+        error if ``errors`` is None."""
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
-        """Plans the records of several batches at once, without a buffer. Returns None if each batch must be planned by
-        itself, which is the default."""
+        """Plans the records of several batches at once, without a buffer.
+
+        Returns None if each batch must be planned by itself. This default always does."""
         return None
 
     def fill_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
     ) -> list[int]:
-        """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a prepared batch; may leave out rows in
-        ``skip``. Adds the seconds to the statistics.
+        """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a prepared batch. Adds the seconds to the
+        statistics.
+
+        Rows in ``skip`` need not be written.
 
         Returns:
             Rows that failed here, not those that failed while preparing.
@@ -159,13 +162,16 @@ class Assembler(ABC):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Does :meth:`fill_rows` without the statistics: returns the rows that failed, and stores their errors in
-        ``errors``, or raises the first error if that is None."""
+        """Does :meth:`fill_rows` without the statistics.
+
+        Returns the rows that failed, and stores their errors in ``errors``. Raises the first error if ``errors`` is
+        None."""
 
     def _note_faults(self, prepared: PreparedBatch, errors: Failures) -> None:
         """Marks records with damaged values in other columns as failed, and stores their errors in ``errors``.
 
-        If ``errors`` is None, raises the batch's first error instead, which may be of an image."""
+        If ``errors`` is None, raises the error of the batch's first damaged record instead. It may be the error of an
+        image."""
         assert prepared.pending is not None
         faults = prepared.pending.faults
         if errors is None:
@@ -176,8 +182,10 @@ class Assembler(ABC):
     def _verify_images(
         self, prepared: PreparedBatch, first: int, images: ImagesByNumber, errors: Failures
     ) -> list[int]:
-        """Verifies pending checksums of ``images``, which belong to the rows from ``first`` on; returns the damaged
-        rows. Raises the first error if ``errors`` is None."""
+        """Verifies pending checksums of ``images``, which belong to the rows from ``first`` on.
+
+        Returns the damaged rows, and stores their errors in ``errors``. Raises the first error if ``errors`` is None.
+        """
         if prepared.pending is None:
             return []
         damaged = prepared.pending.find_damaged(first, images, prepared.failed)

@@ -63,18 +63,19 @@ class BatchColumns:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Builds the batch's values by column from its tensors on the device, which it takes from ``there``.
 
-        Also lists the values that may share memory with the ring of batch buffers."""
+        Returns the values, and a list of those that may share memory with the ring of batch buffers."""
         values = {name: rows.build_value(there, kept, ids) for name, rows in self._rows.items()}
         return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
 
 
 class BatchFields:
     """Reads the columns of a loader's batches besides the main image, and moves masks, boxes and keypoints with it.
-    Refuses columns that the operations cannot move. Also reads boxes that the user did not ask for, if their labels or
-    keypoints are read: to drop the rows of dropped boxes.
+
+    Refuses columns that the operations cannot move. If labels or keypoints of boxes are read, reads their boxes, too:
+    it drops the rows of dropped boxes.
 
     Attributes:
-        carried: Names of the columns that move with the images, and of masks.
+        carried: Names of the columns that can move with the images.
         boxes: Columns of boxes that are read.
     """
 
@@ -188,7 +189,7 @@ class BatchFields:
 
 
 def refuse_lists(columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError`, which names ``columns``: lists of images cannot follow operations that move
+    """Raises :class:`UsageError` for the lists of images in ``columns``: they cannot follow operations that move
     pixels."""
     names = ", ".join(columns)
     raise UsageError(
@@ -234,8 +235,9 @@ _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
 
 
 def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError` if the dataset's first record has boxes in one of the JSON ``columns``, which no
-    operation moves. Does not look at other records."""
+    """Raises :class:`UsageError` if one of the JSON ``columns`` holds boxes, which no operation moves.
+
+    Looks at the dataset's first record alone."""
     for name in columns:
         record = dataset._record_of_item(0)
         if _has_boxes(dataset.reader.item(name, record)):
@@ -246,7 +248,8 @@ def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
 
 
 def _has_boxes(value: Any) -> bool:
-    """Tells if a JSON value has a key for boxes, at any depth; looks into the first entry of lists only."""
+    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth. Looks into the first entry of lists
+    only."""
     if isinstance(value, dict):
         return not _BOX_KEYS.isdisjoint(value) or any(map(_has_boxes, value.values()))
     return isinstance(value, list) and any(map(_has_boxes, value[:1]))

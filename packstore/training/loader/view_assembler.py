@@ -49,7 +49,7 @@ class ViewPlan:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the view's crops, which are equal."""
+        """Height and width of each of the view's crops."""
         found = output_size(self.operations)
         assert found is not None
         return found
@@ -100,8 +100,9 @@ class ViewAssembler(RecordAssembler):
         return (sum(plan.elements for plan in self._plans),)
 
     def split_buffer(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Divides a buffer of B records by view. Returns one tensor for each view: ``(B * count, *row)``, with
-        ``count`` crops of each record. The tensors share the buffer's memory."""
+        """Divides a buffer of B records by view, without copies.
+
+        Returns one tensor for each view: ``(B * count, *row)``, with ``count`` crops of each record."""
         flat, sections, start = buffer.view(-1), [], 0
         for plan in self._plans:
             stop = start + len(buffer) * plan.elements
@@ -110,8 +111,9 @@ class ViewAssembler(RecordAssembler):
         return sections
 
     def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Divides a buffer like :meth:`split_buffer`, and copies the crops of the records ``kept``. With None for
-        ``kept``, returns all crops without a copy."""
+        """Divides a buffer like :meth:`split_buffer`, and copies the crops of the records ``kept``.
+
+        If ``kept`` is None, returns all crops without a copy."""
         found = self.split_buffer(buffer)
         if kept is None:
             return found
@@ -120,7 +122,9 @@ class ViewAssembler(RecordAssembler):
         return [section[rows] for section, rows in zip(found, places, strict=True)]
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> None:
-        """Draws the crops of all views into ``prepared``, for :meth:`fill_rows`. Requests nothing: returns None."""
+        """Draws the crops of all views into ``prepared``, for :meth:`fill_rows`. Makes no requests: returns None.
+
+        Raises :class:`UsageError` for an image too small for its crop."""
         sizes, planned = prepared.sizes.clip(1), []
         for plan, section in zip(self._plans, self.split_buffer(prepared.out), strict=True):
             draws = Draws(plan.view.derive_seed(prepared.seed), prepared.epoch, plan.view.all_crop_ids(prepared.ids))
@@ -131,8 +135,10 @@ class ViewAssembler(RecordAssembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Decodes the images, then writes their crops. Returns the rows that failed, with errors in ``errors``; raises
-        the first error instead if that is None."""
+        """Decodes the images, and writes their crops. Does not leave out ``skip``.
+
+        Returns the rows that failed, with errors in ``errors``. Raises the first error instead if ``errors`` is None.
+        """
         failed: list[int] = []
         pixels: dict[int, NDArray[Any]] = {}
         for row, found in self._decode_rows(prepared, first, stop, errors, failed):
@@ -152,12 +158,13 @@ class ViewAssembler(RecordAssembler):
     def _decode_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, failed: list[int]
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
-        """Verifies and decodes the images of rows; yields the pixels ``(H, W, C)`` of each sound row, or its error.
-        Counts the decoded files.
+        """Verifies and decodes the images of rows. Yields the pixels ``(H, W, C)`` of each row, or its error. Counts
+        the decoded files.
 
-        Appends rows with a wrong checksum to ``failed``, or raises the error if ``errors`` is None. If an image has
-        another size than its header says, draws its crops again. If other columns follow the image, yields the error
-        instead."""
+        Appends rows with a wrong checksum to ``failed``, or raises the error if ``errors`` is None.
+
+        If an image has another size than its header says, draws its crops again. But if other columns were cropped by
+        the header, yields an error."""
         images, views = self._images, prepared.views[first:stop]
         failed += self._verify_images(prepared, first, views, errors)
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
@@ -179,7 +186,9 @@ class ViewAssembler(RecordAssembler):
         self._stats.add_decoded(decoded)
 
     def _replan_crops(self, prepared: PreparedBatch, row: int, size: Sequence[int]) -> None:
-        """Draws the crops of a record again by the image's real ``size``, and overwrites them in ``prepared``."""
+        """Draws the crops of a record again by the image's real ``size``, and overwrites them in ``prepared``.
+
+        Raises :class:`UsageError` if the image is too small for its crop."""
         for planned in prepared.views_planned:
             view = planned.plan.view
             draws = Draws(
@@ -200,9 +209,7 @@ class ViewAssembler(RecordAssembler):
         """Writes all crops of one view for consecutive rows of the batch. The engine writes them; crops that it refuses
         are written one by one.
 
-        ``sources`` are the rows' pixels as requests to the engine; None if the engine does not support the pixels'
-        mode.
-        """
+        ``sources``: the rows' pixels as requests to the engine; None if the engine does not support their mode."""
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
         crops, out = planned.crops.select_rows(part), planned.out[part]
