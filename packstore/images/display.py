@@ -20,11 +20,10 @@ _GRAY_OR_COLOUR = (1, 3)
 
 
 def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:
-    """Computes the display window of an image: its 1st and 99th percentile, without values that are not finite.
+    """Computes the display window of an image: its 1st and 99th percentile. Ignores values that are not finite.
 
-    Returns None for 8 bits, which need no window, and ``(0, 1)`` if no value is finite. If both percentiles are equal,
-    the upper bound is 1 more.
-    """
+    Returns None for 8 bits, which need no window. If no value is finite, returns ``(0, 1)``. If both percentiles are
+    equal, the upper bound is 1 more."""
     if mode.dtype == "uint8":
         return None
     values = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
@@ -35,8 +34,9 @@ def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:
 
 
 def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -> NDArray[np.uint8]:
-    """Converts an image to uint8 ``(H, W, 3)``, RGB; alpha is blended over white, or dropped for values other than
-    uint8.
+    """Converts an image to uint8 ``(H, W, 3)``, RGB.
+
+    Alpha of uint8 images is blended over white. Alpha of other dtypes is dropped.
 
     Args:
         pixels: ``(H, W, C)`` of the mode.
@@ -55,8 +55,10 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
 
 
 def denormalize(array: NDArray[Any], column: Column, normalization: Normalization | None) -> NDArray[Any]:
-    """Undoes the normalisation of a floating point image. Returns ``(H, W, C)`` in the dtype of its mode; scaled,
-    rounded and clipped unless that is float32.
+    """Undoes the normalisation of a floating point image. Returns ``(H, W, C)`` in the dtype of its mode.
+
+    Values of a mode of whole numbers are scaled to its range, rounded and clipped. Values that are not numbers become
+    0.
 
     Args:
         array: ``(C, H, W)`` as stored; bfloat16 as uint16.

@@ -88,9 +88,8 @@ def shrink_to_limits(image: Pixels, resize_to: int | None = None, max_side: int 
     """Shrinks ``image`` until its shorter side is at most ``resize_to`` and its longer side at most ``max_side``
     pixels.
 
-    Keeps the aspect ratio, and never enlarges. Returns ``image`` itself if it is small enough. Raises
-    :class:`TooLargeError`.
-    """
+    Keeps the aspect ratio, and never enlarges. Returns ``image`` itself if it is small enough. Raises as
+    :func:`resize`."""
     height, width = image.shape[:2]
     return resize(image, *compute_limited_size(height, width, resize_to, max_side))
 
@@ -112,9 +111,10 @@ def compute_limited_size(height: int, width: int, resize_to: int | None, max_sid
 def resize_to_fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
     """Resizes ``image``, ``(H, W, C)``, to exactly ``size``; enlarges smaller images.
 
-    ``crop``: resizes to cover the target (a square: shorter side to S, as torchvision's ``Resize``), then crops the
-    centre as torchvision's ``CenterCrop``. ``pad``: resizes to fit within the target, centred on zeros. ``squash``:
-    ignores the aspect ratio.
+    - ``crop``: resizes to cover the target, and crops the centre. As torchvision's ``CenterCrop``, for a square after
+      ``Resize(S)``.
+    - ``pad``: resizes to fit within the target, centred on zeros.
+    - ``squash``: ignores the aspect ratio.
 
     Raises:
         UsageError: An unknown mode.
@@ -186,12 +186,11 @@ class _Taps(NamedTuple):
 
 
 def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
-    """Computes which source pixels each pixel of an enlarged axis mixes, and with which weights: three per pixel.
+    """Computes the source pixels of each pixel of an enlarged axis, three for each, and their weights.
 
     The axis is enlarged from ``source`` to ``target`` pixels. The result is for ``count`` of these, from ``start`` on.
     The arithmetic is that of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. Weights are
-    int32 in units of ``2**-14``, since ATen chooses the unit so that the largest weight, here 1, fits into int16.
-    """
+    int32 in units of ``2**-14``, since ATen chooses the unit so that the largest weight, here 1, fits into int16."""
     centre = source / target * (np.arange(start, start + count) + 0.5)
     lowest = np.maximum((centre - 1 + 0.5).astype(np.int64), 0)
     beyond = np.minimum((centre + 1 + 0.5).astype(np.int64), source)

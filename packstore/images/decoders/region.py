@@ -1,8 +1,8 @@
 """Decodes a region of any JPEG, by TurboJPEG's ``tj3SetCroppingRegion``, in libjpeg-turbo from 3.0 on.
 
-The library still entropy-decodes everything down to the region's last row (all of a progressive file), but skips
+The library still entropy-decodes everything down to the region's last row, and all of a progressive file. It skips
 inverse DCT, upsampling and colour conversion of other pixels, and everything below. Called by ctypes: PyTurboJPEG has
-it from version 2 on, which refuses the library of version 2.1.
+the function from version 2 on, which refuses the library of version 2.1.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ to two pixels wide, and would treat the region's edge as the image's. The librar
 
 
 class DecodeRegion(Protocol):
-    """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels to uint8 ``(h, w, 3)``,
-    a view of a wider array.
+    """Function that decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels.
 
-    Raises :class:`ValueError` for any flaw down to the last row of the box, and for chroma subsampling unknown to
-    TurboJPEG.
-    """
+    Returns uint8 ``(h, w, 3)``, a view of a wider array. Does not notice flaws below the box.
+
+    Raises :class:`ValueError` for any other flaw, another size, and chroma subsampling unknown to TurboJPEG."""
 
     def __call__(
         self, data: memoryview, height: int, width: int, box: tuple[int, int, int, int], /

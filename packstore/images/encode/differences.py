@@ -28,11 +28,10 @@ def describe_byte_difference(found: memoryview, expected: memoryview) -> str:
 def describe_file_difference(
     decoder: Decoder, wanted: Pixels, found: memoryview, measure: Callable[[Pixels, Pixels], str | None]
 ) -> str | None:
-    """Describes how the image file ``found`` differs from the pixels ``wanted``: by damage, by size, or by ``measure``
-    of both pixels.
+    """Describes how the image file ``found`` differs from the pixels ``wanted``. Returns None if there is no
+    difference.
 
-    Returns None if there is no difference.
-    """
+    Describes damage or another size, or returns ``measure`` of both pixels."""
     try:
         pixels = decoder.decode(found)
     except DecodeError as error:
@@ -43,8 +42,9 @@ def describe_file_difference(
 
 
 def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
-    """Counts, in words, the pixels that differ by more than ``allowed`` of 255 in any channel. Returns None if there
-    are none."""
+    """Counts, in words, the pixels that differ by more than ``allowed`` of 255 in any channel.
+
+    Returns None if there are none. Both images must have one shape."""
     differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
     unequal = differ.any(2)
     if not unequal.any():
@@ -54,11 +54,10 @@ def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) 
 
 
 def describe_value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
-    """Counts, in words, the values whose ``difference`` exceeds ``limit`` (array or number) or is not a number. Returns
-    None if there are none.
+    """Counts, in words, the values whose ``difference`` exceeds ``limit`` or is not a number. Returns None if there are
+    none.
 
-    ``tolerance`` is the limit in words.
-    """
+    ``limit``: an array or a number. ``tolerance``: the limit in words."""
     wrong = ~(difference <= limit)
     if not wrong.any():
         return None

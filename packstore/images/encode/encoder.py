@@ -18,8 +18,7 @@ from packstore.images.sniff import HeaderError
 
 
 class Encoder:
-    """Encodes images of a source as records, and compares records with images. Raises :class:`UsageError` if
-    the source cannot be converted to the encoding, :class:`SampleError` for a damaged image. Thread-safe.
+    """Encodes images of a source as records, and compares records with images. Thread-safe.
 
     Attributes:
         options: The encode options.
@@ -86,8 +85,10 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def possible_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
-        """Returns the possible (height, width) of an image, as stored and upright; for an image that was decoded,
-        only that of its record. Empty if headers are not checked.
+        """Returns the possible (height, width) of an image.
+
+        - An image that was encoded anew: the size of its record.
+        - Others: as stored, and upright if EXIF turns it. Empty for a file if headers are not checked.
 
         Args:
             image: Image that this thread has just encoded.
@@ -110,8 +111,8 @@ class Encoder:
         """Describes how ``record`` differs from the record of ``image``, by the rule of ``verify --against``. Returns
         None if it is right.
 
-        Encodes the image again. Equal bytes, which equal library versions produce, are always right. Records that are
-        stored unchanged must be equal; for others, each encoding has a tolerance
+        Encodes the image again. Equal bytes are always right; equal library versions produce them. Records that are
+        stored unchanged must be equal. For others, each encoding has a tolerance
         (:meth:`packstore.images.encode.base.Encoding.difference`).
 
         Args:

@@ -36,8 +36,8 @@ class EncodeOptions:
         quality: JPEG quality, 1 … 100.
         normalization: Mean and standard deviation for floating point encodings; None gives plain 0 … 1.
         exif_transpose: Applies the EXIF orientation: to pixels now, to unchanged files when they are read.
-        check: How thoroughly files are checked: ``header``, ``decode`` or ``none``. A file that is decoded anyway is
-            always checked; with ``none``, by the decoder alone.
+        check: Check of the files: of their ``header``, by ``decode`` too, or ``none``. If the encoding decodes files,
+            the decoder checks them in any case.
         decoder: ``auto`` or the name of a decoder.
         progressive: ``baseline`` rewrites progressive JPEG files as baseline files, without loss; None keeps them.
         reading: Mode of the images, and the conversion of more bits, alpha and further frames.
@@ -105,14 +105,16 @@ class EncodeOptions:
 
     @property
     def changes_pixels(self) -> bool:
-        """True if pixels may change before they are encoded: by resizing, or by EXIF transposition if the encoding does
-        not keep EXIF."""
+        """True if pixels may change before they are encoded, by resizing or EXIF transposition.
+
+        An encoding that keeps EXIF transposes nothing."""
         return self.resizes or (self.exif_transpose and not ENCODINGS[self.encoding].keeps_exif)
 
 
 def keeps_exif(manifest: Manifest) -> bool:
-    """Tells if a store's image files still contain the EXIF orientation of the source's files. False if they were
-    resized, or for an unknown encoding."""
+    """Tells if a store's image files still contain the EXIF orientation of the source's files.
+
+    False if they were resized, and for an unknown encoding."""
     resized = any(manifest.options.get(name) is not None for name in ("size", "resize", "max_side"))
     return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
 
@@ -123,7 +125,9 @@ def readers_transpose(manifest: Manifest) -> bool:
 
 
 def parse_size(text: str) -> Size:
-    """Parses ``"224"`` to 224, ``"32x48"`` to ``(32, 48)``: height x width. Raises :class:`UsageError`."""
+    """Parses ``"224"`` to 224, ``"32x48"`` to ``(32, 48)``: height x width.
+
+    Raises :class:`UsageError` for other texts, and for sides that are 0 or above 65,535."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= MAX_SIDE for part in parts):
         raise UsageError(f"a size should be like 224 or 32x48 (height x width, 1 to {MAX_SIDE}), got {text!r}")
@@ -136,15 +140,17 @@ def encodings_that_accept(option: str) -> list[str]:
 
 
 def check_encoding(what: str, value: object) -> None:
-    """Raises :class:`UsageError`, which lists the encodings, unless ``value`` names one; ``what`` names the
-    argument."""
+    """Raises :class:`UsageError` unless ``value`` names an encoding. The text lists the encodings.
+
+    ``what``: name of the argument."""
     if not isinstance(value, str) or value not in ENCODINGS:
         check_choice(what, value, tuple(ENCODINGS))
 
 
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises :class:`UsageError`, which lists the choices, if ``value`` is none of them; ``what`` names the
-    argument."""
+    """Raises :class:`UsageError` unless ``value`` is one of ``choices``. The text lists the choices.
+
+    ``what``: name of the argument."""
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{what} should be one of {', '.join(choices)}, got {value!r}")
 

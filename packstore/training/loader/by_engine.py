@@ -22,8 +22,9 @@ _LEAST = 1 << 15
 
 
 class EngineGatherer:
-    """Gathers resident images by index; the engine crops, resizes, mirrors and normalises them in the same pass, in
-    threads, which start at the first batch of enough pixels for two.
+    """Gathers resident images by index. In the same pass, the engine crops, resizes, mirrors and normalises them.
+
+    Small batches take the calling thread alone. Threads start with the first batch that has enough pixels for two.
 
     Attributes:
         pixels: Number of pixels of an image, or of its result if that is larger.
@@ -64,7 +65,7 @@ class EngineGatherer:
         return kernel.finish.as_images(rows)
 
     def close(self) -> None:
-        """Waits for the threads and stops them. Does nothing in a forked child."""
+        """Waits for the threads and stops them; larger batches then fail. Does nothing in a forked child."""
         if self._pool is not None and os.getpid() == self._process:
             self._pool.shutdown()
 

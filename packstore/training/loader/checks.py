@@ -27,11 +27,10 @@ class ImagesByNumber(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingChecksums:
-    """Checksums that are still to be verified for the images of a batch, and known faults of its other columns. Records
-    found damaged are marked in the reader.
+    """Checksums that are still to be verified for the images of a batch, and faults already found in its other columns.
 
     Attributes:
-        reader: The store.
+        reader: The store. Records found damaged are marked in it.
         records: Numbers of the batch's records, ``(B,)``.
         faults: Errors in other columns, by row.
         rows: Rows whose images are verified, in order.
@@ -49,9 +48,10 @@ class PendingChecksums:
     ) -> Iterator[tuple[int, StoreError]]:
         """Computes checksums; yields row and error of each damaged image, except rows in ``skip``.
 
-        ``images`` belong to the rows from ``first`` on; if the reader has converted them, reads the stored images
-        instead. Marks damaged records in the reader, so that a cached copy of their shard is verified before its next
-        use."""
+        Marks damaged records in the reader. A cached copy of their shard is therefore verified before its next use.
+
+        ``images``: images of the rows from ``first`` on. If the reader converts images, reads the stored ones instead.
+        """
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
             image = images[row - first]
@@ -74,9 +74,13 @@ class PendingChecksums:
 class ChecksumPolicy:
     """Decides which checksums of a store are verified in training. Thread-safe.
 
-    Whether an image is verified depends only on record and epoch. Streamed arrays are verified if record number plus
-    epoch is a multiple of :data:`ARRAY_SHARE`: so :data:`ARRAY_SHARE` epochs verify all of them. Everything else is
-    verified each time; with ``"always"`` arrays, too, and with ``"never"`` no image.
+    Whether an image is verified depends only on record, epoch and the policy:
+
+    - Image files: each time.
+    - Arrays: if record number plus epoch is a multiple of :data:`ARRAY_SHARE`. As many epochs verify all arrays.
+    - ``"always"``: all images each time. ``"never"``: no image.
+
+    Other columns are verified each time, if the reader verifies them.
     """
 
     def __init__(self, reader: Reader, checksums: Checksums, columns: Sequence[str]) -> None:
@@ -105,7 +109,7 @@ class ChecksumPolicy:
         Args:
             records: Numbers of its records, ``(B,)``.
             epoch: Number of the epoch.
-            every: Verify all images, since they are read only once.
+            every: Choose all images, also of arrays, unless none are verified.
         """
         faults = self._reader.find_faults(records, self._names)
         by_row = (

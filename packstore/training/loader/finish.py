@@ -50,8 +50,9 @@ class RowFormat:
         return form if self.normalizer is None else self.normalizer.add_to_format(form)
 
     def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Normalises uint8 ``(B, h, w, C)`` on the CPU into ``out``, which has this format; uses no other thread.
-        Without a normalizer copies pixels of any dtype."""
+        """Normalises uint8 ``(B, h, w, C)`` on the CPU into ``out``, which has this format. Uses no other thread.
+
+        Without a normalizer, copies pixels of any dtype."""
         target = out.permute(0, 2, 3, 1) if self.planes else out
         if self.normalizer is None:
             target.copy_(pixels)
@@ -82,7 +83,7 @@ def final_format(
 
 
 def stored_format(column: Column, mode: Mode) -> RowFormat:
-    """Returns the format of rows whose pixels stay as a column stores them, or as image files of ``mode`` decode."""
+    """Returns the format of rows that hold pixels as stored. Image files are decoded to ``mode``."""
     floats = column.layout == "CHW"
     dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[mode.dtype]
     return RowFormat(dtype, floats, channels=mode.channels)

@@ -21,8 +21,8 @@ _CHANNELS = [mode.channels for mode in MODES]
 
 
 def engine_supports(image: Column) -> bool:
-    """Tells if the engine can process a column's stored pixels: arrays of one shape, of a number of channels and a
-    dtype that it knows. False for image files."""
+    """Tells if the engine can process a column's stored pixels. They must be arrays of one shape, with 1 or 3 channels;
+    whole numbers must be uint8."""
     if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
         return False
     return image.pixels in MODES if image.layout == "HWC" else image.shape[0] in _CHANNELS
@@ -35,8 +35,9 @@ def height_width(image: Column) -> Size:
 
 
 class EngineKernel:
-    """Builds the engine's requests for arrays of one size: crops, resizes and flips, then programs, then the final
-    format, all in one pass.
+    """Builds the engine's requests for arrays of one size.
+
+    The engine crops, resizes and flips, runs programs, and converts to the final format, all in one pass.
 
     Attributes:
         shape: Shape of a result row.
@@ -66,7 +67,9 @@ class EngineKernel:
         cls, image: Column, operations: Sequence[GeometricOperation], finish: RowFormat | None, programs: Programs
     ) -> EngineKernel | None:
         """Creates the kernel for a column of arrays. Returns None if the engine does not support them, or if there is
-        nothing to do. ``finish`` None keeps the format of the stored pixels."""
+        nothing to do.
+
+        ``finish``: format of the rows; None for that of the stored pixels."""
         if not engine_supports(image) or not (operations or programs or finish is not None):
             return None
         return cls(height_width(image), operations, finish or stored_format(image, image.pixels), programs)
@@ -76,8 +79,10 @@ class EngineKernel:
         return np.tile(self._size, (count, 1))
 
     def plan_crops(self, draws: Draws) -> list[Crops]:
-        """Draws the crops of the records' images: before the first operation, and after each. Raises
-        :class:`UsageError` if the images are too small for a crop."""
+        """Draws the crops of the records' images.
+
+        The first crops are the whole images; those after each operation follow. Raises :class:`UsageError` if the
+        images are too small for a crop."""
         return plan_each(self._operations, self.repeat_size(len(draws)), draws)
 
     def make_requests(
