@@ -42,8 +42,10 @@ class Original(Encoding):
         return super().versions() | progressive
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
-        """Returns the file unchanged, or a progressive JPEG rewritten as baseline. A file that cannot be rewritten
-        without change of a pixel is kept, and :attr:`EncodedImage.kept` says why."""
+        """Returns the file unchanged, or a progressive JPEG rewritten as baseline.
+
+        Rewriting must not change a pixel. If it fails or would, the file is kept, and :attr:`EncodedImage.kept` says
+        why."""
         kept = self.keep_unchanged(key, image)
         if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8":
             return kept

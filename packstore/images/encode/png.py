@@ -24,9 +24,8 @@ def fits_png(mode: Mode) -> bool:
 def encode_png(pixels: NDArray[Any]) -> bytes:
     """Encodes pixels, uint8 or uint16 ``(H, W, C)`` with 1 to 4 channels, as a PNG file.
 
-    Pillow writes 8 bits and 16-bit gray; it has no mode for other 16-bit images, which are written here without row
-    filters.
-    """
+    Pillow writes 8 bits and 16-bit gray. It has no mode for other 16-bit images: these are written here without row
+    filters."""
     if pixels.dtype == np.uint16 and pixels.shape[2] > 1:
         return _encode_16_bit(pixels)
     from PIL import Image

@@ -45,11 +45,10 @@ _release_buffer.argtypes, _release_buffer.restype = (ctypes.c_void_p,), None
 
 
 def list_addresses(sources: Sequence[Any]) -> NDArray[np.int64]:
-    """Returns address and number of bytes of each contiguous buffer, ``(N, 2)``; the caller keeps the buffers alive.
+    """Returns address and number of bytes of each contiguous buffer, ``(N, 2)``. The caller keeps the buffers alive.
 
     numpy would take three times as long, under the GIL. Raises :class:`BufferError` for a buffer that is not
-    contiguous.
-    """
+    contiguous."""
     buffers = (_Buffer * len(sources))()
     step = ctypes.sizeof(_Buffer)
     at = range(ctypes.addressof(buffers), ctypes.addressof(buffers) + step * len(sources), step)

@@ -18,8 +18,7 @@ _AGAIN = "install packstore again on this machine (in a clone: pip install -v .)
 
 
 def engine_problem() -> str | None:
-    """Returns why the engine cannot be loaded, with the remedy. Returns None if the engine can be loaded, and loads
-    it."""
+    """Loads the engine. Returns None, or the reason why it cannot be loaded, with the remedy."""
     return load_once()[1]
 
 
@@ -33,8 +32,9 @@ def require_library() -> ctypes.CDLL:
 
 @functools.cache
 def load_once() -> tuple[ctypes.CDLL | None, str | None]:
-    """Loads the compiled engine beside this file at the first call. Returns the engine and None, or None and the
-    reason."""
+    """Loads the compiled engine beside this file at the first call.
+
+    Returns the engine and None. If it cannot be loaded, returns None and the reason, with the remedy."""
     here = Path(__file__)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
     if path is None:
@@ -49,8 +49,9 @@ def load_once() -> tuple[ctypes.CDLL | None, str | None]:
 
 @functools.cache
 def load_plain_check() -> Callable[[bytes, int, int], int] | None:
-    """Loads the function that tells if a file is a plain JPEG, or returns None without an engine. It keeps the GIL,
-    since it takes no longer than handing that over."""
+    """Loads the function that tells if a file is a plain JPEG. Returns None without an engine.
+
+    The function keeps the GIL, since releasing the GIL would take longer than the function."""
     library = load_once()[0]
     if library is None:
         return None

@@ -50,12 +50,14 @@ class Engine:
             self._decoder = None
 
     def run(self, requests: Requests, first: int, stop: int, max_pixels: int) -> NDArray[np.bool_]:
-        """Executes requests ``first`` … ``stop - 1`` without the GIL; writes into their arrays and sets
+        """Executes requests ``first`` … ``stop - 1`` without the GIL. Writes into their arrays and sets
         :attr:`unindexed`.
 
+        Raises as :meth:`Requests.locate`.
+
         Returns:
-            bool ``(stop - first,)``: requests that the engine refused. Their arrays contain garbage, so the caller
-                decodes them otherwise.
+            bool ``(stop - first,)``: requests that the engine refused. Their arrays contain garbage: the caller decodes
+                these images otherwise.
         """
         refused = np.empty(stop - first, np.bool_)
         part = requests.locate(first, stop)
@@ -93,8 +95,8 @@ class Engine:
         """Computes the seek index of each file, without the GIL: checkpoints from which crops can be decoded.
 
         Returns:
-            The indexes; empty for a file that the engine does not decode, that is too small to skip anything, or whose
-            index would take more than 64 bytes and 1/16 of its bytes.
+            The indexes. Empty for a file that the engine does not decode, or that is too small to skip anything. Empty
+                also if the index would take more than 64 bytes and 1/16 of the file's bytes.
         """
         count = len(files)
         if not count:
@@ -117,8 +119,9 @@ class Engine:
     def decode_each(
         self, files: Sequence[Any], max_pixels: int, channels: int = 3
     ) -> Iterator[NDArray[np.uint8] | None]:
-        """Yields the pixels of each JPEG file, or None, as :meth:`decode`. Faster than one by one: the symbols of two
-        files without restart markers are decoded in turn."""
+        """Yields the pixels of each JPEG file, or None, as :meth:`decode`.
+
+        Faster than one by one: the symbols of two files without restart markers are decoded in turn."""
         requests = Requests(files)
         sizes = requests.read_sizes()
         pixels = sizes.prod(1)
@@ -137,12 +140,11 @@ class Engine:
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None, channels: int = 3
     ) -> NDArray[np.uint8] | None:
-        """Decodes a JPEG file, or a box of it, to uint8 ``(h, w, 3)``, RGB; with ``channels=1`` only its luma, ``(h, w,
-        1)``.
+        """Decodes a JPEG file, or a box of it, to uint8 ``(h, w, 3)``, RGB. With ``channels=1``, decodes only its luma,
+        ``(h, w, 1)``.
 
-        Returns None if the engine refuses the file, the box does not lie within the image, or either has more than
-        ``max_pixels`` pixels.
-        """
+        Returns None if the engine refuses the file, or the box does not lie within the image. Returns None also if the
+        file or the box has more than ``max_pixels`` pixels."""
         if box is None and channels != 3:
             return next(self.decode_each([data], max_pixels, channels))
         if box is None:
@@ -174,8 +176,9 @@ def get_engine() -> Engine:
 
 
 def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> None:
-    """Runs the program of each image in place, in ``threads`` threads; see :meth:`Engine.augment`. Raises
-    :class:`ValueError` as that does, and for another number of programs."""
+    """Runs the program of each image in place, in ``threads`` threads; see :meth:`Engine.augment`.
+
+    Raises :class:`ValueError` as that method does, and for another number of programs."""
     bounds = np.linspace(0, len(images), max(1, threads) + 1).astype(int).tolist()
     parts = [(images[a:b], programs[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
 

@@ -84,14 +84,18 @@ def read_files(
 
 
 def is_plain_jpeg(file: bytes, max_pixels: int) -> bool:
-    """Tells if a file is certainly a whole JPEG of three components of 8 bits, with at most ``max_pixels`` pixels, and
-    without EXIF or XMP. Looks at its segments and its end, and decodes nothing. False without an engine."""
+    """Tells if a file is certainly a plain JPEG: whole, three components of 8 bits, no EXIF or XMP.
+
+    Looks at its segments and its end, and decodes nothing. False for more than ``max_pixels`` pixels, and without an
+    engine."""
     function = compiled.load_plain_check()
     return function is not None and function(file, len(file), max_pixels) != 0
 
 
 def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int64]]:
     """Reads the headers of plain files that follow one another in a tar, without the GIL.
+
+    Ends before the first header of another kind or form, and after 4,096 files. Finds none without an engine.
 
     Args:
         file: Descriptor of the tar.
@@ -100,7 +104,6 @@ def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int6
 
     Returns:
         The names of the files, and int64 ``(N, 3)``: offset and size of the data, and time of modification in seconds.
-        Ends before the first header of another kind or form, and after 4,096 files. Empty without an engine.
     """
     library = compiled.load_once()[0]
     if library is None:
@@ -111,12 +114,11 @@ def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int6
 
 
 def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
-    """Returns three lists for files in an open directory, read without the GIL: sizes, times of modification and times
-    of change (nanoseconds).
+    """Returns sizes, times of modification and times of change (nanoseconds) of files in an open directory: three
+    lists.
 
-    Follows links. The size is 0 if the name does not exist and -1 if it is not a file, with times of 0. Returns None
-    without an engine.
-    """
+    Reads without the GIL, and follows links. The size is 0 if the name does not exist and -1 if it is not a file; its
+    times are 0. Returns None without an engine."""
     library = compiled.load_once()[0]
     if library is None:
         return None
@@ -127,12 +129,12 @@ def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
 
 
 def list_names(directory: int) -> tuple[str, str] | None:
-    """Lists the names in an open directory, unordered, without the GIL: those of files, and those of folders and links
-    to folders.
+    """Lists the names in an open directory, unordered, without the GIL.
 
-    Each name ends with a null character. Returns None without an engine. Raises :class:`OSError` if the directory
-    cannot be read.
-    """
+    Returns two texts: the names of files; the names of folders and of links to folders. A null character follows each
+    name. Returns None without an engine.
+
+    Raises :class:`OSError` if the directory cannot be read."""
     library = compiled.load_once()[0]
     if library is None:
         return None

@@ -41,7 +41,9 @@ class CropAssembler(Assembler):
         self.shape = kernel.shape
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
-        """Draws the crops, and builds the engine's requests. Reads nothing."""
+        """Draws the crops, and builds the engine's requests. Reads nothing.
+
+        Raises :class:`UsageError` if the images are too small for a crop."""
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
         prepared.sizes = self._kernel.repeat_size(len(records))
         planned = self._kernel.plan_crops(draws)
@@ -59,8 +61,10 @@ class CropAssembler(Assembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies checksums, then lets the engine write the rows. Returns the damaged rows, or raises the first error
-        if ``errors`` is None. Raises :class:`MemoryError` if the engine refuses a row."""
+        """Verifies checksums, and lets the engine write all rows.
+
+        Returns the damaged rows, or raises the first error if ``errors`` is None. Raises :class:`MemoryError` if the
+        engine refuses a row."""
         assert prepared.requests is not None
         failed = self._verify_images(
             prepared, first, _ArrayImages(self._array, prepared.ids[first:stop] & MASK), errors
@@ -71,7 +75,7 @@ class CropAssembler(Assembler):
 
 
 class CopyAssembler(Assembler):
-    """Copies whole images of a memory-mapped array into batch buffers, and normalises them there."""
+    """Copies whole images of a memory-mapped array, and normalises them into batch buffers."""
 
     _stage = "read"
 
@@ -91,8 +95,9 @@ class CopyAssembler(Assembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Copies the images, then verifies the checksums of the copies. Returns the damaged rows, or raises the first
-        error if ``errors`` is None."""
+        """Copies all images, verifies the checksums of the copies, and normalises them.
+
+        Returns the damaged rows, or raises the first error if ``errors`` is None."""
         records = prepared.ids[first:stop] & MASK
         out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
         copies = as_numpy(out)

@@ -18,8 +18,7 @@ from packstore.training.loader.rows import SERIAL_ELEMENTS
 
 
 class Normalizer:
-    """Normalises images on any device: ``(x / white - mean) / std`` as one multiplication and one addition in
-    float32.
+    """Normalises images on any device: ``(x / white - mean) / std``, by one multiplication and one addition in float32.
 
     ``white`` is the mode's maximum: 255 for bytes, 65,535 for 16 bits, 1 for values without an upper bound.
 
@@ -43,8 +42,9 @@ class Normalizer:
 
     @classmethod
     def for_loader(cls, options: LoaderOptions, manifest: Manifest, mode: Mode) -> Normalizer | None:
-        """Creates the normalizer for a loader's ``normalize`` and ``dtype`` (float32 if only ``normalize`` is set).
-        Returns None if neither is set.
+        """Creates the normalizer for a loader's ``normalize`` and ``dtype``. Returns None if neither is set.
+
+        With ``normalize`` alone, the dtype is float32.
 
         Raises :class:`UsageError` for an unknown normalisation, or one that does not fit the store or the mode of its
         images."""
@@ -117,8 +117,9 @@ class Normalizer:
                 there.copy_(part * scales)
 
     def _repeat_factors(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns scale and shift of each value in a line of ``width`` pixels, ``(width * C,)``, on the CPU; caches the
-        latest."""
+        """Returns scale and shift of each value in a line of ``width`` pixels, ``(width * C,)``, on the CPU.
+
+        Caches the result for the latest width."""
         factors = self._line
         if factors is None or len(factors[0]) != self._scale.shape[1] * width:
             # Threads may overwrite each other's result: both are equal.

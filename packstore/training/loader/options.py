@@ -125,12 +125,12 @@ class LoaderOptions:
 
     @property
     def form_of_images(self) -> str | None:
-        """``"list"`` or ``"padded"`` if the user wants no batch of one image size; else None."""
+        """``"list"`` or ``"padded"`` as ``collate`` says for images; None if it names no form for them."""
         return None if self.collate is None else self.collate.get("image")
 
     @property
     def draws_for_batches(self) -> bool:
-        """True if the host draws something per batch, for which it needs the record numbers."""
+        """True if options draw for whole batches (``mix``, ``masking``). The host then needs the record numbers."""
         return self.mix is not None or self.masking is not None
 
     @property
@@ -142,10 +142,17 @@ class LoaderOptions:
 
 
 def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
-    """Returns ``(rank, world size)``: from the options, else from ``torch.distributed`` if it is initialised, else
-    from torchrun's ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``.
+    """Returns ``(rank, world size)`` of this process.
 
-    Raises :class:`UsageError` if the rank is not below the world size, or a variable is no number."""
+    They come from the first of these that has them:
+
+    - the options;
+    - ``torch.distributed``, if it is initialised;
+    - torchrun's ``RANK`` and ``WORLD_SIZE``, if both are set;
+    - ``(0, 1)``.
+
+    Raises :class:`UsageError` if the rank is not below the world size, or a variable is no number.
+    """
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
@@ -186,10 +193,11 @@ def check_dataset(dataset: PackedDataset) -> None:
 
 
 def parse_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
-    """Converts whole numbers to int64 indices of ``length`` items; negative ones count from the end.
+    """Converts whole numbers to int64 indices of ``length`` items. Negative ones count from the end.
 
-    Raises :class:`UsageError` for other values, an empty list, and indices out of range; ``what`` names them in the
-    message."""
+    Raises :class:`UsageError` for other values, an empty list, and indices out of range.
+
+    ``what``: name of the indices in error texts."""
     array = np.asarray(values)
     if array.shape == (0,):
         raise UsageError(f"{what} should be a list of whole numbers, and is empty: there is nothing to load")

@@ -1,5 +1,7 @@
-"""Sets up all steps of a loader, from records to the batches that a model gets, for streaming and for images that are
-resident in device memory."""
+"""Sets up all steps of a loader, from records to the batches that a model gets.
+
+The images are streamed, or resident in device memory.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,13 @@ from packstore.training.values import as_tensor
 
 
 class LoadedBatch(NamedTuple):
-    """Finished batch: the item that the user gets, the number of its images, and the number of skipped records."""
+    """Finished batch.
+
+    Attributes:
+        item: What the user gets.
+        images: Number of its records.
+        skipped: Number of records that were left out because they failed.
+    """
 
     item: Any
     images: int
@@ -57,15 +65,17 @@ class LoadedBatch(NamedTuple):
 
 
 class Pipeline:
-    """Assembles records into rows, runs steps on the device, and builds the user's item. Creates the assembler on first
-    use, in each process.
+    """Assembles records into rows, runs steps on the device, and builds the user's item.
+
+    Each process creates the assembler at its first use.
 
     Attributes:
         dataset: The dataset.
         options: Options of the loader.
         stats: Collects the seconds of each stage.
-        operations_at_decoding: First operations of ``options.augment``, if they run while images are decoded.
-        programs: Next operations, if they run there too.
+        operations_at_decoding: First operations of ``options.augment`` that can run as crops while images are decoded;
+            empty for resident images.
+        programs: Next operations, which the engine runs after the crops.
         division: Where all operations run.
         device_steps: All other steps.
         kernel: Crops and finishes images that are resident on the CPU; None if torch does.
@@ -120,12 +130,13 @@ class Pipeline:
 
     @property
     def calls_user_code(self) -> bool:
-        """True if batches go through functions of the user."""
+        """True if batches of images go through functions of the user. Leaves out ``target_transform``, and functions
+        that decoding threads call."""
         return self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
     def fetches(self) -> list[FetchCounts]:
-        """Fetch counts of each remote store that the dataset reads."""
+        """Fetch counts of each remote store that the dataset reads; empty for local ones."""
         remote = as_fetching(self.dataset.reader)
         return [] if remote is None else remote.all_counts
 
@@ -137,8 +148,8 @@ class Pipeline:
         return self._assembler
 
     def _new_main_assembler(self) -> Assembler:
-        """Creates the assembler, which writes images into batch buffers, of the column ``image``. Its class depends on
-        the store, the views and the sizes of images."""
+        """Creates the assembler of the column ``image``. Its class depends on the store, the views and the sizes of
+        images."""
         image, division, alone = self.dataset.manifest.image, self.division, not self.fields.carried
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.plans:
@@ -177,8 +188,10 @@ class Pipeline:
         finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
-        """Creates the assembler of a column of images that come out in one size: for the main column from the
-        memory-mapped array of a store if possible, else record by record."""
+        """Creates the assembler of a column of images that come out in one size.
+
+        For the main column, it uses the memory-mapped array of a store if possible. Other columns are read record by
+        record."""
         decoder, stats = self.dataset.decoder_of(column), self.stats
         images = self._stored_images(column, decoder)
         kernel = EngineKernel.for_column(column, operations, finish, programs)
@@ -193,8 +206,9 @@ class Pipeline:
         return RecordAssembler(images, operations, decoder.max_pixels, stats, alone, checks, finish, programs)
 
     def _stored_images(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
-        """Returns the reader of a column's stored images; with ``mapped`` arrays come from the memory-mapped array of
-        all images, if the store has one."""
+        """Returns the reader of a column's stored images.
+
+        ``mapped``: read arrays from the memory-mapped array of all main images, if the store has one."""
         reader = self.dataset.reader
         if column.layout is None:
             return FileImages(reader, column, decoder, self.dataset.exif_transpose)
@@ -218,21 +232,27 @@ class Pipeline:
 
     @property
     def checks(self) -> ChecksumPolicy:
-        """Creates the policy of checksum verification for the dataset."""
+        """A new policy of checksum verification for the dataset."""
         return ChecksumPolicy(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
 
     def read_numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Reads the values of ``records`` in all columns except image and key, as tensors on the CPU by name."""
+        """Reads the values of ``records`` in all columns except image and key, as tensors on the CPU by name. The
+        columns must hold numbers of one shape."""
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
     def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
-        """Builds the user's batch, a tensor, tuple or dict, from images and ``columns``, the other columns on the
-        device.
+        """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.
 
-        Mixes labels and builds mosaics of columns as ``drawn`` for the images, then calls ``target_transform``; appends
-        the hidden patches, if any were drawn."""
+        Mixes labels and builds mosaics of the columns as of the images, and calls ``target_transform``. If hidden
+        patches were drawn, they come last, as ``masking``.
+
+        Args:
+            images: The finished images.
+            columns: Values of the other columns, on the device.
+            drawn: Draws by which the images were mixed; None for none.
+        """
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
         drawn = drawn or DrawnForBatch()
         if drawn.mixed is not None:
@@ -255,7 +275,7 @@ class Pipeline:
 
 
 def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
-    """Returns the columns of labels that ``mix=`` mixes with their images; none for mosaics.
+    """Returns the columns of labels that ``mix=`` mixes with their images. Returns none for mosaics.
 
     Raises:
         UsageError: There are no labels, or there are columns that cannot be mixed or joined in mosaics.

@@ -24,7 +24,7 @@ from packstore.training.loader.programs import NO_PROGRAMS, Programs
 class WorkDivision:
     """Tells where each operation of a list runs, and the conversion to the final format.
 
-    It is made once for a loader, and once for each view (list of operations for further crops of a record).
+    A loader makes one, and one for each view (list of operations for further crops of a record).
 
     Attributes:
         crops: First operations: they run as crops while images are decoded, or in the engine's pass over images in
@@ -61,9 +61,9 @@ def divide_work(
         operations: The list.
         crops: Its first operations that run as crops.
         finish: Final format; threads write it if all operations are crops or programs.
-        runs_programs: The threads that crop run programs.
-        calls_functions: Decoding threads call the user's functions that follow, up to the first that may not run in
-            threads.
+        runs_programs: The threads that crop can run programs.
+        calls_functions: Decoding threads may call the user's functions that come next. The first function that may not
+            run in threads, and all operations after it, run on batches.
     """
     programs = Programs.select(operations, len(crops)) if runs_programs else NO_PROGRAMS
     rest = tuple(operations[len(crops) + len(programs) :])
@@ -78,14 +78,15 @@ def divide_work(
 def operations_at_decoding(
     dataset: PackedDataset, operations: Sequence[Step], image: Column
 ) -> tuple[GeometricOperation, ...]:
-    """Returns the first operations of a list that run as crops while images of a column are decoded; may be empty.
+    """Returns the first operations of a list that run as crops while images of a column are decoded.
 
-    On the CPU, a first crop with padding counts if the engine can fill the padding. Returns none for:
+    A first crop with padding counts on the CPU, for arrays of equal size, if the engine can fill the padding.
+
+    Returns none, so that the caller augments whole batches, for:
 
     - arrays of equal size that the engine cannot resize with the operations' interpolation;
-    - on other devices, ``CHW`` arrays, and ``HWC`` arrays of equal size that no operation resizes.
-
-    The caller then augments whole batches.
+    - ``CHW`` arrays that the engine does not process on the CPU;
+    - ``HWC`` arrays of equal size on other devices, if no operation resizes.
     """
     planned, _ = split_operations(operations, flip=True)
     if image.kind == "fixed" and not all(op.samplings <= _engine_samplings(image) for op in planned):
@@ -99,8 +100,10 @@ def operations_at_decoding(
 
 
 def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
-    """Tells if decoding threads augment images one by one: ``collate`` asks for a list or padded images, or image sizes
-    may differ during or after the operations. Always False with ``views`` or ``pre_transform``."""
+    """Tells if decoding threads augment images one by one.
+
+    They do if ``collate`` asks for a list or padded images, or if image sizes may differ during or after the
+    operations. Always False with ``views`` or ``pre_transform``."""
     if options.views is not None or options.pre_transform is not None:
         return False
     if options.form_of_images is not None:
@@ -111,12 +114,15 @@ def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
 
 
 def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | None:
-    """Returns the form of a batch's images: ``"list"`` or ``"padded"`` as ``collate`` says, else None. For mosaics,
-    returns ``"list"`` if images may differ in size, else None.
+    """Returns the form of a batch's images: ``"list"`` or ``"padded"`` as ``collate`` says, else None.
 
-    Raises:
-        UsageError: Images may differ in size, and ``collate`` names no form; or ``collate`` names a form, and other
-            options (``views``, ``mix``, …) need one tensor; or a user's function cannot run in threads.
+    For mosaics, returns ``"list"`` if images may differ in size, else None.
+
+    Raises :class:`UsageError` if:
+
+    - images may differ in size, and ``collate`` names no form;
+    - ``collate`` names a form, and other options (``views``, ``mix``, …) need one tensor;
+    - a user's function would have to run in threads, and may not.
     """
     form, one_by_one = options.form_of_images, augments_one_by_one(dataset, options)
     for op in options.augment if one_by_one else ():
@@ -150,8 +156,9 @@ def default_collate(dataset: PackedDataset, operations: Sequence[Step]) -> dict[
 
 
 def final_image_size(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
-    """Returns the height and width of all images after ``augment``. Returns None if they may differ, or if the user
-    wants a list or padding."""
+    """Returns the height and width of all images after ``augment``.
+
+    Returns None if they may differ, or if ``collate`` asks for a list or padding."""
     if options.form_of_images is not None:
         return None
     return output_size(options.augment, _size_of_column(dataset.manifest.image))
@@ -166,10 +173,12 @@ def _size_of_column(image: Column) -> Size | None:
 
 
 def _engine_samplings(image: Column) -> set[int]:
-    """Returns the interpolations by which the engine can resize a column's arrays: indices of :data:`SAMPLINGS`."""
+    """Returns the interpolations with which the engine can resize a column's arrays, as indices of
+    :data:`SAMPLINGS`."""
     return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
-    """Tells if bytes can store the padding value of a :class:`RandomCrop`; True for other operations and for CHW."""
+    """Tells if the engine can fill the padding of an operation. False for a :class:`RandomCrop` of bytes with a value
+    that no byte has."""
     return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255
