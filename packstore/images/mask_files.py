@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from packstore.images.masks import open_mask, read_mask_header
 from packstore.images.sniff import HeaderError, sniff
 
 _MOST = (1 << 16) - 1
@@ -36,8 +37,8 @@ def make_mask_file(mask: Any) -> bytes | None:
             return bytes(mask)
         if (info.kind, info.components, info.precision) != ("png", 1, 8):
             return bytes(mask)
-        image = Image.open(io.BytesIO(mask))
-        image.load()  # load first: Pillow before 10 decodes into the image that putpalette() changes
+        # Decoded before putpalette(): Pillow before 10 decodes into the image that putpalette() changes.
+        image = open_mask(mask, read_mask_header(mask))
         if image.mode != "L":
             return bytes(mask)
     if image.mode == "L":

@@ -111,11 +111,14 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
 def open_mask(data: Buffer, header: MaskHeader) -> Image:
     """Opens a mask with Pillow: with its palette, in mode ``P``, ``L``, ``1`` or ``I;16``. Raises
     :class:`DecodeError` for a damaged file."""
-    from PIL import Image
+    from PIL.PngImagePlugin import PngImageFile
 
     try:
-        image = Image.open(io.BytesIO(data), formats=("PNG",))
+        # Image.open would check the image against a limit of the whole process, which is not the dataset's.
+        image: Image = PngImageFile(io.BytesIO(data))
         image.load()
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow raises many kinds for damaged files
         raise DecodeError(f"the mask is damaged: {error}") from error
     return image.convert("I;16") if header.bits == 16 and image.mode != "I;16" else image

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from packstore import DecodeError
 from packstore.images import masks
 from packstore.images.engine import compiled, png_rows
+from packstore.images.mask_files import make_mask_file
 from packstore.images.masks import decode_mask, read_mask_header
 from tests.makers.engine_checks import guarded
 from tests.makers.sanitizers import build_sanitized
@@ -186,6 +187,21 @@ def test_content_in_many_chunks() -> None:
     np.testing.assert_array_equal(decode_mask(split, read_mask_header(split)), values)
 
 
+def test_pillows_own_limit_and_missing_memory_are_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    Image.new("1", (40, 30), 1).save(out, "PNG")
+    data = out.getvalue()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # a limit of the whole process; a mask has that of its dataset
+    assert decode_mask(data, read_mask_header(data)).all()
+
+    def fail(_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", fail)
+    with pytest.raises(MemoryError):
+        decode_mask(data, read_mask_header(data))
+
+
 @pytest.mark.usefixtures("either")
 def test_damaged_files_raise() -> None:
     data = png(CONTENTS["noise"])
@@ -193,6 +209,8 @@ def test_damaged_files_raise() -> None:
     for damaged in (data[:200], data[:100] + bytes(400) + data[500:]):
         with pytest.raises(DecodeError, match="damaged"):
             decode_mask(damaged, header)
+        with pytest.raises(DecodeError, match="damaged"):
+            make_mask_file(damaged)
 
 
 def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
