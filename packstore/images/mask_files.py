@@ -16,11 +16,14 @@ _MOST = (1 << 16) - 1
 
 
 def make_mask_file(mask: Any) -> bytes | None:
-    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file; gray of 8 bits gets Pascal VOC's palette,
-    arrays of other dtypes become gray of 16 bits.
+    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file.
 
-    Returns None without a mask, for an empty one, and for values that PNG cannot store. Any other file is returned
-    unchanged.
+    - Gray of 8 bits gets Pascal VOC's palette.
+    - Arrays of other dtypes become gray of 16 bits.
+    - Any other file is returned unchanged.
+
+    Returns None without a mask, for an empty array, and for values that PNG cannot store. Raises :class:`DecodeError`
+    for a damaged file of gray.
     """
     if mask is None:
         return None

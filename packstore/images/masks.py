@@ -84,7 +84,7 @@ def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
 
 
 def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> NDArray[Any]:
-    """Decodes the values of a mask to ``(H, W)``, perhaps read-only.
+    """Decodes the values of a mask to ``(H, W)``. The array may be read-only.
 
     Args:
         data: The file.
@@ -92,7 +92,7 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
         rows: Number of rows that are needed, from the top; None for all. The result has at least these, and at least 1.
 
     Raises:
-        DecodeError: The file is damaged.
+        DecodeError: The file is damaged, in the rows that are decoded.
     """
     needed = header.height if rows is None else max(1, min(rows, header.height))
     known = header.bits == 8 or (header.bits == 16 and not header.palette)
@@ -109,8 +109,9 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
 
 
 def open_mask(data: Buffer, header: MaskHeader) -> Image:
-    """Opens a mask with Pillow: with its palette, in mode ``P``, ``L``, ``1`` or ``I;16``. Raises
-    :class:`DecodeError` for a damaged file."""
+    """Opens a mask with Pillow: with its palette, in mode ``P``, ``L``, ``1`` or ``I;16``.
+
+    Raises :class:`DecodeError` for a damaged file. Does not check the number of pixels."""
     from PIL.PngImagePlugin import PngImageFile
 
     try:
@@ -125,8 +126,9 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
 
 def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
-    """Returns the content of the IDAT chunks. Returns None if Pillow might refuse any chunk, so that Pillow judges the
-    file."""
+    """Returns the content of the IDAT chunks, with verified checksums of all chunks.
+
+    Returns None for any chunk that Pillow might refuse. Pillow then judges the file."""
     view, place, kind = memoryview(data), len(_SIGNATURE), b""
     found: list[memoryview] = []
     while kind != b"IEND":

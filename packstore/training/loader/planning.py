@@ -31,7 +31,7 @@ class BatchGroup:
     _lock: Lock = field(default_factory=Lock)
 
     def plan_once(self, make: Callable[[Ids], PreparedBatch | None]) -> PreparedBatch | None:
-        """Returns the plan of all batches in the group; calls ``make`` only the first time, while others wait.
+        """Returns the plan of all batches in the group. Calls ``make`` only the first time, while other threads wait.
 
         None means that each batch must be planned by itself."""
         with self._lock:

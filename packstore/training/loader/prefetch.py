@@ -20,19 +20,18 @@ Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 
 
 class prefetch:  # noqa: N801 - used like a function
-    """Iterates over any loader's batches on a device; copies the next batch while the model computes on the current
+    """Iterates over any loader's batches on a device. Copies the next batch while the model computes on the current
     one.
 
-    Copy and normalisation run on their own stream, for which the consumer's stream waits, but not the host. For this,
+    Copy and normalisation run on their own stream. The consumer's stream waits for it, the host does not. For this,
     batches should be in pinned memory (``DataLoader(pin_memory=True)``). On the CPU it only normalises. Every batch is
     yielded exactly once.
 
     Args:
         iterable: Any loader whose batches are tensors in tuples, lists and dicts; other values pass unchanged.
         device: Device of the tensors.
-        normalize: ``imagenet``, ``cifar10``, ``cifar100`` or a :class:`packstore.core.manifest.Normalization`: applied
-            to tensors ``(B, 3, H, W)``, to uint8 as ``(x / 255 - mean) / std``, to floating point as ``(x - mean) /
-            std``.
+        normalize: ``imagenet``, ``cifar10``, ``cifar100`` or a :class:`packstore.core.manifest.Normalization`, for
+            tensors ``(B, 3, H, W)``. uint8 becomes ``(x / 255 - mean) / std``, floating point ``(x - mean) / std``.
         dtype: Floating point type of these tensors; None for float32 from normalised uint8, else unchanged. Without
             ``normalize``, it scales uint8 to 0 … 1.
         ahead: Number of batches in transfer at a time.
@@ -94,8 +93,9 @@ class prefetch:  # noqa: N801 - used like a function
         return [self._normalize_images(t) if _is_image_batch(t) else t for t in there]
 
     def _normalize_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalises uint8 or floating point images, and converts them to the wanted dtype; leaves other dtypes
-        unchanged. Caches mean and standard deviation on the device."""
+        """Normalises uint8 or floating point images, and converts them to the wanted dtype.
+
+        Leaves other dtypes unchanged. Caches mean and standard deviation on the device."""
         if images.dtype == torch.uint8:
             return images if self._normalizer is None else self._normalizer(images)
         if not images.is_floating_point():
@@ -131,8 +131,8 @@ def _update_mapping(mapping: Any, values: dict[Any, Any]) -> Any:
 def _take_tensors(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
     """Appends the tensors in the nested tuples, lists and dicts of ``batch`` to ``tensors``.
 
-    Returns a function that rebuilds the structure around other tensors, from an iterator over them. Other values stay
-    the same objects."""
+    Returns a function that rebuilds the structure around other tensors, which it takes from an iterator. Other values
+    stay the same objects."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)

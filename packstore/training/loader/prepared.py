@@ -39,14 +39,14 @@ class PreparedBatch:
         numbers: Numbers of the records.
         views: Stored bytes of the records' images, or arrays.
         sizes: Height and width of each image by its header, ``(B, 2)``; upright if it has an EXIF orientation to apply.
-        pending: Checksums that are still to be verified.
+        pending: Checksums that are still to be verified; None if there is no policy.
         turned: EXIF orientations to apply, by row. The engine refuses these images.
-        headers: Headers of image files that the engine refuses.
+        headers: Headers of image files that the engine refuses; None for other rows.
         first_crops: Crops after the first operation, if operations run while decoding.
         crops: Source of the pixels of each row; None for whole images.
-        finish: Final format of the rows; None if rows stay bytes.
+        finish: Final format of the rows; None if rows hold pixels as decoded.
         failed: Rows whose records cannot be read.
-        requests: The whole batch as requests to the engine; None if it cannot do it.
+        requests: The whole batch as requests to the engine; None if the engine cannot process it.
         program: Pixel operations on each row after the crops, ``(B, n)``; None for none.
         views_planned: With several views of a record (``views=``): the plan of each, by :class:`ViewAssembler`.
         operations: With images that differ in size while augmented: all drawn operations; else None.
@@ -77,7 +77,9 @@ class PreparedBatch:
     _lock: Lock = field(default_factory=Lock)
 
     def take_group_rows(self, plan: PreparedBatch, rows: slice) -> None:
-        """Takes this batch's rows from the plan of a group of batches, and directs their requests to :attr:`out`."""
+        """Takes this batch's rows from the plan of a group of batches. Its requests then write to :attr:`out`.
+
+        The plan must have requests."""
         self.views, self.sizes, self.headers = plan.views[rows], plan.sizes[rows], plan.headers[rows]
         self.turned = {row - rows.start: turn for row, turn in plan.turned.items() if rows.start <= row < rows.stop}
         self.first_crops = None if plan.first_crops is None else plan.first_crops.select_rows(rows)
@@ -89,8 +91,10 @@ class PreparedBatch:
 
     @property
     def rows(self) -> RowWriter:
-        """Writer of the rows that the engine does not write: into ``out``, or into memory for bytes that are normalised
-        later. Created on first use; thread-safe."""
+        """Writer of the rows that the engine does not write. Created on first use; thread-safe.
+
+        It writes into ``out``. If the rows have a final format, it writes bytes into other memory, from which they are
+        normalised later."""
         with self._lock:
             return self._row_writer
 

@@ -19,8 +19,9 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True)
 class Programs:
-    """Consecutive operations of a user's list that the engine runs, as programs, in the decoding threads after the
-    crops. A program is an array of pixel operations with their parameters, a row for each image.
+    """Consecutive operations of a user's list that the engine runs as programs, right after the crops.
+
+    A program is an array of pixel operations with their parameters, a row for each image.
 
     Attributes:
         operations: The operations, in order.
@@ -32,7 +33,7 @@ class Programs:
 
     @classmethod
     def select(cls, operations: Sequence[Step], first: int) -> Programs:
-        """Takes the operations from index ``first`` on, up to the first that the engine cannot run."""
+        """Takes the operations from index ``first`` on, up to the first that has no program."""
         return cls(tuple(takewhile(can_draw_program, operations[first:])), first)
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ SMALL_IMAGE_BYTES = 64 * 64 * 3
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the free memory of a device in bytes; on a CPU without ``/proc/meminfo`` half of its memory.
+    """Returns the free memory of a device in bytes. On a CPU without ``/proc/meminfo``, returns half of all memory.
 
     Raises :class:`UsageError` for devices other than CPU and CUDA."""
     if device.type == "cuda":
@@ -50,13 +50,17 @@ class Residence:
 def choose_residence(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> Residence:
     """Decides if a loader keeps all images in device memory: as the user says, or by their size and the free memory.
 
+    ``"auto"`` keeps images of one shape:
+
+    - on a GPU, if they take at most half of its free memory;
+    - on the CPU, if they take at most a quarter of it, and an image at most 12,288 bytes;
+    - on other devices, none.
+
     Args:
         manifest: Manifest of the store.
         records: Number of records.
         device: Device of the images.
-        wanted: The user's wish: True, False or "auto". "auto" keeps images of one shape that take at most half of a
-            GPU's free memory. On the CPU they may take a quarter of it, and an image 12,288 bytes. On other devices it
-            keeps none.
+        wanted: The user's wish: True, False or ``"auto"``.
 
     Raises:
         UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory, as far as

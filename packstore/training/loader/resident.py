@@ -35,8 +35,9 @@ _GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 
 
 class Resident:
-    """Keeps all images of a split in device memory, and gathers the batches of an epoch from them. With
-    ``on_error="skip"``, records that cannot be loaded are left out of all epochs. Pickles without the images.
+    """Keeps all images of a split in device memory, and gathers the batches of an epoch from them.
+
+    With ``on_error="skip"``, leaves records that cannot be loaded out of all epochs. Pickles without the images.
 
     Attributes:
         images: All images of the split; None until they are loaded.
@@ -57,8 +58,10 @@ class Resident:
         return self.__dict__ | {"images": None, "_numbers": {}, "_producer": producer}
 
     def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches of ``epoch`` from number ``first`` on. The first call loads all images. In a forked child
-        keeps torch on the calling thread from then on."""
+        """Yields the batches of ``epoch`` from number ``first`` on. The first call loads all images.
+
+        In a forked child, torch uses the calling thread alone from then on. Raises the errors of :meth:`_load_images`.
+        """
         make_fork_single_threaded()
         images, pipeline = self._load_once(), self._pipeline
         if pipeline.kernel is None:
@@ -70,8 +73,9 @@ class Resident:
     def _iterate_batches(
         self, epoch: int, first: int, images: torch.Tensor, by_engine: EngineGatherer | None
     ) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches, gathered by the engine or by torch. Augments many batches at once on a GPU. Reads keys
-        from the store, batch by batch."""
+        """Yields the batches, gathered by the engine or by torch. Augments many batches at once on a GPU.
+
+        Reads keys from the store, batch by batch. Takes numbers from device memory."""
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
         pipeline.stats.start_clock()
@@ -144,9 +148,9 @@ class Resident:
         return self._pipeline.make_batch(made[0], columns, made[1])
 
     def _load_once(self) -> torch.Tensor:
-        """Returns all images on the device; loads them, and the columns of numbers, on the first call.
+        """Returns all images on the device. On the first call, loads them, and the columns of numbers.
 
-        With ``on_error="skip"`` logs a warning for each damaged record, and leaves it out from then on."""
+        With ``on_error="skip"``, logs a warning for each damaged record, and leaves it out from then on."""
         if self.images is None:
             pipeline = self._pipeline
             errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
@@ -167,8 +171,10 @@ class Resident:
     def _without_damaged(
         self, ids: torch.Tensor, record_ids: NDArray[np.int64], sizes: list[int]
     ) -> tuple[torch.Tensor, NDArray[np.int64], list[int], list[int]]:
-        """Removes damaged records from a group of batches. Returns ids on the device, ids on the host, the sizes of the
-        batches, and the number of records removed from each."""
+        """Removes damaged records from a group of batches.
+
+        Returns ids on the device, ids on the host, the sizes of the batches, and the number of records removed from
+        each batch."""
         if not len(self._left_out):
             return ids, record_ids, sizes, [0] * len(sizes)
         sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)
@@ -178,8 +184,9 @@ class Resident:
         return ids.index_select(0, left), record_ids[sound], kept, skipped
 
     def _load_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
-        """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``; calls ``pre_transform``
-        on chunks of them. Fetches the shards of a remote store ahead.
+        """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``.
+
+        Calls ``pre_transform`` on chunks of them. Fetches the shards of a remote store ahead.
 
         ``errors`` receives damaged records, whose images are then undefined; None raises the first error. Raises
         :class:`StoreError` if no shard can be read."""

@@ -23,12 +23,12 @@ _THREADS = 4  # fetching threads; each waits for the network most of the time
 
 
 class ShardsAhead:
-    """Fetches the shards of an epoch before they are needed, in that order, as many ahead as the cache has room for.
-    Then fetches the first shards of the next epoch, even after the present epoch has ended. Starts up to four threads.
+    """Fetches the shards of an epoch before they are needed, as many ahead as the cache has room for.
 
-    Shards that batches currently need count towards that room. If a shard cannot be fetched ahead, the thread that
-    needs it tries again and raises.
-    """
+    Keeps the epoch's order, and counts shards that batches currently need. Afterwards fetches the first shards of the
+    next epoch, even after the present epoch has ended. Starts up to four threads.
+
+    If a shard cannot be fetched ahead, the thread that needs it tries again and raises."""
 
     def __init__(
         self,
@@ -79,8 +79,14 @@ class ShardsAhead:
     ) -> ShardsAhead | None:
         """Starts to fetch shards ahead of batch ``first``. Returns None for a local store, or if the order is unknown.
 
-        ``reads`` are the shards of this epoch, ``following`` those of the next. Logs a warning if the cache has too
-        little room for the shards that batches need at a time."""
+        Logs a warning if the cache has too little room for the shards that batches need at a time.
+
+        Args:
+            reader: The open store.
+            reads: Shards of this epoch; None if the order is unknown.
+            first: First batch of the epoch, or of its rest.
+            following: Shards of the next epoch.
+        """
         remote = None if reads is None else as_fetching(reader)
         if reads is None or remote is None:
             return None
@@ -109,15 +115,17 @@ class ShardsAhead:
 
     @contextmanager
     def aborted_fetches(self) -> Iterator[None]:
-        """Ends the threads, and aborts and refuses requests within the block: a request to a silent server takes most
-        of a minute."""
+        """Ends the threads. Within the block, aborts requests and refuses new ones.
+
+        A request to a silent server would take most of a minute."""
         self._tell_threads_to_end(True)
         with self._reader.refuse_requests():
             yield
 
     def _tell_threads_to_end(self, closed: bool) -> None:
-        """Tells the threads to end: after the shards that they are fetching if ``closed``, else after the next epoch's
-        first shards. Forgets the shards that batches need, so that they take no room."""
+        """Tells the threads to end. Forgets the shards that batches need, so that they take no room.
+
+        ``closed``: end after the shards that are being fetched; if False, after the first shards of the next epoch."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)
@@ -125,8 +133,9 @@ class ShardsAhead:
             self._changed.notify_all()
 
     def mark_done(self, batches: int) -> None:
-        """Notes that the epoch's first ``batches`` batches are finished: releases shards that no later batch needs, and
-        wakes the fetching threads."""
+        """Notes that the epoch's first ``batches`` batches are finished.
+
+        Releases shards that no later batch needs, and wakes the fetching threads."""
         done: list[int] = []
         with self._changed:
             self._now = batches
@@ -144,8 +153,10 @@ class ShardsAhead:
             self._reader.release_shards([shard for shard in done if shard not in needed])
 
     def _fetch_shards(self) -> None:
-        """Fetches shards in turn until none are left; runs in each thread. Logs the first failure as a warning, later
-        ones for debugging, and goes on; says nothing of a full cache or disk."""
+        """Fetches shards in turn until none are left; runs in each thread.
+
+        Continues after a failure. Logs the first failure as a warning, later ones for debugging. Does not log a full
+        cache or disk."""
         while (place := self._take_next()) is not None:
             try:
                 self._reader.prefetch(self._shards[place])
@@ -159,10 +170,10 @@ class ShardsAhead:
                 self._failed = True
 
     def _take_next(self) -> int | None:
-        """Waits until the cache has room for the next shard; returns its index in the list. Returns None if no shard is
-        left, or the threads have to end.
+        """Waits until the cache has room for the next shard, and returns its index in the list.
 
-        Skips shards that batches already need but that do not fit: the thread that needs such a shard fetches it."""
+        Returns None if no shard is left, or the threads have to end. Skips a shard without room that batches already
+        need: the thread that needs it fetches it."""
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken
@@ -182,7 +193,9 @@ class ShardsAhead:
 
 
 def _append_following(reads: ShardReads, following: ShardReads, sizes: NDArray[np.int64]) -> ShardReads:
-    """Appends the first shards of the next epoch to an epoch's reads, as many bytes as batches need at a time."""
+    """Appends the first shards of the next epoch to an epoch's reads.
+
+    They have at most the bytes that its batches need at a time."""
     few = np.cumsum(sizes[following.shards]) <= max_bytes_needed(following, sizes)
     batches = int(reads.last.max(initial=0)) + 1
     return ShardReads(

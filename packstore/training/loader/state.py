@@ -17,8 +17,7 @@ VERSION = 2
 def describe_records(dataset: PackedDataset) -> dict[str, Any]:
     """Returns the number of the dataset's records (``count``) and their ``digest``.
 
-    The digest is None for a split of a store without digests per shard: it then knows one digest of all records.
-    """
+    A store without digests per shard has one digest, of all records. For a split of it, ``digest`` is None."""
     manifest = dataset.manifest
     if manifest.shards is not None and manifest.shards.rows is not None:
         parts = _list_shard_digests(dataset, manifest.shards)
@@ -29,8 +28,9 @@ def describe_records(dataset: PackedDataset) -> dict[str, Any]:
 
 
 def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError`, which names the difference, unless ``state`` is valid, of this version, and saved by
-    a loader of the same ``identity``: dataset, order and options."""
+    """Raises :class:`UsageError` unless ``state`` is valid, of this version, and of a loader of the same ``identity``.
+
+    ``identity``: dataset, order and options. The text names the difference."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise UsageError(
             f"load_state_dict takes what a loader's state_dict() gave, got {type(state).__name__}; look under which "
@@ -50,7 +50,7 @@ def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset)
 
 
 def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) -> str:
-    """Returns the error text for a state of another dataset; says if the store has only grown since the state was
+    """Returns the error text for a state of another dataset. It says if the store has only grown since the state was
     saved."""
     where = f"{dataset.path}" + (f", split {dataset.split}" if dataset.split else "")
     before = state.get("store")

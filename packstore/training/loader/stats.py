@@ -16,10 +16,13 @@ STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
 class Stats:
     """Sums seconds by stage, and counts images. Thread-safe; pickles as an empty one.
 
-    ``wait``: the consumer waits for a batch. ``read`` and ``decode`` (with resizing): summed over the threads.
-    ``augment``: operations on whole batches, and normalisation. ``per_image``: functions in ``PerImage``. ``copy``:
-    queueing copies to the device. On a GPU the last three are only the host's share. A second counts for one stage of
-    its thread.
+    - ``wait``: the consumer waits for a batch.
+    - ``read``, ``decode`` (with resizing): summed over the threads.
+    - ``augment``: operations on whole batches, and normalisation.
+    - ``per_image``: functions in ``PerImage``.
+    - ``copy``: queueing copies to the device.
+
+    On a GPU, the last three are only the host's share. A second counts for one stage of its thread.
     """
 
     def __init__(self, fetches: Sequence[FetchCounts] = ()) -> None:
@@ -31,8 +34,9 @@ class Stats:
         return Stats, ()  # another process has its own
 
     def reset(self, fetches: Sequence[FetchCounts] = ()) -> None:
-        """Sets all sums to 0, and stops the clock. ``fetches``, the counts of remote readers, continue; their present
-        values are subtracted later."""
+        """Sets all sums to 0, and stops the clock.
+
+        ``fetches``: counts of remote readers. They continue, and their present values are subtracted later."""
         with self._lock:
             self._before = [(counts, replace(counts)) for counts in fetches]
             self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -57,13 +61,13 @@ class Stats:
             self._thread.seconds = before + elapsed
 
     def take_timed(self) -> float:
-        """Returns the seconds that :meth:`measure` has counted in the calling thread, and resets them."""
+        """Returns the seconds that :meth:`measure` has counted in the calling thread since the last call."""
         seconds: float = getattr(self._thread, "seconds", 0.0)
         self._thread.seconds = 0.0
         return seconds
 
     def add_unindexed(self, images: int) -> None:
-        """Counts images whose seek index (positions within a JPEG file, for decoding parts) was invalid."""
+        """Counts images whose seek index was invalid: positions in a JPEG file from which crops are decoded."""
         with self._lock:
             self._unindexed += images
 
@@ -78,7 +82,8 @@ class Stats:
             self._started = perf_counter()
 
     def add_batch(self, images: int, skipped: int = 0) -> None:
-        """Counts a finished batch, its images and its skipped records; the clock stops here unless more follow."""
+        """Counts a finished batch, its images and its skipped records. The time of the latest batch ends
+        :meth:`snapshot`'s seconds."""
         with self._lock:
             self._batches += 1
             self._images += images
@@ -86,8 +91,10 @@ class Stats:
             self._ended = perf_counter()
 
     def snapshot(self, fetches: Sequence[FetchCounts] = ()) -> dict[str, float]:
-        """Returns all sums by name, seconds on the clock and images a second, for
-        :meth:`packstore.PackedLoader.stats`."""
+        """Returns all sums by name, for :meth:`packstore.PackedLoader.stats`.
+
+        Also returns the seconds from the start of the clock to the latest batch, and images a second. With ``fetches``,
+        the counts of remote readers, returns their sums since the last reset."""
         with self._lock:
             elapsed = self._ended - self._started if self._started is not None and self._ended is not None else 0.0
             return {

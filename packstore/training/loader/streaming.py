@@ -37,11 +37,10 @@ class Streaming:
         return self.__dict__ | {"transport": None}
 
     def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches of ``epoch`` from number ``first`` on; fetches the shards of a remote store ahead, then
-        the first shards of the next epoch.
+        """Yields the batches of ``epoch`` from number ``first`` on. Fetches the shards of a remote store ahead.
 
-        Threads that decode run until this generator ends or is closed; those that fetch for the next epoch may end
-        later."""
+        Afterwards fetches the first shards of the next epoch. Those threads may outlive this generator; threads that
+        decode end with it."""
         reads, following = self._epochs.list_shard_reads(epoch), self._epochs.list_shard_reads(epoch + 1)
         ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:
@@ -57,9 +56,9 @@ class Streaming:
     def _iterate_batches(
         self, epoch: int, first: int, ahead: ShardsAhead | None = None
     ) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches in order; keeps ``prefetch`` batches in progress in a pool of threads.
+        """Yields the batches in order. Keeps ``prefetch`` batches in progress in a pool of threads.
 
-        Ctrl-C also aborts requests for shards. At the end, unfinished batches are cancelled and the threads stopped."""
+        Ctrl-C also aborts requests for shards. At the end, cancels unfinished batches and stops the threads."""
         pipeline, options = self._pipeline, self._pipeline.options
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
