@@ -19,10 +19,15 @@ _POINT, _USER_DEFINED = 2, 32767
 def read_geotiff(data: bytes) -> dict[str, Any] | None:
     """Reads the GeoTIFF tags of a TIFF's first page, as JSON values.
 
-    Returns:
-        ``tags`` by number; ``keys``, their values by number; ``crs``, such as ``EPSG:32633``, or None; ``transform``,
-        ``[a, b, c, d, e, f]`` with ``x = a * column + b * row + c``, ``y = d * column + e * row + f``, from the corner
-        of the first pixel, or None; ``nodata``. None for a file that is not a TIFF, or has no such tags.
+    Returns None for a file that is not a TIFF, or has no such tags. Otherwise these, each of which may be None but
+    ``tags`` and ``keys``:
+
+    - ``tags``: values by number.
+    - ``keys``: values of the GeoKeys by number.
+    - ``crs``: such as ``EPSG:32633``.
+    - ``transform``: ``[a, b, c, d, e, f]`` with ``x = a * column + b * row + c``, ``y = d * column + e * row + f``,
+      from the corner of the first pixel.
+    - ``nodata``: text of GDAL's tag.
 
     Raises:
         ValueError: The tags are damaged.
@@ -47,8 +52,9 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
 
 
 def _read_tags(data: bytes) -> dict[int, Any]:
-    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers. Numbers that are not
-    finite become None; tags of other types are skipped.
+    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers.
+
+    Numbers that are not finite become None. Skips tags of other types.
 
     Raises :class:`IndexError` for a tag over 1 MiB, :class:`struct.error` for truncated data."""
     order, big = "<" if data[:2] == b"II" else ">", 43 in data[2:4]
@@ -76,8 +82,9 @@ def _read_tags(data: bytes) -> dict[int, Any]:
 
 
 def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
-    """Looks up the values of the GeoKeys, by number: a number, a text, or a list of several numbers. Raises
-    :class:`IndexError` for a key beyond the values of its tag."""
+    """Looks up the values of the GeoKeys, by number: a number, a text, or a list of several numbers.
+
+    Raises :class:`IndexError` for a key beyond the values of its tag."""
     directory: Sequence[int] = tags.get(_KEYS, ())
     found: dict[int, Any] = {}
     for at in range(4, min(len(directory), 4 + 4 * (directory[3] if len(directory) > 3 else 0)), 4):
@@ -93,11 +100,12 @@ def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def _compute_affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
-    """Computes the transform from pixel corners to ground coordinates. Returns None without tie point and scale or
-    matrix, or with values that are not finite.
+    """Computes the transform from pixel corners to ground coordinates.
 
-    ``is_point``: the tags give the middles of pixels, not their corners.
-    """
+    Returns None unless there is a matrix, or a scale and one tie point. Returns None also for values that are not
+    finite.
+
+    ``is_point``: the tags give the middles of pixels, not their corners."""
     matrix, scale, tie = tags.get(_TRANSFORMATION, ()), tags.get(_SCALE, ()), tags.get(_TIEPOINT, ())
     if len(matrix) >= 8:
         found = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]

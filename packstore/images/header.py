@@ -23,15 +23,15 @@ class ImageInfo(NamedTuple):
     """Parsed header of an image file.
 
     Attributes:
-        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif``, ``jp2``
-            (JPEG 2000), ``jxl`` (JPEG XL), ``exr``, ``hdr`` (Radiance) or ``npy``.
+        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif``, ``jp2`` (JPEG 2000),
+            ``jxl`` (JPEG XL), ``exr``, ``hdr`` (Radiance) or ``npy``.
         width: Width in pixels, at least 1.
         height: Height in pixels, at least 1.
-        components: Samples per pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
-            alpha elsewhere).
-        precision: Bits per sample (a palette index counts as a sample; 24-bit BMP says 8).
-        sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
-            0xCA arithmetic-coded …; 0 for other kinds.
+        components: Samples per pixel as stored. 1: gray, or a palette. 2: gray with alpha. 3: colours. 4: CMYK in a
+            JPEG, elsewhere colours with alpha.
+        precision: Bits per sample. A palette index counts as a sample; 24-bit BMP says 8.
+        sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and 0xCA
+            arithmetic-coded …; 0 for other kinds.
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
         app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 without one.
         app1_alone: That segment is the only APP1, and no stray bytes lie between segments.

@@ -15,8 +15,9 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # ends a scan: neither a dat
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """Removes EXIF, MPF, ICC, XMP and comments, and stray bytes between segments, from the JPEG ``data``. Returns
-    ``data`` itself if it has no metadata, or no scan."""
+    """Returns the JPEG ``data`` without metadata: EXIF, MPF, ICC, XMP, comments, and stray bytes between segments.
+
+    Returns ``data`` itself if it has none of these, or no scan."""
     kept: list[memoryview] = [data[:2]]
     size, at, dropped = len(data), 2, False
     while at + 4 <= size:
@@ -50,11 +51,11 @@ def excess_scans_message(data: memoryview, pixels: int) -> str | None:
 
 
 def is_complete_jpeg(data: memoryview) -> bool:
-    """Tells if the segments and scans of the JPEG ``data`` follow each other without gaps up to the end marker, and
-    if a progressive file has every bit of every coefficient.
+    """Tells if a JPEG is complete: segments and scans follow each other without gaps up to the end marker.
 
-    Does not parse scans. Costs a search for 0xFF: about 1 GB/s.
-    """
+    A progressive file must have every bit of every coefficient.
+
+    Does not parse scans. Costs a search for 0xFF: about 1 GB/s."""
     try:
         return _check_segments(data)
     except (IndexError, KeyError):  # a segment that is too short, or a scan of an unknown component

@@ -16,11 +16,11 @@ _SKIPPED = frozenset((0xDC, *range(0xE0, 0xF0), 0xFE))
 
 
 def parse_jpeg_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the segments up to the first scan; ``whole`` also searches for the end-of-image marker after it.
+    """Parses the segments up to the first scan. With ``whole``, also searches for the end-of-image marker after it.
 
-    An earlier end marker belongs to a thumbnail. Remembers the latest header, and returns its result again for an equal
-    one. Raises :class:`HeaderError`, and :class:`IndexError` for a header that is cut off.
-    """
+    An earlier end marker belongs to a thumbnail. Caches the latest header with its result.
+
+    Raises :class:`HeaderError`, and :class:`IndexError` or :class:`struct.error` for a truncated header."""
     global _latest
     # The result depends on the bytes up to the scan alone, which are often the same in images of one size and encoder.
     known = _latest
@@ -75,17 +75,18 @@ def parse_jpeg_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _check_end(data: bytes, scan: int, whole: bool) -> None:
-    """Raises :class:`HeaderError` if ``whole`` and no end-of-image marker follows the byte ``scan``."""
+    """With ``whole``, raises :class:`HeaderError` if no end-of-image marker follows the byte ``scan``."""
     # Inside a scan, 0xFF is always followed by 0x00 or a restart marker: the pair cannot occur by chance.
     if whole and data[-2:] != b"\xff\xd9" and data.rfind(b"\xff\xd9", scan) < 0:
         raise HeaderError("is truncated: no end-of-image marker")
 
 
 def _skip_to_marker(data: bytes, at: int) -> int:
-    """Returns the next position to look at for a segment.
+    """Skips bytes that are no segment, and returns the next position to look at.
 
-    Skips one fill byte, one marker without a segment, or stray bytes (which libjpeg skips with a warning). Raises
-    :class:`HeaderError` at a marker that may not be there, :class:`IndexError` at the end of the data.
+    Skips one fill byte, one marker without a segment, or stray bytes (which libjpeg skips with a warning).
+
+    Raises :class:`HeaderError` for a second start or an end of the image, :class:`IndexError` at the end of the data.
     """
     marker = data[at + 1]
     if data[at : at + 4] == b"\xff\xd9\xff\xd8":  # tables end, and the image that uses them begins: T.81, B.4

@@ -23,9 +23,10 @@ class FileKind(NamedTuple):
             as that needs no decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`.
         find_mode: Returns the mode that can represent all values.
         decode: Returns the pixels ``(H, W, C)`` of a frame, from 0, in the mode's dtype. Raises :class:`DecodeError`,
-            also if there is no such frame, and the errors of its library for damaged files.
+            also if there is no such frame. For damaged files, raises :class:`HeaderError` or the errors of its library.
         count_frames: Counts the frames. Raises :class:`DecodeError` for a damaged file or if a library is missing.
-        import_library: Imports the library that decodes, if any. Raises :class:`DecodeError` that says what to install.
+        import_library: Imports the library that decodes, if any. If it is missing, raises :class:`DecodeError`, which
+            says what to install.
     """
 
     magics: tuple[bytes, ...]

@@ -1,5 +1,8 @@
-"""numpy's ``.npy`` as an image: an array of two axes is gray, one of three has its channels last, or first if only the
-first axis is short enough for channels."""
+"""numpy's ``.npy`` as an image.
+
+An array of two axes is gray. One of three axes has its channels last. If the first axis alone is short enough for
+channels, they are first.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ _LONGEST = 10_000
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header; ``whole`` also checks the file's size. Raises :class:`HeaderError` for arrays that are no
-    images."""
+    """Parses the header. With ``whole``, also checks the file's size.
+
+    Raises :class:`HeaderError` for arrays that are no images, :class:`IndexError` for a truncated header."""
     shape, dtype, at, _ = _parse_header(data)
     nbytes = math.prod(shape) * dtype.itemsize
     if whole and len(data) - at != nbytes:
@@ -36,7 +40,7 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns the mode for the array's dtype and channels. Two channels are no alpha."""
+    """Returns the mode for the array's dtype and channels. Two channels give a ``multi`` mode, without alpha."""
     from packstore.core.modes import mode_of, parse_mode
 
     dtype = _mode_dtype(_parse_header(data)[1])
@@ -45,8 +49,9 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
-    """Converts the array to ``(H, W, C)`` in the mode's dtype; True becomes 255. Raises :class:`DecodeError` if a value
-    does not fit."""
+    """Converts the array to ``(H, W, C)`` in the mode's dtype; True becomes 255.
+
+    Raises :class:`DecodeError` if a value does not fit."""
     import numpy as np
 
     from packstore.images.mode_dtypes import to_mode_dtype
@@ -63,9 +68,8 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
 def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
     """Parses the header. Returns shape, dtype, offset of the values, and if they are in Fortran order.
 
-    Raises :class:`HeaderError` for objects, for dtypes without a mode, and for shapes that are no image's;
-    :class:`IndexError` for a truncated header.
-    """
+    Raises :class:`HeaderError` for objects, for dtypes without a mode, and for shapes that are no image's. A truncated
+    header raises :class:`IndexError`."""
     place = 10 if data[6:7] == b"\1" else 12
     if len(data) < place + int.from_bytes(data[8:place], "little"):
         raise IndexError
@@ -91,8 +95,9 @@ def _mode_dtype(dtype: Any) -> Any:
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Tells if the first axis is that of channels. Raises :class:`HeaderError` if both the first and the last axis may
-    be."""
+    """Tells if the first axis is that of channels. False for two axes.
+
+    Raises :class:`HeaderError` if both the first and the last axis may be channels."""
     if len(shape) == 2 or shape[0] > _FEW:
         return False
     if shape[2] <= _FEW:

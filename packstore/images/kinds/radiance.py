@@ -27,8 +27,10 @@ _SHORTEST, _LONGEST = 8, 0x7FFF
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the size; ``whole`` has no effect, since only decoding finds the end. Raises :class:`HeaderError` for
-    colours that are not RGB and for a broken size, :class:`IndexError` for a truncated header."""
+    """Parses the size. ``whole`` has no effect, since only decoding finds the end.
+
+    Raises :class:`HeaderError` for colours that are not RGB and for a broken size, :class:`IndexError` for a truncated
+    header."""
     size = _match_size(data)
     columns, rows = int(size[6]), int(size[3])
     width, height = (columns, rows) if size[2] == b"Y" else (rows, columns)
@@ -43,8 +45,9 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
-    """Decodes the scanlines to float32 ``(H, W, 3)``, upright. Raises :class:`HeaderError` for truncated or damaged
-    data, :class:`IndexError` for a run that is cut off."""
+    """Decodes the scanlines to float32 ``(H, W, 3)``, upright.
+
+    Raises :class:`HeaderError` for truncated or damaged data, :class:`IndexError` for a run that is truncated."""
     import numpy as np
 
     size = _match_size(data)
@@ -67,8 +70,10 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
 
 
 def _match_size(data: bytes) -> re.Match[bytes]:
-    """Finds and matches the line of the size. Raises :class:`HeaderError` for colours that are not RGB or a broken
-    line, :class:`IndexError` for a truncated header."""
+    """Finds and matches the line of the size.
+
+    Raises :class:`HeaderError` for colours that are not RGB or a broken line, :class:`IndexError` for a truncated
+    header."""
     end = _END.search(data)
     if end is None:
         raise IndexError
@@ -87,8 +92,8 @@ def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
     """Reads a scanline in the newer run-length coding, byte plane by byte plane, into ``row``. Returns the end of its
     bytes.
 
-    Raises :class:`HeaderError` for a run that does not fit, :class:`IndexError` for truncated data.
-    """
+    Raises :class:`HeaderError` for a run that does not fit. Truncated data raise :class:`IndexError` or
+    :class:`ValueError`."""
     import numpy as np
 
     width = len(row)
@@ -111,11 +116,11 @@ def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
 
 
 def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline in the older coding into ``row``: whole pixels, and ``1 1 1 n`` repeats the last. Returns the
-    end of its bytes.
+    """Reads a scanline in the older coding into ``row``. Returns the end of its bytes.
 
-    Raises :class:`HeaderError` for a run that does not fit, and for truncated data.
-    """
+    The coding has whole pixels; ``1 1 1 n`` repeats the last pixel ``n`` times.
+
+    Raises :class:`HeaderError` for a run that does not fit, and for truncated data."""
     import numpy as np
 
     width, done, shift = len(row), 0, 0

@@ -27,8 +27,10 @@ _ANY_SIZE = 4096
 
 
 class UnequalAssembler(RecordAssembler):
-    """Decodes and augments images one by one, since their sizes differ on the way. If operations end with one size,
-    writes the images into rows of a batch buffer. Else each image gets memory of its own.
+    """Decodes and augments images one by one, since their sizes differ on the way.
+
+    If operations end with one size, writes the images into rows of a batch buffer. If not, each image gets memory of
+    its own.
 
     Attributes:
         as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
@@ -64,17 +66,19 @@ class UnequalAssembler(RecordAssembler):
         self.shape = self.row_format.row_shape(size or (1, 1))  # unused for a list
 
     def _row_shape(self) -> tuple[int, ...]:
-        """Returns an empty tuple; the constructor sets :attr:`shape` later."""
+        """Returns an empty tuple, in place of the shape that the constructor sets."""
         return ()
 
     def estimate_bytes(self, prepared: PreparedBatch) -> int:
-        """Returns the bytes of pixels that are decoded, whatever they become."""
+        """Returns the bytes of the decoded images, before any operation."""
         return int(prepared.sizes.prod(1).sum()) * self._images.mode.channels
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
-        """Draws all operations into ``prepared``, and adds the crops and resizes that the engine can do to
-        ``requests``; their results are an array per image, in ``prepared.images``. Returns None if ``requests`` is
-        None or there are no images."""
+        """Draws all operations into ``prepared``, and adds to ``requests`` the crops and resizes that the engine can
+        do.
+
+        The engine writes an array per image, in ``prepared.images``. Returns None if ``requests`` is None or there are
+        no images."""
         ids = prepared.ids
         prepared.operations = operations = DrawnOperations(
             prepared.sizes,
@@ -95,14 +99,15 @@ class UnequalAssembler(RecordAssembler):
         return requests
 
     def _replace_unread(self, prepared: PreparedBatch) -> None:
-        """Sets the size of images with unreadable headers to at least 4096 x 4096, so that no operation refuses them as
+        """Sets the size of images with unreadable headers to at least 4096 x 4096. No operation then refuses them as
         too small; decoding raises later."""
         sizes = prepared.sizes
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
 
     def _read_boxes(self, prepared: PreparedBatch) -> BatchBoxes:
-        """Reads all boxes of a batch, by which operations choose crops. An unreadable record has no boxes; its error
-        is reported when the column is read."""
+        """Reads all boxes of a batch. Operations such as ``RandomIoUCrop`` choose crops by them.
+
+        An unreadable record has no boxes. Reading the column reports its error."""
         corners, rows = [], []
         for column in self._box_columns:
             flat, counts = read_ragged(self._images.reader, column, prepared.numbers, set(prepared.failed), None)
@@ -115,9 +120,9 @@ class UnequalAssembler(RecordAssembler):
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
         """Verifies and decodes the images, and runs the remaining operations on each. Counts the decoded images.
-        Returns the rows that failed; their errors are in ``errors``.
 
-        Raises the first error instead if ``errors`` is None, and a :class:`UsageError` of an operation in any case."""
+        Returns the rows that failed; their errors are in ``errors``. If ``errors`` is None, raises the first error.
+        Always raises a :class:`UsageError` of an operation."""
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         refused = {*self._run_engine(prepared, first, stop)}
         left_out = {*failed, *prepared.failed, *skip}
@@ -141,8 +146,8 @@ class UnequalAssembler(RecordAssembler):
     def _decode_refused(self, prepared: PreparedBatch, row: int) -> torch.Tensor:
         """Decodes an image that the engine refuses, and runs all operations on it.
 
-        If the image has another size than its header says, draws the operations again for the real size. Raises
-        :class:`DecodeError` instead if other columns follow the image."""
+        If the image has another size than its header says, draws the operations again for the real size. But if other
+        columns were cropped by the header, raises :class:`DecodeError`."""
         pixels = self._read_pixels(prepared, row, self._row_header(prepared, row))
         if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
@@ -160,8 +165,8 @@ class UnequalAssembler(RecordAssembler):
     def _put_image(self, prepared: PreparedBatch, row: int, image: torch.Tensor) -> None:
         """Writes a finished image ``(1, C, h, w)`` into its row, or into new memory. Normalises images of bytes.
 
-        Raises :class:`UsageError` for another dtype than expected, and :class:`SizeError` for another size than the
-        row's."""
+        Raises :class:`UsageError` for another dtype than expected. If images have rows, raises :class:`SizeError` for
+        another size than the row's."""
         made, finish, size = self.row_format, self._finish, (image.shape[-2], image.shape[-1])
         expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
         if image.dtype != expected:
@@ -182,6 +187,6 @@ class UnequalAssembler(RecordAssembler):
 
 
 def _run_remaining(prepared: PreparedBatch, row: int) -> torch.Tensor:
-    """Runs the operations that the first crop does not replace on the image of a row; returns the result."""
+    """Runs operations on the image of a row, and returns the result. Leaves out those that the first crop replaces."""
     assert prepared.operations is not None
     return prepared.operations.run_on_image(row, prepared.images[row], prepared.first_cuts[row][1])

@@ -31,8 +31,7 @@ from packstore.training.loader.prepared import PreparedBatch
 class ViewColumnReader:
     """Reads the columns of batches with several views (crops of each record), all but the main image.
 
-    Columns that move with the pixels are read once per crop, others once per record. Raises :class:`UsageError` for
-    columns that cannot follow: further images, lists of images, and JSON with boxes.
+    Columns that move with the pixels are read once per crop, others once per record.
 
     Attributes:
         carried: Names of the columns that move with the pixels, or belong to boxes that do.
@@ -94,8 +93,9 @@ def _with_offset(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable
 
 
 class ViewColumns:
-    """Columns of a batch with several views (crops) per record. Has the interface of :class:`BatchColumns`. Each row is
-    a record with all its views."""
+    """Columns of a batch with several views (crops) per record. Has the interface of :class:`BatchColumns`.
+
+    A row is a record with all its views."""
 
     def __init__(self, plain: BatchColumns, views: Sequence[tuple[View, BatchColumns]], as_list: bool) -> None:
         self._plain = plain
@@ -118,8 +118,9 @@ class ViewColumns:
         return found
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the tensors to copy to the device: first those of columns that do not move with their image, then
-        those of each view. Takes the records ``kept``; None means all."""
+        """Returns the tensors to copy to the device, with the records ``kept``, or all.
+
+        Tensors of columns that do not move with their image come first. Those of each view follow."""
         found = self._plain.host_tensors(kept)
         for view, own in self._views:
             found += own.host_tensors(_select_crops(kept, view.count))
@@ -130,9 +131,10 @@ class ViewColumns:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Builds the values by column from the tensors on the device, which it takes from ``there`` in order.
 
-        Returns the values by column, and a list of values that may share memory with the ring. A column that moves with
-        its image has the values of each view: in a list, or in a dict by the view's name, with the crops of each record
-        together."""
+        Returns the values by column, and a list of values that may share memory with the ring.
+
+        A column that moves with its image has the values of each view: in a list by crop, or in a dict by the view's
+        name. In a dict, the crops of each record are together."""
         values, shared = self._plain.build_values(there, kept, ids)
         for view, own in self._views:
             found, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
@@ -156,12 +158,14 @@ def _record_rows(crops: Set[int] | Sequence[int], count: int) -> set[int]:
 
 
 def _select_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64] | None:
-    """Returns the numbers of all crops of the records ``kept``. Returns None, which stands for all, unchanged."""
+    """Returns the numbers of all crops of the records ``kept``. Returns None, for all, if ``kept`` is None."""
     return None if kept is None else (kept[:, None] * count + np.arange(count)).reshape(-1)
 
 
 def _group_by_record(value: Any, count: int) -> Any:
-    """Groups values of crops by record: ``(B * count, …)`` to ``(B, count, …)``, a list to lists of ``count``."""
+    """Groups values of crops by record: ``(B * count, …)`` to ``(B, count, …)``, a list to lists of ``count``.
+
+    Groups both parts of a :class:`Padded`."""
     if isinstance(value, Padded):
         return Padded(*(_group_by_record(part, count) for part in value))
     if isinstance(value, torch.Tensor):

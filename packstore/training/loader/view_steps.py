@@ -66,7 +66,7 @@ class ViewSteps:
 
     @property
     def calls_user_code(self) -> bool:
-        """True if crops go through functions of the user."""
+        """True if crops go through functions of the user here. Leaves out functions that decoding threads call."""
         return any(steps.calls_user_code for _, steps in self._steps)
 
     def iterate_image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
