@@ -40,7 +40,7 @@ class LossReport(NamedTuple):
         losses: See :func:`find_losses`.
         unified: Conversion to the mode without a loss, one of :data:`UNIFIED`; None if the file has the mode, or loses
             something.
-        is_certain: The mode can represent every value; if False, only decoding tells.
+        is_certain: The mode can represent every value. If False, only decoding tells.
     """
 
     losses: dict[str, str]
@@ -49,7 +49,7 @@ class LossReport(NamedTuple):
 
 
 def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
-    """Finds what a file loses if it is read by ``reading``, without an option that allows it.
+    """Finds what a file loses if it is read by ``reading``. A loss that an option allows does not count.
 
     Args:
         data: The file.
@@ -57,8 +57,8 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
         reading: Mode and options with which it is read.
 
     Returns:
-        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". Empty for CMYK, whose
-        colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
+        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". Empty also for CMYK,
+            whose colours are converted; for alpha that is opaque everywhere; and for files that cannot be opened.
 
     Raises:
         HeaderError: As :func:`examine_losses`.
@@ -68,9 +68,12 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
 
 
 def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> LossReport:
-    """Finds losses as :func:`find_losses`, and the conversion of a file of another mode. Raises :class:`HeaderError` if
-    the frame to read does not exist, or is a further one of a PNG of 16 bits in colour, and :class:`DecodeError` if a
-    library that the file needs is missing."""
+    """Finds losses as :func:`find_losses`, and the lossless conversion of a file of another mode.
+
+    Raises:
+        HeaderError: The frame to read does not exist; or it is a further frame of a PNG of 16 bits in colour.
+        DecodeError: A library that the file needs is missing.
+    """
     plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg":
         return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components))
@@ -113,7 +116,7 @@ def _find_conversion(info: ImageInfo, found: native.ImageDescription, wanted: Mo
 
 
 def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
-    """Raises :class:`UsageError` that names the losses and the options that allow them."""
+    """Raises :class:`UsageError`. The text names the losses, and the options that allow them."""
     has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. "
     if "depth" in losses and reading.pixels.dtype != "uint8":
         raise UsageError(
@@ -128,8 +131,9 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
 
 
 def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
-    """Describes a number of colour channels of ``found`` that does not fit ``wanted``: too many, unless ``may_lose``;
-    or too few, unless gray becomes colour. Returns None if it fits."""
+    """Describes a number of colour channels of ``found`` that does not fit ``wanted``. Returns None if it fits.
+
+    Too many do not fit, unless ``may_lose``. Too few do not fit either, but gray may become colour."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
         if may_lose:
@@ -141,8 +145,9 @@ def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | 
 
 
 def _may_exceed_rgb(data: bytes, info: ImageInfo) -> bool:
-    """Tells by the header if a file may have more than 8-bit RGB: more bits, alpha or frames. True for kinds whose
-    header does not tell."""
+    """Tells by the header if a file may have more than 8-bit RGB: more bits, alpha or frames.
+
+    True for kinds whose header does not tell."""
     if info.kind == "png":
         head = data[: max(0, data.find(b"IDAT"))]
         return info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head

@@ -53,8 +53,9 @@ def make_mask_file(mask: Any) -> bytes | None:
 
 @cache
 def make_voc_palette() -> bytes:
-    """Returns Pascal VOC's palette of 256 colours: bits 3i, 3i+1, 3i+2 of a class number are bit 7-i of red, green,
-    blue."""
+    """Returns Pascal VOC's palette of 256 colours.
+
+    Bits 3i, 3i+1 and 3i+2 of a class number are bit 7-i of red, green and blue."""
     colours = np.zeros((256, 3), np.uint8)
     numbers = np.arange(256)
     for bit in range(8):

@@ -17,8 +17,9 @@ _IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": 
 
 
 def find_mode_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Returns the dtype of a mode that can represent values of ``dtype``, at least small ones. Returns None if no mode
-    has one."""
+    """Returns the dtype of a mode that can represent values of ``dtype``. Returns None if no mode has one.
+
+    For integers of 32 bits without sign or of 64 bits, and for float64, it represents small values only."""
     name = dtype.newbyteorder("=").name
     return EXACT.get(name) or _IF_SMALL.get(name)
 
@@ -26,8 +27,7 @@ def find_mode_dtype(dtype: np.dtype[Any]) -> str | None:
 def to_mode_dtype(array: NDArray[Any], what: str) -> NDArray[Any]:
     """Converts an array to the dtype of a mode; True becomes 255.
 
-    Raises :class:`DecodeError` if a value would change, or no mode fits; ``what`` is the subject of that message.
-    """
+    Raises :class:`DecodeError` if a value would change, or no mode fits. ``what``: subject of the error text."""
     name, target = array.dtype.newbyteorder("=").name, find_mode_dtype(array.dtype)
     if target is None:
         raise DecodeError(f"{what} of {name} values, which packstore does not read")

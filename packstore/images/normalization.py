@@ -17,14 +17,13 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
     """Converts a name, text or numbers to a normalisation. Returns None for ``"none"``: pixels are not normalised.
 
     Args:
-        value: A name of :data:`NORMALIZATIONS`, or a mean and a standard deviation for each channel: as text,
-            ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`. They are of pixels scaled
-            to 0 … 1.
+        value: A name of :data:`NORMALIZATIONS`, or a mean and a standard deviation for each channel, of pixels scaled
+            to 0 … 1. These are text, ``"M,M,M/S,S,S"``, or ``((m, m, m), (s, s, s))``, or a :class:`Normalization`.
         mode: Mode of the images. If its values have no upper bound, pixels are not scaled, and any means are accepted.
 
     Raises:
-        UsageError: ``value`` is none of these, or of pixels of another scale, such as 0 … 255. The number of
-            channels is not checked.
+        UsageError: ``value`` is none of these, or of pixels of another scale, such as 0 … 255. The number of channels
+            is not checked.
     """
     if isinstance(value, str):
         return _parse_text(value, mode)
@@ -42,8 +41,9 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
 
 
 def _parse_text(text: str, mode: Mode) -> Normalization | None:
-    """Parses a name or ``"M,M,M/S,S,S"``. Raises :class:`UsageError`, also for ``"auto"``, which only packing can
-    compute."""
+    """Parses a name or ``"M,M,M/S,S,S"``. Returns None for ``"none"``.
+
+    Raises :class:`UsageError` for other texts, also for ``"auto"``, which only packing can compute."""
     if text == "none":
         return None
     if text in NORMALIZATIONS:
@@ -68,14 +68,15 @@ _NORMALIZATION_EXPECTED = (
 
 
 def _convert_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
-    """Makes a normalisation from numbers or texts. Raises :class:`ValueError` or :class:`ManifestError` for wrong
-    ones."""
+    """Makes a normalisation from numbers or texts. Raises :class:`ValueError`, :class:`TypeError` or
+    :class:`ManifestError` for wrong ones."""
     return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
 
 
 def _check_scale(normalization: Normalization, mode: Mode) -> Normalization:
-    """Returns ``normalization``. Raises :class:`UsageError` unless its values are for pixels scaled to 0 … 1; a mode
-    without an upper bound accepts any."""
+    """Returns ``normalization``. Raises :class:`UsageError` unless its values are for pixels scaled to 0 … 1.
+
+    A mode without an upper bound accepts any."""
     values = (*normalization.mean, *normalization.std)
     if mode.white > 1 and (min(values) < 0 or max(values) > 1):
         hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"

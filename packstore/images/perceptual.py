@@ -45,8 +45,9 @@ CROPS: tuple[Window, ...] = tuple(
 
 
 def shrink_to_side(image: Pixels) -> Pixels:
-    """Scales an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages, also a smaller one; ignores the aspect
-    ratio. Returns an image of that size itself."""
+    """Scales an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages.
+
+    Ignores the aspect ratio, and enlarges smaller images. Returns an image of that size itself."""
     from PIL import Image
 
     if image.shape[:2] == (SIDE, SIDE):
@@ -72,7 +73,7 @@ def hash_windows(greys: NDArray[np.float32], windows: Sequence[Window] = (WHOLE,
 
 
 def hamming_distances(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Counts the bits in which hashes differ, over all words of a hash: the last axis."""
+    """Counts the bits in which hashes differ. The words of a hash are the last axis; others broadcast."""
     counted: NDArray[np.int64] = count_bits(a ^ b).sum(-1, dtype=np.int64)
     return counted
 
@@ -98,8 +99,9 @@ def _make_bit_counts() -> NDArray[np.uint8]:
 
 @functools.cache
 def _make_dct_matrix(start: float, stop: float) -> NDArray[np.float32]:
-    """Returns the float32 ``(16, 64)`` matrix from 64 samples to the DCT-II frequencies 1 … 16 of their part from
-    ``start`` to ``stop``."""
+    """Returns the matrix from 64 samples to their DCT-II frequencies 1 … 16: float32 ``(16, 64)``.
+
+    The frequencies are those of the part from ``start`` to ``stop``, fractions of the 64 samples."""
     edges = (start + (stop - start) * np.arange(_SAMPLES + 1) / _SAMPLES) * SIDE
     places = np.arange(SIDE)
     covered = np.minimum(edges[1:, None], places + 1) - np.maximum(edges[:-1, None], places)

@@ -153,7 +153,7 @@ def check_programs(programs: Program, count: int) -> Program:
 def pack_warp_flags(interpolation: Any, fill: Sequence[int] | None, fill_method: str = "blend") -> Any:
     """Packs interpolation, fill method and fill colour of a warp into the ``flags`` of its step, as int32.
 
-    Without a colour, returns ``interpolation`` itself: the fill method is then ``zeros``.
+    Without a colour, returns ``interpolation`` itself, which means the fill method ``zeros``.
 
     Args:
         interpolation: Index in :data:`INTERPOLATIONS`, or an array of indices.

@@ -31,8 +31,9 @@ class _Transform(ctypes.Structure):
 
 
 def make_baseline(data: bytes) -> bytes:
-    """Rewrites the JPEG file ``data`` with one scan: same coefficients and markers, without bytes after the image's
-    end.
+    """Rewrites the JPEG file ``data`` with one scan: same coefficients and markers.
+
+    Bytes after the image's end are left out.
 
     Raises:
         NotBaselineError: The library finds the file damaged.
@@ -68,8 +69,8 @@ def find_baseline_version() -> str:
 
 @functools.cache
 def _load_transform() -> Any:
-    """Loads TurboJPEG's transformation once. Raises :class:`UsageError` that says what to install if the library is
-    missing."""
+    """Loads TurboJPEG's transformation once. If the library is missing, raises :class:`UsageError`, which says what to
+    install."""
     name = find_library(*_FUNCTIONS)
     if name is None:
         raise UsageError(

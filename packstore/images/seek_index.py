@@ -16,8 +16,9 @@ from packstore.images.engine import engine_problem, get_engine
 
 
 def wants_index(asked: bool | None, encoding: str) -> bool:
-    """Tells if a store of this encoding gets a seek index. ``asked`` None: image files get one if the engine is
-    available.
+    """Tells if a store of this encoding gets a seek index.
+
+    ``asked``: the user's wish. None: image files get one if the engine is available.
 
     Raises:
         UsageError: ``asked`` is True, and the encoding has no index.

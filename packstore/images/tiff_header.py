@@ -21,10 +21,9 @@ _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct an
 
 
 def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the first directory; ``whole`` also checks that all values, strips and tiles lie within the file.
+    """Parses the first directory. With ``whole``, also checks that all values, strips and tiles lie within the file.
 
-    Raises :class:`HeaderError`, and :class:`struct.error` for a header that is cut off.
-    """
+    Raises :class:`HeaderError`, and :class:`struct.error` for a truncated header."""
     order = "<" if data[:2] == b"II" else ">"
     big = 43 in data[2:4]
     at = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
@@ -81,9 +80,8 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
 def _check_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:
     """Raises :class:`HeaderError` if strips or tiles lie beyond the end of the file.
 
-    ``offsets`` and ``counts`` are format, number and place of the values. A file may hold millions of values, so numpy
-    compares them, in uint64 without overflow.
-    """
+    ``offsets``, ``counts``: format, number and place of the values. A file may hold millions of values, so numpy
+    compares them, in uint64 without overflow."""
     import numpy as np
 
     length, size = min(offsets[1], counts[1]), np.uint64(len(data))

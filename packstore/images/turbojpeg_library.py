@@ -31,6 +31,8 @@ def find_library(*symbols: str) -> str | None:
     """Returns name or path, for :mod:`ctypes`, of a library that has all functions ``symbols``. Returns None if there
     is none.
 
+    The library is the one that ``PACKSTORE_TURBOJPEG`` names, else the system's. An empty variable gives None.
+
     Raises:
         UsageError: ``PACKSTORE_TURBOJPEG`` names a file that cannot be loaded, or is not TurboJPEG's.
     """
@@ -39,8 +41,7 @@ def find_library(*symbols: str) -> str | None:
 
 @functools.cache
 def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
-    """Loads the library ``wanted``, or the system's if it is None, and returns its name if it has all ``symbols``.
-    Caches the result. See :func:`find_library`."""
+    """Does :func:`find_library` for the library ``wanted``; None means the system's. Caches the result."""
     if wanted == "":
         return None
     name = wanted or _NAME
@@ -61,9 +62,10 @@ def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | No
 
 
 def turbo_version(name: str | None = None) -> str | None:
-    """Reads the version of a libturbojpeg, by default the system's, from the text in its file, else in that of any such
-    library in this process. Loads the library; raises :class:`OSError` if it does not load. Returns None if the version
-    is unknown."""
+    """Reads the version of a libturbojpeg, by default the system's. Returns None if it is unknown.
+
+    Loads the library, and searches for the text in its file. If the file is not found, searches the files of any
+    libturbojpeg in this process. Raises :class:`OSError` if the library does not load."""
     name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None

@@ -41,10 +41,9 @@ _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def find_unread_kind(start: bytes) -> str | None:
-    """Returns what an image is that packstore does not read, such as ``a Photoshop``, by the first bytes of its file.
+    """Names the kind of an image that packstore does not read, such as ``a Photoshop``, by the first bytes of its file.
 
-    Returns None for anything else.
-    """
+    Returns None for anything else."""
     if start[128:132] == _DICOM:
         return "a DICOM"
     if not start.startswith(_STARTS):  # one call for nearly all
@@ -53,11 +52,11 @@ def find_unread_kind(start: bytes) -> str | None:
 
 
 def find_unread_file_kind(name: str, start: bytes) -> str | None:
-    """Returns what an image is that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes of its file.
+    """Names the kind of an image that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes of its
+    file.
 
-    Returns None for images that packstore reads and for anything unknown. A ``.hdr`` file that is not Radiance is "the
-    header of" a NIfTI, ENVI or unknown image.
-    """
+    Returns None for images that packstore reads and for anything unknown. A ``.hdr`` file that is not Radiance is named
+    by its header, such as ``the header of a NIfTI``."""
     lower = name.lower()
     if lower.endswith(".hdr"):
         radiance = start.startswith(RADIANCE)
@@ -67,15 +66,16 @@ def find_unread_file_kind(name: str, start: bytes) -> str | None:
 
 
 def _name_hdr_format(start: bytes) -> str:
-    """Returns the format of the header in a ``.hdr`` file, by its first bytes: a NIfTI, an ENVI or an unknown."""
+    """Returns the format of the header in a ``.hdr`` file, by its first bytes: ``a NIfTI``, ``an ENVI`` or ``an
+    unknown``."""
     if any(int.from_bytes(start[:4], order) in _NIFTI_SIZES for order in _ORDERS):
         return "a NIfTI"
     return "an ENVI" if start.startswith(b"ENVI") else "an unknown"
 
 
 def unread_kind_message(kind: str) -> str:
-    """Returns why a file of ``kind`` is refused, as a text to follow its name; names the source that reads it, if there
-    is one."""
+    """Returns the error text for a file of ``kind``, to follow its name. It names the source that reads the kind, if
+    there is one."""
     if (source := _SOURCES.get(kind)) is not None:
         return f"is {kind} image: pack a folder of them with --source {source}, and other images by themselves"
     return f"is {kind} image, which packstore does not read: convert it to PNG, TIFF or JPEG"

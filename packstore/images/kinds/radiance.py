@@ -47,7 +47,8 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
     """Decodes the scanlines to float32 ``(H, W, 3)``, upright.
 
-    Raises :class:`HeaderError` for truncated or damaged data, :class:`IndexError` for a run that is truncated."""
+    Raises :class:`HeaderError` for truncated or damaged data. A truncated run raises :class:`IndexError` or
+    :class:`ValueError`."""
     import numpy as np
 
     size = _match_size(data)
