@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.column import Column
+from packstore.core.errors import UsageError
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
@@ -19,6 +20,7 @@ from packstore.exports.folder import FilesExport, image_file
 from packstore.images.decoders.orientation import upright_size
 from packstore.images.sniff import HeaderError
 
+_MAX_CLASSES = 1 << 20
 _COCO_COLUMN = "json"
 """Column in which the source ``coco`` keeps polygons."""
 
@@ -107,10 +109,22 @@ class ObjectColumns:
 
     def class_names(self, most: Callable[[], int]) -> list[str]:
         """Returns the class names. Without names, returns the numbers up to ``most()`` as text. Without labels, returns
-        ``object``."""
+        ``object``.
+
+        Raises :class:`UsageError` if ``most()`` is 2^20 or more.
+        """
         if self.classes is not None:
             return list(self.classes)
-        return [str(number) for number in range(most() + 1)] if self.labels is not None else ["object"]
+        if self.labels is None:
+            return ["object"]
+        largest = most()
+        if largest >= _MAX_CLASSES:
+            raise UsageError(
+                f"the column {self.labels!r} has class numbers up to {largest:,} without names, and the export lists "
+                f"all classes, at most {_MAX_CLASSES:,}; pack the source again with names of classes, or leave the "
+                f"column out (packstore select --drop-column {self.labels})"
+            )
+        return [str(number) for number in range(largest + 1)]
 
 
 class ObjectsExport(FilesExport):

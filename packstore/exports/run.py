@@ -25,7 +25,7 @@ from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, list_value_columns, plan_export
 from packstore.exports.recoding import image_from_stored
-from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
+from packstore.exports.staging import ExportStaging, ShardReceipt, read_manifest_of_export, was_published
 from packstore.exports.to_url import local_destination
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder.work_directory import WorkDirectory
@@ -44,8 +44,7 @@ class ExportReport:
         destination: The new folder or file, or its URL.
         kind: Name of the kind of export.
         manifest: Manifest of the written records; with ``encode`` it differs from the store's.
-        shards: Number of files with several records; 0 if each record is a file of its own, or all are in one file.
-            Also 0 if an earlier run had published the export.
+        shards: Number of shards. 0 if each record is a file of its own, or all are in one file.
         losses: A text for each part of the store that other readers than packstore do not get.
         disk_bytes: Size on disk.
         seconds: Duration of this run.
@@ -143,7 +142,10 @@ def run_export(
     started = time.monotonic() if started is None else started
     if was_published(plan.destination, plan.identity):
         WorkDirectory(plan.destination).remove()
-        return _make_report(plan, plan.manifest, 0, started, plan.manifest.records)
+        published = read_manifest_of_export(plan.destination) or ExportManifest(
+            kind=plan.kind.name, source=plan.kind.source, manifest=plan.manifest, held=plan.held
+        )
+        return _make_report(plan, published, started, plan.manifest.records)
     check_space(plan)
     staging = ExportStaging(
         plan.destination,
@@ -176,7 +178,7 @@ def run_export(
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
             if lines is not None and not plan.kind.one_file:
                 lines = lines.rename(staging.path / ROWS_FILE)
-            output.finish(export_manifest, lines)
+            export_manifest = output.finish(export_manifest, lines)
             if plan.options.bare and lines is not None:
                 lines.unlink()
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
@@ -188,7 +190,7 @@ def run_export(
                 "resume, or packstore clean to remove them"
             )
         raise
-    return _make_report(plan, manifest, len(export_manifest.shards), started, resumed)
+    return _make_report(plan, export_manifest, started, resumed)
 
 
 class _ShardLoop:
@@ -327,13 +329,13 @@ def _list_split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]
     return [(split.name, split.stop) for split in manifest.splits]
 
 
-def _make_report(plan: ExportPlan, manifest: Manifest, shards: int, started: float, resumed: int) -> ExportReport:
-    """Makes the report of a finished export; measures the export's size on disk."""
+def _make_report(plan: ExportPlan, written: ExportManifest, started: float, resumed: int) -> ExportReport:
+    """Makes the report of a finished export from its export manifest. Measures the export's size on disk."""
     return ExportReport(
         destination=plan.destination,
         kind=plan.kind.name,
-        manifest=manifest,
-        shards=shards,
+        manifest=written.manifest,
+        shards=len(written.shards),
         losses=plan.losses,
         disk_bytes=disk_bytes(plan.destination),
         seconds=time.monotonic() - started,

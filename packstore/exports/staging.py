@@ -201,11 +201,7 @@ def find_owned_files(path: Path) -> list[Path]:
     """
     shown = printable(str(path))
     try:
-        export_manifest = None
-        if path.is_dir():
-            export_manifest = read_export_manifest(path)
-        elif path.is_file():  # opening a pipe would wait for a writer
-            export_manifest = read_manifest_of_file(path)
+        export_manifest = read_manifest_of_export(path)
     except (ManifestError, OSError, ValueError) as error:
         raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
     if export_manifest is None:
@@ -214,6 +210,16 @@ def find_owned_files(path: Path) -> list[Path]:
             "or choose another name"
         )
     return [path] if not path.is_dir() else _list_files(path, export_manifest, shown)
+
+
+def read_manifest_of_export(path: Path) -> ExportManifest | None:
+    """Reads the export manifest of an export, a folder or one file. Returns None if ``path`` is no export, or is bare.
+
+    Raises :class:`ManifestError` for a damaged manifest, and :class:`OSError`.
+    """
+    if path.is_dir():
+        return read_export_manifest(path)
+    return read_manifest_of_file(path) if path.is_file() else None  # opening a pipe would wait for a writer
 
 
 def read_manifest_of_file(path: Path) -> ExportManifest | None:

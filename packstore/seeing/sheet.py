@@ -236,7 +236,10 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
 
 
 class CellMaker:
-    """Makes the cells of a contact sheet by record number: ``maker[record]``. A damaged record's cell has the error."""
+    """Makes the cells of a contact sheet by record number: ``maker[record]``. A damaged record's cell has the error.
+
+    Raises :class:`UsageError` for columns that cannot be drawn, and for wrong augmentations.
+    """
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
         """Raises :class:`UsageError` for columns that cannot be drawn."""

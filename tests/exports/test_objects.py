@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import packstore
+from packstore.core.errors import UsageError
 from packstore.core.yamltext import load_yaml
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
@@ -183,6 +184,15 @@ def test_a_store_without_boxes_is_said(tmp_path: Path) -> None:
         report = export(tmp_path / "in.lmdb", tmp_path / to, to=to)
         assert report.losses[0] == "objects: the store has no boxes"
         assert "the column 'label'" in report.losses
+
+
+@pytest.mark.parametrize("to", ["coco", "yolo", "voc"])
+def test_a_huge_class_number_without_a_name_is_refused(to: str, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "labels": packstore.Labels(of="boxes")}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        writer.add(key="a.jpg", image=picture(1), boxes=[[0, 0, 4, 8]], labels=[2**40])
+    with pytest.raises(UsageError, match=r"class numbers up to 1,099,511,627,776 without names"):
+        export(tmp_path / "in.lmdb", tmp_path / to, to=to)
 
 
 def test_an_image_on_its_side(tmp_path: Path) -> None:

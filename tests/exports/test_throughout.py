@@ -20,8 +20,9 @@ from packstore.exports.plan import ExportOptions, plan_export
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
+from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.testing.export_base import picture
-from packstore.testing.export_interrupts import Stop
+from packstore.testing.export_interrupts import Stop, kill
 from tests.conftest import SharedData
 
 
@@ -156,3 +157,17 @@ def test_an_image_that_cannot_be_encoded_again_is_named(folder: Path, tmp_path: 
     for encode in ("png", "jpeg"):
         with pytest.raises(SampleError, match=r"train/cat/0\.jpg"):
             export(tmp_path / "in.lmdb", tmp_path / "out.zip", encode=encode)  # type: ignore[arg-type]
+
+
+def test_a_killed_run_that_had_published_reports_the_published_export(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(folder, tmp_path / "in.lmdb")
+    whole = export(tmp_path / "in.lmdb", tmp_path / "whole", to="webdataset", encode="png")
+    monkeypatch.setattr(WorkDirectory, "remove", kill)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset", encode="png")
+    monkeypatch.undo()
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset", encode="png")
+    assert (report.resumed, report.shards) == (9, whole.shards)
+    assert report.manifest.dataset_digest == whole.manifest.dataset_digest

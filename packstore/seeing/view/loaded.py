@@ -70,7 +70,8 @@ class LoadedRecord:
 class SampleLoader:
     """Loads single records as a loader of the whole split would. Thread-safe.
 
-    Caches the latest 24 records, and keeps a dataset of each split open.
+    Caches the latest 24 records, and keeps a dataset of each split open. Raises :class:`UsageError` for wrong
+    augmentations, and if the store has been replaced.
     """
 
     def __init__(self, reader: Reader) -> None:
