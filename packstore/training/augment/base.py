@@ -77,7 +77,7 @@ class Operation(ABC):
 
 
 class GeometricOperation(Operation):
-    """Crop, resize or flip. :class:`Crops` can describe it, to run it while images are decoded."""
+    """Crop, resize or flip, which a :class:`Crops` can describe. It may run while images are decoded."""
 
     mirrors: ClassVar[bool] = False
     """It mirrors images; other geometric operations select pixels."""
@@ -112,7 +112,8 @@ class GeometricOperation(Operation):
         """
 
     def plan_whole_images(self, sizes: Array, draws: Draws) -> Crops:
-        """Draws this operation for whole images of ``sizes``, int64 ``(B, 2)``. Moves their masks, boxes and keypoints.
+        """Draws this operation for whole images of ``sizes``, int64 ``(B, 2)``, to move their masks, boxes and
+        keypoints.
 
         Works for operations that cannot run while decoding, too. The crops may exceed the image, see :attr:`pads`.
         """

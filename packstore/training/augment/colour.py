@@ -169,7 +169,7 @@ class RandomPosterize(_WithProbability):
 
 @dataclass(frozen=True)
 class RandomSolarize(_WithProbability):
-    """Inverts values from ``threshold`` on, 0 … 255, with probability ``p``, as torchvision's ``RandomSolarize``.
+    """Inverts values of at least ``threshold`` with probability ``p``, as torchvision's ``RandomSolarize``.
 
     Raises:
         UsageError: ``threshold`` is not 0 … 255, or ``p`` not a probability.
@@ -292,8 +292,8 @@ class GaussianBlur(_Colours):
     """Blurs images with a Gaussian kernel, as torchvision's ``GaussianBlur``.
 
     Args:
-        kernel_size: Side of the kernel, odd; or ``(width, height)``.
-        sigma: Standard deviation in pixels, or the range in which it is uniform.
+        kernel_size: Side of the kernel, or ``(width, height)``. Odd.
+        sigma: Standard deviation in pixels. A pair is the range from which it is drawn for each image.
 
     Raises:
         UsageError: A kernel that is even or above 255, a deviation outside 0.001 … 1000, a range not ascending.

@@ -32,7 +32,7 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Shifts the hue by ``shift``, -0.5 … 0.5, in HSV.
 
-    A few values differ by 1 from torchvision's, because this has no divisions and rounds differently.
+    A few values differ by 1 from torchvision's, because this rounds differently.
     """
     scaled = images.float()
     red, green, blue = scaled.unbind(1)
@@ -83,8 +83,10 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Equalizes the histogram of each channel of an image, as Pillow does. Leaves channels unchanged that have too few
-    pixels below their highest value."""
+    """Equalizes the histogram of each channel of an image, as Pillow does.
+
+    A channel stays unchanged if fewer than 255 of its pixels are below its highest value.
+    """
     batch, channels, height, width = images.shape
     pixels = height * width
     flat = images.reshape(batch, channels, pixels).long()

@@ -116,7 +116,7 @@ class PaddedImages:
     def put_images(self, images: Tensor) -> None:
         """Overwrites the first images by ``images`` ``(B, C, H, W)``, and writes the padding at their left and right.
 
-        The rows above and below are not written. :meth:`crop_into` takes them from elsewhere.
+        The padding above and below is not written: :meth:`crop_into` reads other rows for it.
         """
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]

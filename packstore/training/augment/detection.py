@@ -52,7 +52,7 @@ class _ImageByImage(GeometricOperation):
 
 @dataclass(frozen=True)
 class RandomZoomOut(_ImageByImage):
-    """Places an image at a random position of a larger one of uniform colour, as torchvision's ``RandomZoomOut``.
+    """Places an image at random on a larger image of one colour, as torchvision's ``RandomZoomOut``.
 
     Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 

@@ -169,7 +169,7 @@ class RandomCrop(FixedSizeOperation):
     Args:
         size: ``S`` for a square, or ``(height, width)``.
         padding: Number of pixels that are first added on each side.
-        pad_if_needed: Pad smaller images with ``fill``, each side by the whole difference. Stands without ``padding``.
+        pad_if_needed: Pad smaller images with ``fill``, each side by the whole difference. Not with ``padding``.
         padding_mode: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored without the
             outermost pixel) or ``"symmetric"`` (mirrored with it).
         fill: Value of added pixels, in the images' own units.
@@ -386,8 +386,8 @@ _FIRST_ATTEMPTS = 2
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
-    It can unless an earlier crop has fewer rows or columns. A :class:`Crops` forgets the earlier crop: it would show
-    pixels of the image beside it, and not zeros.
+    It can unless an earlier crop has fewer rows or columns. A :class:`Crops` keeps only the last window, and would show
+    pixels of the image around the earlier crop instead of zeros.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)

@@ -64,8 +64,9 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
         name: Name of the operation in messages. By default, the name of the step.
 
     Raises:
-        UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB. :data:`_IN_GRAY` also
-            take gray of uint8. :data:`_ANY_DTYPE` take all images, but erasing with random values does not.
+        UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB. Codes in
+            :data:`_IN_GRAY` also take gray of uint8. Codes in :data:`_ANY_DTYPE` take all images, except erasing with
+            random values.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -111,7 +112,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
 
 
 def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
-    """Returns the flags by which steps are grouped for one kernel call. Warps ignore the fill colour in theirs."""
+    """Returns the flags by which steps are grouped for one kernel call. For warps they leave out the fill colour."""
     low = flags.astype(np.int64) & 0xFFFFFFFF
     warped = (codes == Code.AFFINE) | (codes == Code.PERSPECTIVE)
     return np.where(warped, low & 0xFF, low)
@@ -167,7 +168,7 @@ def _join_seeds(steps: Steps, first: int) -> NDArray[np.int64]:
 
 
 def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[Tensor, Steps], Tensor]:
-    """Wraps a kernel so that it is called with images and steps, and takes parameters ``places`` from the steps."""
+    """Wraps a kernel as a function of images and steps. The kernel gets parameters number ``places`` of the steps."""
     return lambda images, steps: kernel(images, *_parameter_columns(images, steps, *places))
 
 

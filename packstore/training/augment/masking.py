@@ -21,7 +21,8 @@ class Masking(NamedTuple):
     Attributes:
         keep: int64 ``(B, kept)``: the patches that are shown, in random order.
         mask: bool ``(B, patches)``: True for hidden patches.
-        restore: int64 ``(B, patches)``: where each patch is in a list of first the kept, and then the hidden patches.
+        restore: int64 ``(B, patches)``: position of each patch in the list of the kept patches and, after them, the
+            hidden ones.
     """
 
     keep: Tensor

@@ -139,7 +139,7 @@ class BatchMixer:
     def draw_mix(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
         """Draws how a batch is mixed. Rows that are not mixed get the share 1.
 
-        If a box is cut off at the border of the image, the share is that of the remaining box.
+        If a box is cut off at the border of the image, the share grows by what is cut off.
 
         Args:
             draws: Draws of the batch's records, numpy.
@@ -210,7 +210,7 @@ class BatchMixer:
 
 @dataclass(frozen=True, eq=False)
 class DrawnMix:
-    """Says how each record of a batch is mixed with another one.
+    """Says how each record of a batch is mixed with another record.
 
     Attributes:
         partners: int64 ``(B,)``: row that each record is mixed with.

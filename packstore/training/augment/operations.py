@@ -66,7 +66,7 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
 def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
     """Draws which images a horizontal flip at ``place`` mirrors. Returns None if there is no horizontal flip.
 
-    The crop before the flip mirrors these images. Each pixel is read and written only once by that.
+    The crop before the flip mirrors these images, to read and write each pixel only once.
     """
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None

@@ -47,8 +47,8 @@ _OURS = {
 class PerImage(Operation):
     """Calls a function image by image, so that a random function draws for each image.
 
-    Its draws depend only on seed, epoch, record, and index in the list. Results do not depend on threads, ranks, mode
-    or resuming.
+    Its draws depend only on seed, epoch, record, and index in the list. Results do not depend on threads, ranks or
+    resuming.
 
     On the CPU the decoding threads make the calls, if all earlier operations run while decoding. They do so for
     functions that should be stateless:

@@ -83,7 +83,7 @@ def _format_operations(operations: Any, indent: str) -> str:
 
 
 def _define_timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _RecipeDefinition:
-    """Defines a recipe of "ResNet strikes back". These four arguments are all in which they differ."""
+    """Defines a recipe of "ResNet strikes back". The recipes differ only in these four arguments."""
     return _RecipeDefinition(
         lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), TimmAugment(policy)],
         "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",

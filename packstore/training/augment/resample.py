@@ -19,7 +19,7 @@ from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
 def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
     """Resizes ``images`` ``(B, C, H, W)`` to ``size``. Returns the same tensor if they have that size.
 
-    On the CPU uint8 results equal torchvision's, for box and lanczos Pillow's.
+    On the CPU uint8 results equal torchvision's. For box and lanczos they equal Pillow's.
 
     Args:
         images: Floating point or integers. Results have the same dtype, rounded.

@@ -160,7 +160,8 @@ class ScaleJitter(_DrawnSize):
     """Resizes images to fit a target times a random factor, as torchvision's ``ScaleJitter``. Keeps the aspect ratio.
 
     Args:
-        target_size: Two numbers. As in torchvision, the first bounds widths and the second heights. Or one for both.
+        target_size: Two numbers. As in torchvision, the first bounds widths and the second heights. A single number
+            bounds both.
         scale_range: Smallest and largest factor.
         interpolation: As for :class:`Resize`.
         antialias: As for :class:`Resize`.

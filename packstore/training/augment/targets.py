@@ -77,8 +77,10 @@ class Placement:
         return tuple(parts)
 
     def rows_needed(self, row: int) -> int | None:
-        """Returns the number of the lowest row of mask ``row`` that the result shows, plus 1. None if there are
-        warps."""
+        """Returns how many rows of the mask of image ``row`` are needed: up to the lowest row that the result shows.
+
+        None if there are warps, which may need all rows.
+        """
         return None if self.has_warps else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
@@ -89,7 +91,7 @@ class Placement:
 
     @cached_property
     def rows(self) -> Numbers:
-        """Source row of each row of the results, int64 ``(B, h)``; -1 for padding.
+        """Source row of each row of the results, int64 ``(B, h)``; -1 for constant padding.
 
         ``h`` is the largest height. The last entries of a lower result are meaningless. Must not be used with warps.
         """
@@ -103,7 +105,7 @@ class Placement:
     def _trace_axis(self, axis: int) -> Numbers:
         """Returns the source row (``axis`` 0) or column (1) of each row or column of the results, through all moves.
 
-        The result is -1 for padding.
+        The result is -1 for constant padding.
         """
         found = None
         for move in self.moves:
@@ -291,7 +293,7 @@ def _trace_move(move: Move, axis: int) -> Numbers:
 def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
     """Moves boxes float32 ``(N, 4)`` with images ``rows``. Clips them to the results if ``clip``.
 
-    If a move drops boxes of an image by :attr:`Move.drops`, they become zeros.
+    Boxes that :attr:`Move.drops` drops become zeros.
     """
     corners = boxes.reshape(-1, 2, 2)
     for move in placement.moves:

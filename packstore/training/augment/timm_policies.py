@@ -179,7 +179,7 @@ class _PolicyPlan:
 
     Attributes:
         steps: Number of operations per image and chain.
-        names: Operations to choose from. Empty if ``learned`` is not.
+        names: Operations to choose from. Empty for learned policies.
         weights: Weights of the names, which are drawn without replacement. None draws equally, with replacement.
         magnitude: Magnitude of operations.
         share: Probability that a drawn operation runs.

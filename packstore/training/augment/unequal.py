@@ -156,7 +156,7 @@ class Cut:
         return images.flip(-1) if self.flip else images
 
     def _pad_window(self, images: Tensor) -> Tensor:
-        """Returns the window of ``images`` that are resized already. Pads it by mode and fill outside the images."""
+        """Returns the window of ``images``, which are resized already. Pads it by mode and fill outside the images."""
         (height, width), (top, left, rows, columns) = self.size, self.window
         if self.pads != "constant":
             y, x = (
@@ -306,7 +306,8 @@ class DrawnOperations:
         self._sizes = move.crops.window[:, 2:]
 
     def _append_move(self, move: Move | Warp) -> None:
-        """Appends a move for masks, boxes and keypoints. Moves the boxes that later operations choose crops by."""
+        """Appends a move for masks, boxes and keypoints. Moves the boxes from which later operations choose their
+        crops."""
         self._moves.append(move)
         if self._boxes is not None:
             corners, rows = self._boxes

@@ -158,7 +158,7 @@ IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 def _normal_noise(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
     """Computes nearly normal numbers, float32 ``(C, H, W)``, equal on any device: sums of four random bytes.
 
-    They are standard normal, but never beyond 3.45. They are counted in the order ``(H, W, C)``.
+    They are standard normal, but never beyond 3.45. Their sequence runs in the order ``(H, W, C)``.
     """
     channels, height, width = shape
     place = torch.arange(height * width * channels, device=device)

@@ -124,7 +124,7 @@ def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matri
 def _sampling_grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
     """Computes the x and y of the source for each pixel of the result, in the coordinates of torch's ``grid_sample``.
 
-    Computes in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`. Both agree by that.
+    Computes in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`, to agree with it exactly.
     """
     half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = p[:6] / half
