@@ -48,7 +48,7 @@ class ConcatDataset(PackedDataset):
     def _open(self, head: RemoteHead | None = None) -> Reader:
         """Opens all stores and joins them. Ignores ``head``.
 
-        A remote store is opened again at its first version, even if it has grown.
+        Later calls open remote stores at the versions of the first call, even if they have grown.
 
         Raises :class:`StoreError` if a store does not open, or if the stores do not fit together.
         """
@@ -115,7 +115,7 @@ class Mix(ConcatDataset):
         draws: Number of records of each store in an epoch.
 
     Raises:
-        StoreError: A store does not open, or the stores do not go together, as for :func:`packstore.concat`.
+        StoreError: A store does not open, or the stores do not fit together, as for :func:`packstore.concat`.
         UsageError: Weights or a temperature that are not positive. A store without records in the split. An epoch in
             which a store gets no record. Also as for :func:`packstore.concat`.
     """

@@ -224,8 +224,8 @@ class PackedDataset(ItemDataset):
     def reader(self) -> Reader:
         """Open reader of the store.
 
-        Opens the store again after :meth:`close` and in a new process, because C libraries do not survive a fork.
-        Empties the dataset's caches by that. Raises :class:`StoreError` if another store has replaced the store.
+        After :meth:`close` and in a new process, opens the store again, and empties the dataset's caches: C libraries
+        do not survive a fork. Raises :class:`StoreError` if another store has replaced the store.
         """
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():

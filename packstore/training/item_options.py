@@ -67,8 +67,8 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
     """Tells if images are rotated by EXIF when they are decoded: as ``wanted``, or with None as the store was packed.
 
-    Raises :class:`UsageError` if ``wanted`` is another choice than a store without EXIF was packed with. Also raises it
-    for anything but True, False and None.
+    Raises :class:`UsageError` if the store has no EXIF, and ``wanted`` differs from the choice when it was packed. Also
+    raises it for anything but True, False and None.
     """
     if wanted not in (None, True, False):
         raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")

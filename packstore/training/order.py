@@ -184,8 +184,8 @@ class Order:
 
         Each position is in [0, :attr:`count`). With ``mixture`` the results are ids: record and occurrence.
 
-        Returns int64, a numpy array or torch tensor like ``positions``, on its device. On a CUDA device the host waits.
-        It is made for a whole epoch there, not for a batch.
+        Returns int64, a numpy array or torch tensor like ``positions``, on its device. On a CUDA device the host waits:
+        ask for a whole epoch there, not for a batch.
         """
         if isinstance(positions, np.ndarray):
             return self._numpy_records_at(epoch, positions)

@@ -34,7 +34,7 @@ _HIGH = 0x2C1B3C6D  # factor of the upper halves of record numbers
 
 
 def mix_bits(value: Any) -> Any:
-    """Hashes a 32-bit value to another. A bijection of [0, 2**32).
+    """Hashes a 32-bit value to another 32-bit value. A bijection of [0, 2**32).
 
     Works on Python integers, and on numpy arrays and torch tensors of int64.
     """

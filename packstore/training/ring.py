@@ -297,7 +297,7 @@ class Ring:
     def acquire(self) -> Slot | None:
         """Takes a slot whose buffers are free. Returns None if all slots contain batches that are not received yet.
 
-        If all others are in use, waits until a received batch is copied to the device.
+        If no slot is free, but batches were received, waits until one of these is copied to the device.
         """
         if not self._free and self._leaving:
             slot = next((s for s in self._leaving if _copy_event(s).query()), self._leaving[0])
@@ -339,7 +339,8 @@ class Ring:
 
 
 def _copy_event(slot: Slot) -> Event:
-    """Returns the event after which the buffers of the slot may be overwritten. Without a shipment, it has happened."""
+    """Returns the event after which the buffers of the slot may be overwritten. Without a shipment, an event in the
+    past."""
     return slot.shipment.copied if slot.shipment is not None else _PastEvent()
 
 

@@ -13,7 +13,7 @@ from packstore.core.manifest import Column
 
 
 class TVTensors:
-    """Wraps the values of an item in torchvision's types.
+    """Wraps the values of an item in torchvision's types. Raises :class:`UsageError` if torchvision lacks such a type.
 
     Pickles without torchvision's module. Each process imports that again.
     """
