@@ -13,9 +13,10 @@ from packstore.core.manifest import Column
 
 
 class TVTensors:
-    """Wraps the values of an item in torchvision's types. Raises :class:`UsageError` if torchvision lacks such a type.
+    """Wraps the values of an item in torchvision's types.
 
-    Pickles without torchvision's module. Each process imports that again.
+    Raises :class:`UsageError` if torchvision is missing, or lacks a type for a column. Pickles without its module: each
+    process imports that again.
     """
 
     def __init__(self, columns: Iterable[Column]) -> None:
