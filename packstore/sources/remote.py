@@ -44,13 +44,13 @@ Children = Mapping[str, "ObjectInfo | None"]
 
 
 class NeedsCopyError(SourceError):
-    """Raised for a URL that is not a folder of images: if it is a source at all, it can be read only from local
-    copies."""
+    """Raised for a URL that is not a folder of images. If it is a source, it can be read only from local copies."""
 
 
 class Bucket:
-    """Lists directories of a bucket and finds objects in it. Caches the last directories: with 200,000 names together,
-    or a larger last one. Thread-safe.
+    """Lists directories of a bucket, and finds objects in it. Thread-safe.
+
+    Caches directories with up to 200,000 names in all, and always the last directory. Drops the oldest first.
 
     Attributes:
         objects: All objects of the bucket.
@@ -62,8 +62,8 @@ class Bucket:
         self._lock = threading.Lock()
 
     def list_directory(self, name: str) -> Children:
-        """Lists a directory, or returns its cached content; empty if there is none. Raises :class:`RemoteError` if the
-        store cannot be reached, and :class:`UsageError` if it cannot list."""
+        """Lists a directory, or returns its cached content; empty for a missing directory. Raises :class:`RemoteError`
+        if the store cannot be reached, and :class:`UsageError` for a store that cannot list."""
         with self._lock:
             if name in self._known:
                 self._known.move_to_end(name)
@@ -85,12 +85,13 @@ class Bucket:
         return found
 
     def find_object(self, name: str) -> ObjectInfo | None:
-        """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` if the name is
-        neither, and :class:`RemoteError` if the store cannot be reached. Raises :class:`UsageError` if there is no
-        object and the store cannot list directories.
+        """Returns the object of a name, or None for a directory. Uses the listing of the directory above if it is
+        cached, else requests for this name.
 
-        Looks into the directory above only if it is cached: whoever may read a folder may not be allowed to list the
-        one above."""
+        Raises :class:`FileNotFoundError` if there is neither, and :class:`RemoteError` if the store cannot be reached.
+        Raises :class:`UsageError` if there is no object, and the store cannot list directories.
+        """
+        # Users who may read a folder may not be allowed to list the folder above.
         parent, _, last = name.rpartition("/")
         known = self._known.get(parent) if name else None
         if known is not None and last in known:
@@ -105,7 +106,7 @@ class Bucket:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _is_known_absent(self, directory: str) -> bool:
-        """Tells if a cached directory shows that there is no directory of this name."""
+        """Tells if a cached listing proves that there is no directory of this name."""
         while directory:
             directory, _, last = directory.rpartition("/")
             known = self._known.get(directory)
@@ -114,7 +115,7 @@ class Bucket:
         return False
 
     def clear_cache(self) -> None:
-        """Empties the cache, so that directories are listed again."""
+        """Empties the cache. Directories are then listed again."""
         with self._lock:
             self._known.clear()
 
@@ -124,8 +125,7 @@ _buckets: ContextVar[dict[str, Bucket] | None] = ContextVar("known buckets", def
 
 @contextmanager
 def cache_buckets() -> Iterator[None]:
-    """Shares one :class:`Bucket`, with its cache, for each URL within the block, since several kinds of sources ask
-    about one path."""
+    """Shares a :class:`Bucket` and its cache between all paths of one bucket within the block."""
     token = _buckets.set({})
     try:
         yield
@@ -134,14 +134,12 @@ def cache_buckets() -> Iterator[None]:
 
 
 class RemotePath(UrlPath):
-    """URL with the methods of a path: whether it exists, is a file or a folder, and what it contains. A source at a URL
-    is read through :class:`ObjectTree`. This class is a path because every source has a path.
+    """URL with the methods of a path: type, size and listing. Sources at a URL read files by :class:`ObjectTree`.
 
-    Raises :class:`SourceError` if the store cannot be reached."""
+    Its methods raise :class:`SourceError` if the store cannot be reached."""
 
     def bucket_and_name(self) -> tuple[Bucket, str]:
-        """Returns the bucket of the URL, and the name in it. The bucket is new, or shared within
-        :func:`cache_buckets`."""
+        """Returns the bucket of the URL, and the name in it. Outside of :func:`cache_buckets`, the bucket is new."""
         scheme, _, rest = str(self).partition("://")
         bucket, _, name = rest.partition("/")
         url = f"{scheme}://{bucket}/"
@@ -201,7 +199,7 @@ class RemotePath(UrlPath):
     def tree(self) -> ObjectTree | None:
         """Returns the tree of all objects below the URL, or None if there are none.
 
-        Raises :class:`NeedsCopyError` if the URL is that of a single object: those can be read only as local copies.
+        Raises :class:`NeedsCopyError` for the URL of a single object, which can be read only as a local copy.
         """
         if self.is_file():
             raise self.one_object_error()
@@ -228,9 +226,9 @@ def source_path(path: str | os.PathLike[str]) -> Path:
 class ObjectTree(Tree):
     """Objects below a URL.
 
-    Their ETags prove the content if they are MD5 digests, as those of S3's objects that were not uploaded in parts.
-    Times of modification are cut to seconds; a hash of the ETag stands for the time of change. Raises
-    :class:`SourceError` if the store cannot be reached."""
+    An ETag that is an MD5 digest proves the content. S3 has such ETags for objects that were not uploaded in parts.
+    Times of modification are cut to seconds. In place of times of change, files have hashes of their ETags. Methods
+    raise :class:`SourceError` if the store cannot be reached."""
 
     def __init__(self, path: RemotePath) -> None:
         self.root = str(path)
@@ -240,8 +238,8 @@ class ObjectTree(Tree):
         self._md5, self._proven = True, False
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory; reads the first bytes of objects whose name does not tell if they are images. Counts names
-        that are left out in ``ignored``. Raises :class:`SourceError` for an empty directory."""
+        """Lists a directory. Reads the first bytes of objects whose names do not tell if they are images. Adds the
+        number of left names to ``ignored``, by reason. Raises :class:`SourceError` for an empty directory."""
         found = self._list_children(directory)
         if not found:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")
@@ -273,15 +271,15 @@ class ObjectTree(Tree):
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns an object's size and time of modification, and a hash of its ETag as the time of change. For a
-        directory, says only that it is a directory. Raises :class:`FileNotFoundError`."""
+        """Returns size and times of an object, or that the path is a directory. The time of change is a hash of the
+        ETag. Raises :class:`FileNotFoundError` if there is neither."""
         info = self._find_object(file)
         if info is None:
             return FileStat(NO_FILE, is_directory=True)
         return FileStat(info.nbytes, _modified_ns(info), _hash_etag(info))
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
-        """Reads the first bytes of an object; empty if there is none."""
+        """Reads the first bytes of an object; returns ``b""`` if there is none."""
         try:
             info = self._find_object(file)
         except FileNotFoundError:
@@ -289,8 +287,8 @@ class ObjectTree(Tree):
         return b"" if info is None else self._read_beginning(info, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """Reads a range of an object. Raises :class:`FileNotFoundError` or :class:`IsADirectoryError` if there is
-        none."""
+        """Reads a range of an object; returns fewer bytes at its end. Raises :class:`FileNotFoundError` or
+        :class:`IsADirectoryError` if there is no object."""
         info = self._find_object(file)
         if info is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
@@ -322,9 +320,12 @@ class ObjectTree(Tree):
         self._bucket.clear_cache()
 
     def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """Reads an object, and proves its bytes by an ETag that is their MD5. If they differ, reads again until two
-        reads are equal, and then trusts no further ETag unless one has proved bytes before. Without such ETags, returns
-        the bytes unproven. Raises :class:`RemoteError` after five different reads."""
+        """Reads an object, and proves its bytes by an ETag that is their MD5. Returns bytes unproven if the ETag is no
+        MD5. If the MD5 differs, reads again until two reads are equal. Raises :class:`RemoteError` after five different
+        reads.
+
+        If two equal reads differ from their ETag, and no ETag has ever proved bytes, ETags are not used any more.
+        """
         info, data = self._bucket.objects.read(name)
         digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
         for _ in range(_ATTEMPTS):
@@ -340,7 +341,7 @@ class ObjectTree(Tree):
         raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
 
     def _read_beginning(self, info: ObjectInfo, size: int) -> bytes:
-        """Reads the first bytes of an object; empty if it is gone."""
+        """Reads the first bytes of an object; returns ``b""`` if it is gone."""
         try:
             with _as_source_errors():
                 return self._bucket.objects.get(info.name, 0, min(size, info.nbytes)) if info.nbytes else b""
@@ -348,9 +349,9 @@ class ObjectTree(Tree):
             return b""  # reported when it is read
 
     def _find_object(self, file: str) -> ObjectInfo | None:
-        """Finds an object, or returns None for a directory. Lists the whole directory above first, since neighbours
-        follow. Raises :class:`FileNotFoundError` if neither an object nor a directory has this path."""
-        if file:
+        """Finds an object, or returns None for a directory. First lists the whole directory above. Raises
+        :class:`FileNotFoundError` if neither an object nor a directory has this path."""
+        if file:  # requests for its neighbours will follow
             self._list_children(file.rpartition("/")[0])
         with _as_source_errors():
             return self._bucket.find_object(self._object_name(file))
@@ -367,8 +368,8 @@ class ObjectTree(Tree):
 
 @contextmanager
 def _as_source_errors() -> Iterator[None]:
-    """Converts errors of an unreachable store to :class:`SourceError`, since they are no fault of a sample, which
-    might be skipped. Lets :class:`MissingObjectError` through."""
+    """Converts each :class:`RemoteError` but :class:`MissingObjectError` to :class:`SourceError`."""
+    # An unreachable store is no fault of a sample, which might be skipped.
     try:
         yield
     except MissingObjectError:
@@ -378,13 +379,12 @@ def _as_source_errors() -> Iterator[None]:
 
 
 def _modified_ns(info: ObjectInfo) -> int:
-    """Returns the time of modification in nanoseconds, cut to seconds: headers have no fractions, some listings
-    have."""
+    """Returns the time of modification in nanoseconds, without fractions of seconds."""
+    # Some listings have fractions, headers have none.
     return int(info.modified) * 1_000_000_000
 
 
 def _hash_etag(info: ObjectInfo) -> int:
-    """Hashes the ETag, so that changed content has another number whatever its size and time, or returns 0 without an
-    ETag."""
+    """Hashes the ETag to a positive integer, or returns 0 without an ETag. Changed content has another hash."""
     digest = hashlib.sha256((info.etag or "").encode()).digest()
     return int.from_bytes(digest[:7], "big") if info.etag else 0

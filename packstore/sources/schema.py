@@ -63,7 +63,7 @@ class NamedSample(NamedTuple):
 
     Attributes:
         key: Its own key; None without one.
-        values: Values as the user gave them, or plain.
+        values: Values as the user gave them, or after :meth:`Schema.to_plain`.
         nbytes: Estimated memory of the values.
     """
 
@@ -81,9 +81,9 @@ class Schema:
         main: Name of the main image.
         positions: Names of the parts of a sample that is a tuple.
         files: Names of images and masks that are files.
-        picks: Values whose names are not in ``fields`` are left out; else they are an error.
-        max_pixels: Limit of an image's pixels; larger files are not read.
-        dtypes: Dtypes of masks that are arrays.
+        picks: Values of other names than ``fields`` are left out. If False, they are an error.
+        max_pixels: Largest image in pixels; larger files are not read.
+        dtypes: Dtypes of masks that are arrays, by name.
     """
 
     fields: Mapping[str, Field]
@@ -112,8 +112,8 @@ class Schema:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """All columns except the main image, each with its companions. Raises :class:`UsageError` for a name that
-        packstore reserves or a companion has, and for labels or points of a field that is not boxes."""
+        """All columns except the main image, each with its companions. Raises :class:`UsageError` for a reserved name,
+        a name of a companion, and for labels or points that belong to a field other than boxes."""
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
@@ -132,9 +132,11 @@ class Schema:
         return tuple(found)
 
     def assign_names(self, raw: Any) -> NamedSample:
-        """Splits a sample into its key and values by field. Raises :class:`ValueError` for a value of no field, unless
-        :attr:`picks`, and for a missing value of a field that is not optional. None counts as missing, but not in a
-        JSON field."""
+        """Splits a sample into its key and values by field. Missing values become None.
+
+        Raises the errors of :func:`name_values`. Raises :class:`ValueError` for a missing value of a field that is not
+        optional. None is missing, except in a JSON field. Unless :attr:`picks`, raises it for a value of no field.
+        """
         key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
@@ -150,7 +152,8 @@ class Schema:
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them; does not read files.
 
-        Raises :class:`ValueError` for a value that does not fit its field, also for pixels in place of a file.
+        Raises :class:`ValueError` for a value that does not fit its field, and for pixels in place of a file or the
+        reverse.
         """
         values = dict(taken.values)
         for name, field, plain_type in self._field_types:
@@ -171,9 +174,9 @@ class Schema:
         return taken._replace(values=values)
 
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
-        """Converts named values to a sample of a source: reads its files, numbers its classes, and encodes its further
-        images. The main image is not encoded. Raises :class:`ValueError`, mostly a :class:`FieldError`, for a value
-        that does not fit its field."""
+        """Converts named values to a sample of a source. Reads its files, numbers its classes, and encodes its images
+        except the main one. Raises :class:`ValueError` for a value that does not fit its field. If the value itself can
+        be converted to a plain type, the error is a :class:`FieldError`."""
         values = self.to_plain(taken).values
         for name, field, plain_type in self._field_types:
             value = values[name]
@@ -201,8 +204,8 @@ class Schema:
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:
-        """Name and field of each field, and the type whose values need no conversion; None if all values need it. Used
-        once for each sample, so it must be cheap."""
+        """Name and field of each field, and the type of values that need no conversion. The type is None if all values
+        need a conversion."""
         found = []
         for name, field in self.fields.items():
             is_main_file = name == self.main and name in self.files
@@ -229,8 +232,8 @@ class Schema:
         return found
 
     def _read_listed_image(self, name: str, key: str, number: int, value: Any) -> bytes:
-        """Reads and checks one file of a list of images. Raises :class:`FieldError`, with the file's number, for a bad
-        one."""
+        """Reads and checks file ``number`` of a list of images. Raises :class:`FieldError` with that number for a bad
+        file."""
         try:
             return bytes(self._encoders[name](key, _read_file_value(value, max_file_bytes(self.max_pixels)))[0])
         except SampleError as error:
@@ -239,8 +242,8 @@ class Schema:
             raise FieldError(name, str(error), number) from error
 
     def _encode_further_image(self, name: str, key: str, value: Any) -> Any:
-        """Encodes an image other than the main one: to the bytes of a file, or to an array. Raises :class:`ValueError`
-        for a bad image, and for a file that would lose content."""
+        """Encodes an image other than the main one, to the bytes of a file or to an array. Raises :class:`ValueError`
+        for a bad image, and for a file that would lose bits, channels or frames."""
         options = self._encoders[name].options
         if name in self.files and options.encoding != "original":  # packing asks about losses of other files
             _refuse_losses(value, options)
@@ -259,7 +262,7 @@ class Schema:
         return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
 
     def _to_class_numbers(self, name: str, value: Any) -> Any:
-        """Converts the class name or names of a value to numbers; leaves numbers unchanged. Raises
+        """Converts a class name, or each name in a list, to its number; leaves other values unchanged. Raises
         :class:`ValueError` for an unknown name."""
         if isinstance(self.fields[name], Label):
             return self._to_class_number(name, value)
@@ -282,9 +285,12 @@ class Schema:
 def name_values(
     raw: Any, positions: Sequence[str], fields: Mapping[str, Field] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
-    """Splits a sample into key and values by name. The sample is a dict, a tuple by position (a dict in it adds its
-    values, unless its field is JSON), or an image alone. The key is the value ``key`` as a text, None without one.
-    Raises :class:`ValueError` for a tuple of another length, and for a key that is no text, path or whole number."""
+    """Splits a sample into its key and values by name. The key is the value ``key`` as a text, or None.
+
+    A sample is a dict, a tuple or an image. Values of a tuple have the names in ``positions``. A dict in a tuple adds
+    its own values, unless its field is JSON. Raises :class:`ValueError` for a tuple of another length than
+    ``positions``, and for a key that is no text, path or whole number.
+    """
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):
         values.update(raw)
@@ -337,8 +343,8 @@ def _read_file_value(value: Any, limit: int) -> bytes:
 
 
 def _refuse_losses(data: bytes, options: EncodeOptions) -> None:
-    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by the encoding, or has no
-    readable header."""
+    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by encoding it. Also raises
+    it for a file without a readable header."""
     try:
         losses = find_losses(data, check_header(data), options.reading)
     except HeaderError as error:

@@ -53,7 +53,8 @@ def make_schema(
         max_pixels: See :class:`Schema`.
 
     Raises:
-        UsageError: A field must be declared, fields contradict each other, or a sample has other parts than the first.
+        UsageError: A field or an encoding must be declared, fields contradict each other, no field can be the main
+            image, or a sample has other parts than the first.
     """
     positions = _name_positions(samples[0], declared)
     found = []
@@ -98,8 +99,9 @@ def make_schema(
 
 
 def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
-    """Returns the field names of the parts of a sample that is a tuple, or of an image alone; the declared names for a
-    dict. Raises :class:`UsageError` for a tuple of more than two values whose fields are not declared."""
+    """Returns the field names of the parts of a sample: of a tuple's values, or of an image alone. For a dict, returns
+    the declared names. Raises :class:`UsageError` for a tuple of more than two values whose fields are not
+    declared."""
     names = tuple(declared or ())
     if isinstance(raw, Mapping):
         return names
@@ -131,11 +133,11 @@ def _name_second_value(value: Any) -> str:
 
 
 def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
-    """Infers a field for each name in the samples; the field is optional if a sample lacks the value. A text under a
-    name such as ``image`` is a path. ``classes``, if not None, are the class names of every label.
+    """Infers a field for each name in the samples. The field is optional if a sample lacks the value. A text under a
+    name such as ``image`` is a path. ``classes`` are the class names of every label; None for unknown.
 
-    Raises :class:`UsageError` for a name that is no text or has no value in any sample, and for values that fit no
-    field.
+    Raises :class:`UsageError` for a name that is no text, for a name without a value in any sample, and for values that
+    fit no field.
     """
     fields: dict[str, Field] = {}
     for name in dict.fromkeys(name for values in samples for name in values):
@@ -172,9 +174,9 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """Finds the field of boxes that labels or points belong to: the only one, if all first samples have one value for
-    each box. Returns False if there are no or several fields of boxes, or no sample has. Raises :class:`UsageError` if
-    only some samples have."""
+    """Finds the field of boxes that labels or points belong to. It must be the only one, and all first samples must
+    have as many values as boxes. Returns False if there is not exactly one field of boxes, or if no sample has as many
+    values as boxes. Raises :class:`UsageError` if only some samples have."""
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False
@@ -192,15 +194,15 @@ def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequen
 
 
 def _count_value_rows(value: Any) -> int | None:
-    """Returns the number of rows of a value, or None if it has none."""
+    """Returns the number of rows of a value; None for a single number, and for other values without a length."""
     return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 
 def _refuse_missing_encoding(
     name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool
 ) -> None:
-    """Raises :class:`UsageError` for an image of pixels for which no encoding is chosen, and for an encoding that only
-    main images can have."""
+    """Raises :class:`UsageError` for an image of pixels without a chosen encoding. Also raises it for a further image
+    with an encoding that only main images can have."""
     asked = encoding or field.encoding
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")

@@ -39,10 +39,10 @@ _PROBED = 32
 
 
 class SegmentationSource(FileRowSource):
-    """Images with masks in the column ``mask``. If they exist: for Cityscapes also ``instance_mask``, ``train_mask``
-    and ``polygons``, for ADE20K the ``scene``. An image without a mask has no value.
+    """Images with masks in the column ``mask``. The value is missing for an image without a mask.
 
-    With a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each. Masks of another
+    Cityscapes also has ``instance_mask``, ``train_mask`` and ``polygons``, ADE20K ``scene``, if their files exist. With
+    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask. Masks of another
     size than their images are refused.
     """
 
@@ -69,7 +69,7 @@ class SegmentationSource(FileRowSource):
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, each kind of mask that some image has, and the columns of palette and scenes."""
+        """Declares the image, each kind of mask that an image has, and the columns of palette and scenes."""
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
@@ -87,8 +87,8 @@ class SegmentationSource(FileRowSource):
         return find_matching_palette(self.tree, _folders_to_search_for_palette(self._pairs), self._declare_masks())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, except masks. The row has the paths of the image's masks, which may
-        be missing, and its scene."""
+        """Yields a row for each image of a split that is not a mask. The row has the paths of possible masks, and the
+        scene of the image."""
         pair = self._pairs[split]
         for image in self._walk_images(pair.images):
             if not pair.is_mask(image):
@@ -101,8 +101,8 @@ class SegmentationSource(FileRowSource):
                 yield FileRow(image, values)
 
     def _find_mask_file(self, pair: MaskPair, base: str) -> str:
-        """Returns the path of an image's mask in a folder whose masks have several suffixes. Without a mask, returns
-        the first possible path, at which no file is."""
+        """Returns the path of an image's mask in a folder whose masks have several suffixes. If there is no mask,
+        returns the first possible path."""
         folder = base.rpartition("/")[0]
         if folder not in self._there:
             self._there[folder] = frozenset(self.tree.names(folder).files)
@@ -111,8 +111,8 @@ class SegmentationSource(FileRowSource):
         return base + next(names, ends[0])
 
     def _declare_masks(self) -> Mask | Image:
-        """Declares the column of masks: as images if they have several suffixes and not all are PNG; else by the first
-        masks, see :func:`infer_mask_field`."""
+        """Declares the column of masks. If their suffixes differ, and some are not PNG, the column has images. Else the
+        first masks decide, see :func:`infer_mask_field`."""
         rows = chain.from_iterable(map(self.file_rows, self._pairs))
         files = (find_file(self.tree, row.values["mask"].file) for row in rows)
         if any(pair.further for pair in self._pairs.values()) and not all(
@@ -122,9 +122,9 @@ class SegmentationSource(FileRowSource):
         return infer_mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the image and its masks, None for missing ones, without the columns that no image of the source has.
-        Parses polygons, and converts masks by the palette. Raises :class:`ValueError` for damaged polygons, and for
-        colours or values that the palette lacks."""
+        """Reads the image and its masks; a missing mask is None. Parses polygons, and converts masks by the palette.
+        Leaves out kinds of masks that no image has. Raises :class:`ValueError` for damaged polygons, and for colours or
+        values that the palette lacks."""
         found = {name: value for name, value in super().read_values(ref).items() if name in self._field_names}
         if found.get("polygons") is not None:
             try:
@@ -141,8 +141,8 @@ class SegmentationSource(FileRowSource):
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns one reason for files that name the values of masks, one for images in folders of masks, and the
-        base's for others."""
+        """Returns a reason for files that name the values of masks, and for images in folders of masks. For other
+        files, returns that of the base."""
         if _MEANINGS.fullmatch(name):
             return "names of the values of masks, which a store does not keep"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):
@@ -169,8 +169,8 @@ class SegmentationSource(FileRowSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises images paired with masks by name. Is partial if further files annotate images, or other folders
-    contain images. Raises :class:`AmbiguousSourceError` for masks that differ in size from their images."""
+    """Certain for images paired with masks by name, else ``NO``. Partial if further files annotate images, or if there
+    are further images. Raises :class:`AmbiguousSourceError` for masks that differ in size from their images."""
     tree = open_tree(path)
     try:
         pairs = {} if tree is None else find_pairs(tree)
@@ -191,7 +191,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _folders_to_search_for_palette(pairs: Mapping[str, MaskPair]) -> list[str]:
-    """Lists the folders in which a palette may be: the root ``""``, the parents of the masks' folders, and these."""
+    """Lists the folders in which a palette may be: the root ``""``, the parents of folders of masks, and folders of
+    masks."""
     masks = [pair.masks for pair in pairs.values()]
     return ["", *(place.rpartition("/")[0] for place in masks), *masks]
 

@@ -30,9 +30,14 @@ def find_spread(
     stems: bool = False,
     within: Collection[str] | None = None,
 ) -> list[str] | None:
-    """Returns the folder to which each of the ``names`` is relative, if a group of folders has each name exactly once.
-    A group is one folder, all in one folder, all whose names differ only in the split (``train_images``,
-    ``val_images``), or all. Folders that are called like masks or labels do not count.
+    """Returns the folder to which each of ``names`` is relative, if a group of folders has each name exactly once.
+
+    A group of folders is one of these, without folders with names of masks or labels:
+
+    - one folder;
+    - all folders in one folder;
+    - all folders whose names differ only in the split: ``train_images``, ``val_images``;
+    - all folders.
 
     Args:
         tree: The source.
@@ -70,7 +75,8 @@ def find_spread(
 
 
 def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
-    """Sorts folders by the split in their path; puts all under ``""`` unless each path names one split."""
+    """Groups folders by the split in their path, in packing order. Unless each path names one split, the only group is
+    ``""``."""
     folders = sorted(set(places))
     splits = [split_of_folder(folder) for folder in folders]
     found: dict[str, list[str]] = {}
@@ -81,8 +87,8 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
 
 @lru_cache
 def split_of_folder(folder: str) -> str:
-    """Returns the only split in the words of a folder's path, also with a year behind it, or ``""`` for none or
-    several; ``test-dev`` is ``test``."""
+    """Returns the only split in the words of a folder's path, or ``""`` for none or several. ``train2017`` is
+    ``train``, and ``test-dev`` is ``test``."""
     found = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
     found -= {"dev"} if "test" in found else set()  # test-dev
     return found.pop() if len(found) == 1 else ""
@@ -91,7 +97,7 @@ def split_of_folder(folder: str) -> str:
 def _list_names_by_folder(
     tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
 ) -> dict[str, list[str]]:
-    """Lists the names that exist in each folder, by folder; skips folders of masks, and of other splits than
+    """Returns which of ``names`` exist in each folder, by folder. Skips folders of masks, and of other splits than
     ``splits``."""
     wanted: dict[str, list[str]] = {}
     for path in names:
@@ -115,7 +121,7 @@ def _list_names_by_folder(
 
 
 def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Returns the groups of folders that have each name exactly once, each group once."""
+    """Returns the different groups of folders that have each of ``names`` exactly once, see :func:`find_spread`."""
     found: dict[frozenset[str], dict[str, list[str]]] = {}
     for family in dict.fromkeys(family for folder in hits for family in _list_group_keys(folder)):
         group = {folder: some for folder, some in sorted(hits.items()) if family in _list_group_keys(folder)}
@@ -142,5 +148,5 @@ def _folder_words(folder: str) -> list[str]:
 
 
 def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:
-    """Tells if ignoring some folders hides one of a group."""
+    """Tells if ignoring some folders hides a folder of a group."""
     return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)

@@ -33,11 +33,10 @@ _OF_OTHERS = ("lmdb", "hdf5")
 
 
 class StoreSource(Source):
-    """Packstore store, with all columns but those that packstore keeps for itself, such as checksums. Reading a record
-    verifies all of it by its checksums.
+    """Packstore store as a source. Reading a record verifies all of it by its checksums.
 
-    ``Entry.labels`` has its scalar int64 columns; the values of other columns come with each sample in stored form.
-    ``Entry.ref`` is the number of the record.
+    Leaves out internal columns such as checksums. ``Entry.labels`` has the scalar int64 columns. The values of other
+    columns come with each sample in stored form. ``Entry.ref`` is the number of the record.
     """
 
     kind = "store"
@@ -58,8 +57,8 @@ class StoreSource(Source):
         return self.reader.manifest
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts records; estimates bytes by means if records differ in size. Raises :class:`SourceError` for a store
-        or split without records."""
+        """Counts records. If they differ in size, estimates bytes by their mean. Raises :class:`SourceError` for a
+        store or split without records, and :class:`NotInSourceError` for an unknown split."""
         manifest = self.manifest
         ranges = self._split_ranges(split)
         splits = {name: stop - start for name, start, stop in ranges}
@@ -103,7 +102,8 @@ class StoreSource(Source):
         return total
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields records. ``size_bytes`` is the mean if records differ in size."""
+        """Yields an entry for each record. If records differ in size, ``size_bytes`` is their mean. Raises
+        :class:`NotInSourceError` at once for an unknown split."""
         return self._make_entries(self._split_ranges(split))
 
     def _make_entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
@@ -120,18 +120,17 @@ class StoreSource(Source):
                     yield Entry(self.reader.key(record), name, values, size, record)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Reads a record: the image as bytes, or as an array for a tensor encoding, and the values of the other
-        columns.
+        """Reads a record: its image as in :meth:`image`, and the values of columns that are not in ``Entry.labels``.
 
-        Raises :class:`CorruptRecordError` if image, key or values do not match the record's checksums, also the values
-        in ``Entry.labels``.
+        Raises :class:`CorruptRecordError` if image, key or any value does not match the record's checksums. This
+        includes the values in ``Entry.labels``.
         """
         image, values = self.image(entry), self._read_values(entry)
         return Sample(image, values, at_rest=True) if self._sampled else image
 
     def image(self, entry: Entry) -> ImageData:
-        """Reads and verifies the image of a record: bytes of a file, or an array. Raises :class:`CorruptRecordError` if
-        the image does not match its checksum."""
+        """Reads and verifies the image of a record: the bytes of a file, or an array for a tensor encoding. Raises
+        :class:`CorruptRecordError` if the image does not match its checksum."""
         record: int = entry.ref
         data = self._records.read_image(record)
         if self._holds_files:
@@ -155,7 +154,7 @@ class StoreSource(Source):
 
     @cached_property
     def _part_places(self) -> list[str]:
-        """Paths of the stores that make up this one, its shards."""
+        """Paths of the shards of the store; the only path of a store without shards."""
         return self.reader.part_places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
@@ -166,7 +165,7 @@ class StoreSource(Source):
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 
     def _as_array(self, record: int, data: Buffer) -> NDArray[Any]:
-        """Returns an array over verified bytes, without a copy: the bytes must stay valid."""
+        """Returns an array over verified bytes, without a copy. The bytes must stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
         return as_image_array(data, image, shape, f"record {record} of {printable(str(self.path))}")
@@ -197,8 +196,8 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a store by its first bytes or layout. LMDB or HDF5 without a manifest is only possible: it is a
-    damaged store, or not a store."""
+    """Certain of a store by its first bytes or layout, else ``NO``. Possible for LMDB or HDF5 without a manifest, which
+    may be a damaged store or no store."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
     format = recognise_store(path)

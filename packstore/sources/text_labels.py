@@ -21,16 +21,16 @@ def is_label_name(words: Sequence[str]) -> bool:
 
 
 class LabelTexts:
-    """Collects the different texts of a column while they may be names of classes: at most 65,536, none empty or longer
-    than 200 characters."""
+    """Collects the different texts of a column while they may be names of classes. There may be 65,536 texts, and each
+    has 1 to 200 characters."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._names: set[str] | None = set()
 
     def add_texts(self, texts: Iterable[str], rows: int) -> None:
-        """Adds the different texts of ``rows`` rows. Forgets all texts for good once one cannot be a class, or they are
-        too many."""
+        """Adds the different texts of ``rows`` rows. If a text cannot be a class, or there are too many, drops all
+        texts and ignores further ones."""
         self.rows += rows
         if self._names is not None:
             self._names.update(texts)
@@ -38,10 +38,11 @@ class LabelTexts:
                 self._names = None
 
     def decide_classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
-        """Returns the names of the classes: all of ``order``, with its unused names, if ``order`` contains every text;
-        else the texts, sorted. Returns None if there are no texts, or if a text cannot be a class. Also returns None if
-        there are more different texts than half the rows, unless the texts are ``coded``: stored as numbers of a
-        dictionary's entries."""
+        """Returns the names of the classes: all of ``order`` if it contains every text, else the sorted texts.
+
+        Returns None if there are no texts, or if a text cannot be a class. Also returns None if more than half of the
+        rows have different texts, unless the texts are ``coded``: stored as numbers of a dictionary's entries.
+        """
         if not self._names or (2 * len(self._names) > self.rows and not coded):
             return None
         return tuple(order) if self._names.issubset(order) else tuple(sorted(self._names))

@@ -8,9 +8,11 @@ from typing import Any
 
 
 class ImageFiles(Sequence[dict[str, Any]]):
-    """Samples of a dataset of image files with labels or masks: key, path of the image, and the label or mask.
+    """Samples of a dataset of image files with labels or masks. A sample is a dict of key, path of the image, and label
+    or path of the mask.
 
-    The key is the path relative to the dataset's root. The dataset's ``target_transform`` changes labels, not masks.
+    The key is the path relative to the dataset's root. Applies the dataset's ``target_transform`` to labels, but not to
+    masks.
     """
 
     def __init__(self, dataset: Any, images: Sequence[Any], others: Sequence[Any], name: str) -> None:
@@ -33,8 +35,8 @@ class ImageFiles(Sequence[dict[str, Any]]):
         return {"key": self.key_at(index), "image": path, self._name: other}
 
     def key_at(self, index: int) -> str:
-        """Returns the key of a sample: the image's path relative to the dataset's root. For an image elsewhere, returns
-        the sample's number."""
+        """Returns the key of a sample: the image's path relative to the dataset's root. If the image is outside of the
+        root, returns the sample's number with ten digits."""
         path = Path(self._images[index])
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else f"{index:010}"
 
@@ -58,7 +60,7 @@ class ImageFilesSubset(Sequence[dict[str, Any]]):
 
 
 class SplitImageFiles(Sequence[dict[str, Any]]):
-    """Samples of another sequence, with the split before each key, since splits may have files of equal names."""
+    """Samples of another sequence, with the split before each key: splits may have files of equal names."""
 
     def __init__(self, files: ImageFiles | ImageFilesSubset, split: str) -> None:
         self._files = files
@@ -76,8 +78,11 @@ class SplitImageFiles(Sequence[dict[str, Any]]):
 
 
 def find_image_files(dataset: Any) -> ImageFiles | ImageFilesSubset | None:
-    """Returns the image files of a torchvision dataset, or of a ``Subset`` of one. Returns None if only the dataset can
-    read its samples: it transforms images, has its own loader or ``__getitem__``, or lists no files."""
+    """Returns the image files of a torchvision dataset, or of its ``Subset``. Returns None for other datasets.
+
+    Also returns None if only the dataset can read its samples: it transforms images, has its own loader or
+    ``__getitem__``, or lists no files.
+    """
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
         files = find_image_files(dataset.dataset)
         return None if files is None else ImageFilesSubset(files, dataset.indices)
@@ -97,8 +102,8 @@ _OURS = "torchvision.datasets"
 
 
 def _find_file_lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
-    """Yields pairs of lists of a dataset that may be images and labels, or images and masks: the name of the second
-    list, and both lists."""
+    """Yields pairs of lists of a dataset that may be images and labels, or images and masks. Yields ``label`` or
+    ``mask``, and both lists."""
     found = vars(dataset)
     for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
         pairs = found.get(name)

@@ -78,26 +78,26 @@ class Tree(ABC):
     encoding: str | None = None
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists the images and directories in a directory, without those that ``rules`` hide. Counts the other entries
-        in ``ignored``, by reason. Raises :class:`SourceError` if it cannot be listed."""
+        """Lists the images and directories in a directory, without entries that ``rules`` hide. Adds the number of
+        other entries to ``ignored``, by reason. Raises :class:`SourceError` if the directory cannot be listed."""
         if not self.rules:
             return self.list_all(directory, ignored)
         return hide_ignored(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
 
     def is_image_name(self, name: str) -> bool | None:
-        """Tells if a file is an image by its name; None if its first bytes must decide."""
+        """Tells by its name if a file is an image; None if its first bytes must decide."""
         if self.has_arrays and name.lower().endswith(ARRAY):
             return name[0] != "."
         return is_image_name(name)
 
     def names(self, directory: str) -> Names:
-        """Lists all names in a directory that ``rules`` do not hide; none if it cannot be listed."""
+        """Lists all names in a directory that ``rules`` do not hide. Returns no names if it cannot be listed."""
         names = self.list_names(directory)
         return self.rules.filter_names(directory, names) if self.rules else names
 
     def stat(self, file: str) -> FileStat:
-        """Returns size and times of a file, or that it is a directory. Raises :class:`OSError` if nothing is there, or
-        ``rules`` hide it."""
+        """Returns size and times of a file, or that the path is a directory. Raises :class:`OSError` if nothing is
+        there, or ``rules`` hide it."""
         found = self.stat_any(file)
         if self.rules.hides(file, found.is_directory):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
@@ -110,42 +110,42 @@ class Tree(ABC):
 
     @abstractmethod
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists the images and directories in a directory, as :meth:`list`, but does not apply ``rules``."""
+        """Does the same as :meth:`list`, without ``rules``."""
 
     @abstractmethod
     def list_names(self, directory: str) -> Names:
-        """Lists the names in a directory, as :meth:`names`, but does not apply ``rules``."""
+        """Does the same as :meth:`names`, without ``rules``."""
 
     @abstractmethod
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and times of a file, as :meth:`stat`, but does not apply ``rules``."""
+        """Does the same as :meth:`stat`, without ``rules``."""
 
     @abstractmethod
     def read_first_bytes(self, file: str, size: int) -> bytes:
-        """Reads the first bytes of a file, as :meth:`first_bytes`, but does not apply ``rules``."""
+        """Does the same as :meth:`first_bytes`, without ``rules``."""
 
     @abstractmethod
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads ``size`` bytes of a file from ``place`` on; fewer at its end. Thread-safe.
 
-        Raises :class:`OSError`. In an archive, raises :class:`ValueError` for a damaged entry, for an entry that is no
-        plain file, and for a compression other than deflate."""
+        Raises :class:`OSError` if the file cannot be read. In an archive, raises :class:`ValueError` for a damaged
+        entry, for an entry that is no plain file, and for a compression other than deflate."""
 
     @abstractmethod
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads all bytes of a file. Thread-safe.
 
-        Raises :class:`SampleError` if the entry cannot be read, is not a file, or has more than ``max_bytes``. Also
-        raises it if the file has changed since it was listed: its size or time of modification is another."""
+        Raises :class:`SampleError` if the file cannot be read, is no regular file, or has more than ``max_bytes``. Also
+        raises it if the file has another size or time of modification than given."""
 
     def locate(self, key: str) -> Location | None:
-        """Locates the bytes of a file on this machine, or returns None if they are compressed or elsewhere. This base
-        returns None."""
+        """Locates the bytes of a file on this machine. Returns None if they are compressed or elsewhere, and always in
+        this base."""
         return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
         """Reads several small files at once, if that is faster. ``files`` has key, size and time of modification of
-        each. Returns None for each file that :meth:`read` must read: for all in this base. Thread-safe."""
+        each. Returns None for each file that :meth:`read` must read. This base returns None for all. Thread-safe."""
         return [None] * len(files)
 
     def walk(
@@ -157,12 +157,14 @@ class Tree(ABC):
     ) -> Iterator[tuple[str, Listing]]:
         """Yields path and listing of the directory ``top`` and of all below it.
 
-        ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Only
-        directories that are not yet listed are in memory: a directory sorts after its parent, so the smallest of them
-        sorts before all that will be found later. Raises :class:`SourceError` for a link that leads to a directory
-        above it, a cycle. With ``skip_cycles``, yields the path of the link's parent once more instead, with a listing
-        of the link alone as a bad file, see :attr:`Listing.is_cycle`.
+        ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Adds the number
+        of left entries to ``ignored``, by reason.
+
+        Raises :class:`SourceError` for a cycle: a link to a directory above it. With ``skip_cycles``, yields
+        :meth:`Listing.of_cycle` with the path of the link's parent instead. Raises :class:`SourceError` also for a
+        directory that cannot be listed.
         """
+        # A directory sorts after its parent: the smallest waiting one sorts before all that will be found later.
         waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]
         while waiting:
             directory, above = heapq.heappop(waiting)
@@ -183,9 +185,9 @@ class Tree(ABC):
     def folders(
         self, left_out: Callable[[str], bool], top: str = "", every: bool = False
     ) -> Iterator[tuple[str, Names]]:
-        """Yields each directory at and below ``top`` with its :meth:`names`, near ones first; skips directories with
-        names that are ``left_out``. With ``every``, includes those that ``rules`` hide. Follows links, except to a
-        directory above."""
+        """Yields each directory at and below ``top`` with its :meth:`names`, breadth first. Skips directories if
+        ``left_out`` is true for their names. With ``every``, includes entries that ``rules`` hide. Follows links, except
+        to a directory above the link."""
         list_names = self.list_names if every else self.names
         waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([(top, self.above)])
         while waiting:
@@ -199,20 +201,20 @@ class Tree(ABC):
             waiting.extend((prefix + name, above) for name in names.folders if not left_out(name))
 
     def all_folders(self) -> Iterator[tuple[str, Names]]:
-        """Yields each directory with all its names, also hidden ones and those that ``rules`` hide."""
+        """Yields each directory with all its names. Includes hidden names, and names that ``rules`` hide."""
         return self.folders(lambda _: False, every=True)
 
     def cache_names(self) -> AbstractContextManager[None]:
-        """Keeps listed names within the block, if the tree has such a cache; nothing in this base."""
+        """Caches listed names within the block, if the tree has such a cache. Does nothing in this base."""
         return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
-        """Returns numbers that identify a directory, whatever links lead to it, or None if it is gone. This base, for
-        trees without links, computes them from the path."""
+        """Returns numbers that identify a directory, the same for all links to it. Returns None if it is gone. This
+        base is for trees without links, and computes the numbers from the path."""
         return -1, hash(directory)
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if an image is anywhere at or below the directory ``top``; see :meth:`walk`."""
+        """Tells if an image is anywhere below the directory ``top``; see :meth:`walk`."""
         return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
 
     def stamp(self) -> str:
@@ -231,8 +233,10 @@ class Tree(ABC):
 class FolderTree(Tree):
     """Tree of the files in a folder on disk; follows links.
 
-    Each thread keeps the directory of its last file open: opening a file relative to it takes two thirds of the
-    time."""
+    Each thread keeps the directory of its last file open. The constructor raises :class:`SourceError` if a folder above
+    cannot be reached."""
+
+    # Opening a file relative to its directory takes two thirds of the time.
 
     def __init__(self, path: Path) -> None:
         self.root = str(path.absolute())  # a later change of the working directory does not matter
@@ -243,7 +247,7 @@ class FolderTree(Tree):
         self._known: NameCache | None = None
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory; with the cached names, within :meth:`cache_names`."""
+        """Lists a directory. Within :meth:`cache_names`, uses the cached names."""
         names = None if self._known is None else self.list_names(directory)
         path = f"{self.root}/{directory}" if directory else self.root
         return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None)
@@ -286,8 +290,8 @@ class FolderTree(Tree):
             return None
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if an image is anywhere at or below a directory: for most folders by the name of one file, else by
-        listings."""
+        """Tells if an image is anywhere below a directory. First looks for a name of an image directly in it, then
+        walks it."""
         place = Path(f"{self.root}/{top}")
         try:
             if not self.rules and _directory_identity(place) not in above:
@@ -299,7 +303,7 @@ class FolderTree(Tree):
         return super().holds_images(top, above)
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and times of a file, or that it is a directory; follows links. Raises :class:`OSError` if
+        """Returns size and times of a file, or that the path is a directory; follows links. Raises :class:`OSError` if
         nothing is there."""
         try:
             found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
@@ -310,7 +314,7 @@ class FolderTree(Tree):
         return FileStat(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
-        """Reads the first bytes of a regular file; empty if it cannot be read."""
+        """Reads the first bytes of a regular file. Returns ``b""`` if it cannot be read."""
         try:
             descriptor = open_regular(Path(f"{self.root}/{file}"))
             with os.fdopen(descriptor, "rb") as opened:
@@ -319,7 +323,8 @@ class FolderTree(Tree):
             return b""
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """Reads bytes from a place on; fewer at the end. Raises :class:`OSError` if the file cannot be read."""
+        """Reads ``size`` bytes from ``place`` on; fewer at the end. Raises :class:`OSError` if the file cannot be
+        read."""
         with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - as above
             opened.seek(place)
             return opened.read(size)
@@ -352,12 +357,12 @@ class FolderTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        """Returns the file's own path: its bytes are the whole file."""
+        """Returns the path of the file, with offset 0."""
         return Location(f"{self.root}/{key}", 0)
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
         """Reads files by one call of the engine for each directory. Returns None for each file that :meth:`read` must
-        read: for all if a directory cannot be opened."""
+        read. If a directory cannot be opened, returns None for all."""
         if not _RELATIVE:
             return super().read_together(files)
         found: builtins.list[bytes | None] = []
@@ -375,16 +380,16 @@ class FolderTree(Tree):
         self._threads = threading.local()
 
     def _open_file(self, key: str) -> int:
-        """Opens a file without blocking, and returns its descriptor. A pipe with an image's name cannot hang the
-        conversion. Raises :class:`OSError` if it cannot be opened."""
+        """Opens a file, and returns its descriptor. Does not wait for a pipe. Raises :class:`OSError` if it cannot be
+        opened."""
         if not _RELATIVE:
             return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         path, _, name = key.rpartition("/")
         return os.open(name, _OPEN_FLAGS, dir_fd=self._open_directory(path))
 
     def _open_directory(self, path: str) -> int:
-        """Returns the descriptor of a directory, which stays open until this thread needs another one. Raises
-        :class:`OSError` if the directory cannot be opened."""
+        """Opens a directory, and returns its descriptor. The directory stays open until this thread opens another.
+        Raises :class:`OSError` if it cannot be opened."""
         directory: _OpenDirectory | None = getattr(self._threads, "directory", None)
         if directory is None or directory.path != path:
             directory = self._threads.directory = _OpenDirectory(self.root, path)
@@ -392,7 +397,7 @@ class FolderTree(Tree):
 
 
 class _OpenDirectory:
-    """Open directory, closed with its last reference."""
+    """Open directory. Closes when it is garbage."""
 
     def __init__(self, root: str, path: str) -> None:
         self.descriptor = -1
@@ -412,7 +417,7 @@ def changed_message(listed: int, found: int) -> str:
 
 def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
     """Reads the rest of a file after ``data``, and returns all ``size`` bytes. Raises :class:`SampleError` if the file
-    ends before."""
+    is shorter."""
     parts = [data]
     read = len(data)
     while read < size:

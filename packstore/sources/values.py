@@ -36,7 +36,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_path(value: Any) -> bool:
-    """Tells if a value is a path object; a plain string is a path only as an image or mask."""
+    """Tells if a value is a path object. False for a text, which may be a path only as an image or mask."""
     return isinstance(value, PurePath)
 
 
@@ -46,9 +46,9 @@ def is_file(value: Any) -> bool:
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """Converts a tensor, or anything numpy understands, to an array; bfloat16 to float32.
+    """Converts a tensor, or anything numpy understands, to an array. A bfloat16 tensor becomes float32.
 
-    Raises :class:`ValueError` for a tensor without values of its own, such as a sparse or ``meta`` tensor.
+    Raises :class:`ValueError` for a tensor that is no array, such as a sparse or ``meta`` tensor.
     """
     if not is_tensor(value):
         return np.asarray(value)
@@ -68,8 +68,13 @@ def dtype_name(value: Any) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """Estimates the bytes of a value in memory. A path counts as its file, or 0 without a file; a Pillow image as 3
-    bytes a pixel; each item of a list as its first; None, numbers and unknown types as 8."""
+    """Estimates the bytes of a value in memory.
+
+    - Path: the size of its file, 0 without a file.
+    - Pillow image: 3 bytes for each pixel.
+    - List or tuple: every item counts as the first.
+    - None, number or unknown type: 8.
+    """
     if type(value) is bytes:
         return len(value)
     if value is None or type(value) in (int, float, bool):
@@ -102,10 +107,14 @@ def _file_size(path: Any) -> int:
 
 
 def to_plain(field: Field, value: Any) -> Any:
-    """Converts a value to plain types: files stay paths or bytes; images become arrays of their mode, masks arrays
-    ``(H, W)``, tensors and lists of tensors arrays; None and other values stay. Idempotent.
+    """Converts a value to plain types, for its field. Idempotent.
 
-    Raises :class:`ValueError` for a value that does not fit its field; the error says what was found and expected.
+    - Files stay paths or bytes.
+    - Pixels of images become arrays of their mode, those of masks arrays ``(H, W)``.
+    - Tensors and lists of tensors become arrays.
+    - None and other values stay.
+
+    Raises :class:`ValueError` for a value that does not fit its field.
     """
     if value is None:
         return None
@@ -138,8 +147,9 @@ def _describe_types(value: Any) -> str:
 
 
 def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
-    """Converts pixels to a mode, ``(H, W, C)``; floating point to ``(C, H, W)``. Gray becomes RGB for an RGB mode.
-    Raises :class:`ValueError` for another dtype or number of channels, and for no pixels."""
+    """Converts pixels to a mode, None for RGB. The result is ``(H, W, C)``, or ``(C, H, W)`` for floating point. Gray
+    becomes RGB for an RGB mode. Raises :class:`ValueError` for another dtype or number of channels, and for no
+    pixels."""
     array = _to_channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
@@ -155,10 +165,10 @@ def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
 
 
 def infer_mode(values: Sequence[Any]) -> str | None:
-    """Infers the mode of the pixels of all ``values``, the first samples; None for RGB. Different modes of 8 bits
-    become RGB, or RGBA if one has alpha.
+    """Infers the mode of the pixels of all ``values``; None for RGB. Several modes of 8 bits become RGB, or RGBA if a
+    mode has alpha.
 
-    Raises :class:`ValueError` for pixels whose mode must be declared.
+    Raises :class:`ValueError` for other different modes, and for the reasons of :func:`_infer_single_mode`.
     """
     modes = {_infer_single_mode(value) for value in values}
     if len(modes) > 1 and all(mode.dtype == "uint8" for mode in modes):
@@ -175,8 +185,8 @@ _USUAL_CHANNELS = (1, 2, 3, 4)
 
 
 def _infer_single_mode(value: Any) -> Mode:
-    """Infers the mode of one image. Raises :class:`ValueError` for fractions, unusual dtypes, and more than four
-    channels: such a mode must be declared."""
+    """Infers the mode of one image. Raises :class:`ValueError` for floating point, other unusual dtypes, and more than
+    four channels. Such a mode must be declared."""
     array = _to_channels_last(value)
     if array.shape[2] not in _USUAL_CHANNELS:
         expected = "(channels, height, width)" if is_tensor(value) else "(height, width, channels)"
@@ -195,8 +205,8 @@ def _infer_single_mode(value: Any) -> Mode:
 
 
 def _to_channels_last(value: Any) -> NDArray[Any]:
-    """Converts a Pillow image, a tensor ``(C, H, W)`` or an array to an array ``(H, W, C)``. Raises :class:`ValueError`
-    for other than two or three axes."""
+    """Converts a Pillow image, a tensor ``(C, H, W)`` or an array ``(H, W, C)`` to an array ``(H, W, C)``. Two axes
+    are ``(H, W)``. Raises :class:`ValueError` for other numbers of axes."""
     if is_pil(value):
         return pixels_of_pillow(value)
     array = array_of(value)
@@ -209,8 +219,8 @@ def _to_channels_last(value: Any) -> NDArray[Any]:
 
 
 def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
-    """Converts a mask to an array ``(H, W)`` of its field's dtype; booleans become 0 and 1, and ``(1, H, W)`` loses its
-    first axis. Raises :class:`ValueError` for colours, fractions, another shape, and values that the dtype does not
+    """Converts a mask to an array ``(H, W)`` of its field's dtype. Booleans become 0 and 1. ``(1, H, W)`` loses its
+    first axis. Raises :class:`ValueError` for colours, floating point, another shape, and values that the dtype cannot
     hold."""
     if is_pil(value) and value.mode not in ("1", "L", "P", "I", "I;16"):
         raise ValueError(f"found a PIL image of mode {value.mode}; expected one number a pixel (L, P, I;16, I)")
@@ -229,16 +239,16 @@ def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
 
 
 def mask_dtype(array: NDArray[Any]) -> str:
-    """Returns the dtype in which a mask is stored: uint8 for uint8 and booleans, uint16, or int32 for any other."""
+    """Returns the dtype in which a mask is stored: uint8 for uint8 and booleans, uint16 for uint16, else int32."""
     kept = {"uint8": "uint8", "uint16": "uint16", "int32": "int32", "bool": "uint8"}
     return kept.get(array.dtype.name, "int32")
 
 
 def infer_field(name: str, values: Sequence[Any]) -> Field:
-    """Infers the field of a name from its values in the first samples, none of which is None.
+    """Infers the field of a name from its values in the first samples, without None.
 
-    Raises :class:`ValueError` for values that must be declared: texts under a label's name, names of image files that
-    exist, unknown types, and arrays that no field holds.
+    Raises :class:`ValueError` for values that must be declared: texts under a label's name, texts that are paths of
+    existing images, unknown types, and arrays that no field holds.
     """
     value = values[0]
     known = _infer_by_type(name, value)
@@ -292,8 +302,8 @@ def looks_like_mask(name: str) -> bool:
 
 
 def _infer_by_type(name: str, value: Any) -> Field | None:
-    """Infers the field of a Pillow image or a torchvision tensor (image, mask, boxes, keypoints). Returns None for
-    other types, and masks and keypoints of other shapes."""
+    """Infers the field of a Pillow image, or of a torchvision tensor of image, mask, boxes or keypoints. Returns None
+    for other types, and for masks and keypoints of unusual shapes."""
     if is_pil(value):
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
         return Mask() if numbers or looks_like_mask(name) else Image()
@@ -312,7 +322,8 @@ def _infer_by_type(name: str, value: Any) -> Field | None:
 
 
 def _infer_file_field(name: str, value: Any) -> Field:
-    """Infers the field of a file from its name, path or first bytes: an image, a mask, or bytes."""
+    """Infers the field of a file: an image, a mask, or bytes. ``name`` decides first. A path is then an image, and the
+    first bytes of other files decide."""
     if is_path(value):
         return Mask() if looks_like_mask(name) else Image()
     start = bytes(memoryview(value)[:16])
@@ -337,8 +348,8 @@ def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
 
 
 def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
-    """Infers the field of numbers by name, shape and dtype. ``as_lists``: the values were lists, whose lengths do not
-    prove a fixed shape. Raises :class:`ValueError` if shapes or dtypes have no field in common."""
+    """Infers the field of numbers by name, shape and dtype. ``as_lists``: the values were lists, and equal lengths do
+    not prove a fixed shape. Raises :class:`ValueError` if no field holds all shapes or dtypes."""
     first, dtype = arrays[0], _common_dtype(arrays, arrays if as_lists else values)
     whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:
