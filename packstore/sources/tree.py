@@ -186,8 +186,8 @@ class Tree(ABC):
         self, left_out: Callable[[str], bool], top: str = "", every: bool = False
     ) -> Iterator[tuple[str, Names]]:
         """Yields each directory at and below ``top`` with its :meth:`names`, breadth first. Skips directories if
-        ``left_out`` is true for their names. With ``every``, includes entries that ``rules`` hide. Follows links, except
-        to a directory above the link."""
+        ``left_out`` is true for their names. With ``every``, includes entries that ``rules`` hide. Follows links, but
+        not to a directory above the link."""
         list_names = self.list_names if every else self.names
         waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([(top, self.above)])
         while waiting:

@@ -67,9 +67,9 @@ _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 class WebDatasetSource(ShardSource):
     """Tar shards, see :func:`find_shards`. A file ``classnames.txt`` beside them has a class name on each line.
 
-    Columns follow from all extensions, see :meth:`_columns`; numbered images become a list if samples have different
-    numbers of them. Hidden files, links and devices are left out and counted; pickles are refused. The first use reads
-    the headers of all files in all shards. At most four shards are open at a time.
+    Columns depend on all extensions, see :meth:`_columns`. If samples have different numbers of numbered images, these
+    images are a list. Hidden files, links and devices are left out and counted. Pickles are refused. The first use
+    reads the headers of all files in all shards. At most four shards are open at a time.
     """
 
     kind = "webdataset"
@@ -89,8 +89,8 @@ class WebDatasetSource(ShardSource):
         return find_shards(self.path, _SUFFIXES).files
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields the rows of a shard; their sizes are those in the headers. The first call reads the headers of all
-        files in all shards."""
+        """Yields a row for each sample of a shard, with its own key and the sizes in the headers. The first call reads
+        the headers of all files in all shards."""
         main = {extension for extension in self._all_extensions if self._column_of(extension) == self._main}
         for key, files in self._list_samples(number):
             size = modified = rest = 0
@@ -104,13 +104,13 @@ class WebDatasetSource(ShardSource):
             yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes the files of a sample, by column; a list of numbered files becomes one value. Raises
-        :class:`ValueError` for a file that is damaged, too large, or there twice."""
+        """Reads and decodes the files of a sample, by column. A list of numbered files becomes one value. Raises
+        :class:`ValueError` for a damaged or too large file, and for two files of one column."""
         return self._join_lists(self._read_files(ref))
 
     def _read_files(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes the files of a sample. Returns the values by column, for files of lists by column and
-        number (``view.1``). Raises :class:`ValueError` for a file that is damaged, too large, or there twice."""
+        """Reads and decodes the files of a sample. Returns the values by column. A file of a list has column and number
+        instead: ``view.1``. Raises the errors of :meth:`read_values`."""
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
@@ -131,7 +131,7 @@ class WebDatasetSource(ShardSource):
         return raw
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the main image in its tar; None in a compressed one, and for a sample without that image."""
+        """Locates the main image in its tar. Returns None for a compressed tar, and for a sample without that image."""
         shard, files = ref
         if self._open(shard).compressed:
             return None
@@ -144,20 +144,21 @@ class WebDatasetSource(ShardSource):
         return self._columns[extension]
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
-        """Decodes the content of a file by its extension. Raises :class:`ValueError` for damaged content."""
+        """Decodes the content of a file of column ``name`` by its extension. Raises :class:`ValueError` for damaged
+        content."""
         return decode_file(extension, data)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts the members of tars that are left out: hidden ones, links and devices."""
+        """Counts the hidden files, links and devices in all tars, by reason."""
         return sum((members.left for members in self._shard_indexes), Counter[str]())
 
     def close(self) -> None:
-        """Closes all open shards."""
+        """Closes all open shards; reading opens them again."""
         super().close()
         self._open.cache_clear()
 
     def _list_samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
-        """Yields key and files of each sample of a shard; a file is extension, offset, size and time of
+        """Yields key and files of each sample of a shard. A file is a tuple of extension, offset, size and time of
         modification."""
         members, names = self._shard_indexes[number], self._extensions
         numbers = iter(members.files)
@@ -166,7 +167,7 @@ class WebDatasetSource(ShardSource):
             yield key, tuple(islice(files, count))
 
     def _count_extensions(self) -> Counter[tuple[str, ...]]:
-        """Counts samples by the extensions of their files."""
+        """Counts samples with the same extensions, by these extensions."""
         found: Counter[tuple[str, ...]] = Counter()
         for members in self._shard_indexes:
             for numbers, count in members.alike.items():
@@ -175,8 +176,8 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _shard_indexes(self) -> list[ShardIndex]:
-        """Samples of all shards, read once from the headers of all members. Raises :class:`SourceError` for a damaged
-        shard, pickles, and shards without samples."""
+        """Indexes of all shards. The first use reads the headers of all members. Raises :class:`SourceError` for a
+        damaged shard, pickles, and no samples in any shard."""
         numbers: dict[str, int] = {}
         found = [read_shard_index(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
         self._extensions = list(numbers)
@@ -192,8 +193,8 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension: the usual one. If a sample has several files of that column, or their kinds differ,
-        the column is named after the whole extension."""
+        """Column of each extension, by :func:`make_usual_column`. If a sample has two files of that column, or its files
+        have different kinds, the column is that of :func:`make_own_column`."""
         assert self._shard_indexes
         found = {
             extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places
@@ -208,8 +209,8 @@ class WebDatasetSource(ShardSource):
     def _places(self) -> dict[str, str]:
         """Column and number, ``view.1``, of each extension of a numbered image (``0.jpg``, ``view.1.png``) in a list.
 
-        Images are a list if samples have different numbers of them, counted from 0 or 1 without gaps. Without any other
-        image, the first one of the only list is ``image``."""
+        See :func:`_find_lists` for the lists. If there are no other images, the first image of the only list is
+        ``image``, and several lists are none."""
         lists = _find_lists(self._count_extensions())
         main = any(content_kind(each) == "image" and not _is_in_list(each, lists) for each in self._extensions)
         if not main and len(lists) > 1:
@@ -224,7 +225,7 @@ class WebDatasetSource(ShardSource):
         return found
 
     def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
-        """Finds columns for which some sample has two files of different extensions, such as a JPEG and a PNG."""
+        """Finds columns of which a sample has two files with different extensions, such as a JPEG and a PNG."""
         found: set[str] = set()
         for extensions in self._count_extensions():
             names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
@@ -232,8 +233,9 @@ class WebDatasetSource(ShardSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares columns by the extensions of all files and the values of the first 16 samples; a column that some
-        sample lacks is optional, except the main image."""
+        """Declares columns by the extensions of all files, and by the values of the first 16 samples. A column that a
+        sample lacks is optional, except the main image. Raises the errors of :meth:`_main` and
+        :meth:`_declare_column`."""
         have: Counter[str] = Counter()
         total = 0
         for extensions, count in self._count_extensions().items():
@@ -261,7 +263,7 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _main(self) -> str:
-        """Column of the main image: ``image``, or else the first one of images. Raises :class:`SourceError` if there is
+        """Column of the main image: ``image``, else the first column of images. Raises :class:`SourceError` if there is
         none."""
         images = [name for each, name in self._columns.items() if content_kind(each) == "image" and "." not in name]
         if not images:
@@ -282,8 +284,9 @@ class WebDatasetSource(ShardSource):
             yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Declares a column by the kind of its files, or else by ``given``, some of its values; as bytes without any.
-        Raises :class:`SourceError` for values that fit no field."""
+        """Declares a column by the kind of its files. Numbers and arrays are declared by ``given``, some of their values,
+        or as bytes if it is empty. Raises :class:`SourceError` for values that fit no field, and for class names that
+        cannot be read."""
         kind = content_kind(extension)
         if kind == "image":
             return Image()
@@ -302,8 +305,8 @@ class WebDatasetSource(ShardSource):
 
 
 def _split_number(extension: str) -> tuple[str, int] | None:
-    """Returns name and number in the extension of a numbered image: ``view`` and 1 for ``view.1.png``, ``""`` and 1 for
-    ``1.png``. Returns None for other extensions."""
+    """Splits the extension of a numbered image into name and number. ``view.1.png`` becomes ``view`` and 1, and
+    ``1.png`` becomes ``""`` and 1. Returns None for other extensions."""
     match = _PLACE.fullmatch(extension)
     return (match[1] or "", int(match[2])) if match and content_kind(extension) == "image" else None
 
@@ -315,8 +318,11 @@ def _is_in_list(extension: str, lists: Mapping[str, int]) -> bool:
 
 
 def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    """Finds numbered images that are lists, by the extensions of each sample; returns their names with the first
-    number, 0 or 1. Samples must have different numbers of them, without gaps."""
+    """Finds numbered images that are lists, by the extensions of each sample. Returns the first number of each list, 0
+    or 1, by name.
+
+    The images of a list are numbered without gaps, and samples have different numbers of them.
+    """
     found: dict[str, set[tuple[int, ...]]] = {}
     for extensions in counts:
         numbers: dict[str, list[int]] = {}
@@ -333,9 +339,9 @@ def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
 
 
 def _read_class_names(path: Path) -> tuple[str, ...] | None:
-    """Reads the names in ``classnames.txt`` beside the shards; None without this file. Warns and returns None if two
-    names are the same, such as ``crane`` in some lists of ImageNet. Raises :class:`SourceError` if it cannot be
-    read."""
+    """Reads the names in ``classnames.txt`` beside the shards. Returns None if there is no such file. If a name occurs
+    twice, as ``crane`` does in some lists of ImageNet, logs a warning, and returns None. Raises :class:`SourceError` if
+    the file cannot be read."""
     file = (path if path.is_dir() else path.parent) / _CLASSES
     if not file.is_file():
         return None
@@ -343,7 +349,7 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
         names = tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is None:
         return names
     _log.warning("%s names %r twice: classes are packed as numbers alone", printable(str(file)), printable(twice))
@@ -351,11 +357,15 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 64 files of the first tar. Files of one key follow each other, and half of the keys
-    have an image and another known file. Images in several folders, which may be classes, need a label each. Returns
-    ``PARTIAL`` for numbered tars of images alone. Returns ``POSSIBLE`` for damaged tars in a folder, and for tars that
-    :func:`find_shards` refuses. Returns ``NO`` for a folder with images beside the tars, and for an archive of a kind
-    with annotations beside each image (LabelMe)."""
+    """Recognises tars by the first 64 files of the first tar.
+
+    - ``CERTAIN``: files of one key follow each other, and half of the keys have an image and another known file. If
+      files are in several folders, which may be classes, each key has a label.
+    - ``PARTIAL``: several numbered tars of images alone.
+    - ``POSSIBLE``: damaged tars in a folder, and tars that :func:`find_shards` refuses.
+    - ``NO``: anything else. Also a folder with images beside the tars, and a tar of a kind with annotations beside each
+      image (LabelMe).
+    """
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:
@@ -390,8 +400,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
-    """Tells if an archive with files of these extensions is certainly of a kind with annotations beside each image,
-    such as LabelMe."""
+    """Tells if an archive is certainly of a kind with annotations beside each image, such as LabelMe. Asks only kinds
+    that use one of ``extensions``."""
     kinds = (kind for kind in SOURCES.values() if kind.sidecar_extensions & extensions)
     return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
 
@@ -406,12 +416,17 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
     @cached_property
     def _list_columns(self) -> dict[str, bool]:
-        """Columns whose values are lists of files; True for those in which a record may have no list."""
+        """Columns whose values are lists of files, by name; True if a record may have no list."""
         return {column.name: column.nullable for column in self.columns_at_rest if column.form == "files"}
 
     def _column_of(self, extension: str) -> str:
-        """Returns the column of files with an extension, by the names that exports give: ``cls`` is the label,
-        ``name.ext`` the column ``name``, ``name.0.ext`` is ``name.0`` of a list; others are the image."""
+        """Returns the column of files with an extension, by the names that exports give.
+
+        - ``name.ext``: ``name``.
+        - ``name.0.ext``: ``name.0`` if ``name`` is a list.
+        - ``cls``, ``txt``, ``json``: the usual column.
+        - Any other extension: ``image``.
+        """
         first, dot, rest = extension.partition(".")
         if first in self._list_columns:
             return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
@@ -432,7 +447,8 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         return raw
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
-        """Returns the stored bytes of a file; decodes only arrays and labels."""
+        """Returns the stored bytes of a file. Decodes only arrays and labels. Raises :class:`ValueError` for damaged
+        ones."""
         if name.partition(".")[0] in self._list_columns:
             return data
         if extension.rpartition(".")[2] == "npy":

@@ -37,15 +37,15 @@ _KNOWN = LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
 
 @dataclass(slots=True)
 class ShardIndex:
-    """Samples of a shard, some 50 bytes each.
+    """Index of the samples of a shard. A sample takes 8 bytes, 32 bytes for each file, and its key.
 
     Attributes:
         keys: Keys of the samples.
         counts: Number of files of each sample.
         files: Four numbers for each file: its extension, offset, size and time of modification.
         left: Number of members that are not part of a sample, by reason.
-        alike: Number of samples with the same extensions, by the numbers of the extensions, so that questions about all
-            samples take little time.
+        alike: Number of samples with the same extensions, by the numbers of the extensions. Questions about all samples
+            need no loop over them.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -56,8 +56,8 @@ class ShardIndex:
 
 
 def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> ShardIndex:
-    """Reads the index of a shard from the headers of its members; adds new extensions to ``numbers``. Raises
-    :class:`SourceError` for a damaged tar."""
+    """Reads the index of a shard from the headers of its members. ``numbers`` has the number of each extension; adds
+    new extensions. Raises :class:`SourceError` for a damaged tar."""
     found = ShardIndex()
     try:
         named = ((*split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, found.left))
@@ -76,7 +76,7 @@ def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> Shard
 
 
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
-    """Yields all members. If a hard link names an earlier file, it gets that file's content."""
+    """Yields all members. A hard link to an earlier file becomes a file with the same content."""
     known: dict[str, tarfile.TarInfo] | None = None
     for member in tar.walk_members():
         if member.islnk():
@@ -106,8 +106,8 @@ def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Splits the path of a file, without ``./`` at its start, into key and extension (in lower case), at the first dot
-    of its own name."""
+    """Splits the path of a file into key and extension, at the first dot of the file's name. Removes ``./`` at the
+    start of the path. The extension is in lower case."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
@@ -119,8 +119,8 @@ def is_hidden(name: str) -> bool:
 
 
 def content_kind(extension: str) -> str:
-    """Returns the kind of content of a file, by the last part of its extension: ``image``, ``label``, ``text``,
-    ``json``, ``number``, ``pickle``, ``array``, or ``bytes`` for all others."""
+    """Returns the kind of content of a file, by the last part of its extension. Kinds are ``image``, ``label``,
+    ``text``, ``json``, ``number``, ``pickle`` and ``array``; ``bytes`` for all others."""
     last = extension.rpartition(".")[2]
     if last in _IMAGES:
         return "image"
@@ -132,7 +132,7 @@ def content_kind(extension: str) -> str:
 
 def make_usual_column(extension: str) -> str:
     """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label1`` for ``cls1``, ``left``
-    for ``left.jpg`` …; ``image_`` for other files called ``image``."""
+    for ``left.jpg`` …. Files called ``image`` that are no images get ``image_``."""
     first, _, last = extension.rpartition(".")
     usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
     name = first or usual.get(content_kind(extension), last)
@@ -142,14 +142,14 @@ def make_usual_column(extension: str) -> str:
 
 
 def make_own_column(extension: str) -> str:
-    """Returns the column of files whose usual column others have: ``png`` for the masks beside ``jpg``."""
+    """Returns the column of files whose usual column is taken: ``png`` for the masks beside ``jpg``."""
     name = make_column_name(extension)
     return f"{name}_" if name == "image" else name
 
 
 def decode_file(extension: str, data: bytes) -> Any:
-    """Decodes the content of a file by its extension: numbers, texts, JSON and ``.npy``; other content stays bytes.
-    Raises :class:`ValueError` for damaged content."""
+    """Decodes the content of a file by its extension. Decodes numbers, texts, JSON and ``.npy``; other content stays
+    bytes. Raises :class:`ValueError` for damaged content."""
     kind = content_kind(extension)
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()

@@ -48,8 +48,8 @@ class FailedSample(NamedTuple):
 
 
 class DatasetReader:
-    """Reads samples of several datasets by number and index, and names their values. A sample that raises an error
-    becomes a :class:`FailedSample`."""
+    """Reads samples of several datasets, and names their values. A sample is indexed by the number of its dataset and
+    its index there. A sample that raises an error becomes a :class:`FailedSample`."""
 
     def __init__(self, datasets: Sequence[Any], schema: Schema, *, in_process: bool) -> None:
         """``in_process``: reading happens in the main process. Then samples keep the user's values, and threads convert
@@ -70,8 +70,8 @@ class DatasetReader:
         return self.name_values(index, raw)
 
     def name_values(self, index: int, raw: Any) -> NamedSample | FailedSample:
-        """Assigns names to the values of the sample ``raw``, and in a worker process converts them to plain values.
-        Returns a :class:`FailedSample` for a sample that does not match the schema."""
+        """Assigns names to the values of the sample ``raw``. In a worker process, also converts them to plain values.
+        Returns a :class:`FailedSample` for a sample that does not fit the schema."""
         try:
             taken = self._schema.assign_names(raw)
             return taken if self._in_process else self._schema.to_plain(taken)
@@ -82,7 +82,8 @@ class DatasetReader:
 def read_by_workers(
     reading: DatasetReader, refs: Iterable[Ref], workers: int, nbytes: int
 ) -> Iterator[NamedSample | FailedSample]:
-    """Yields the samples ``refs`` in order, read by ``workers`` processes; a sample has about ``nbytes`` bytes.
+    """Yields the samples ``refs`` in order, read by ``workers`` processes. ``nbytes`` is the mean size of a sample, and
+    decides how many of them a worker sends together.
 
     Raises :class:`SourceError` if a worker process ends too early."""
     from torch import Generator
@@ -116,8 +117,8 @@ def read_by_workers(
 
 
 def _end_with_parent(worker: int) -> None:
-    """Starts a thread that ends this process soon after its parent was killed. Without this thread, a worker of torch
-    could wait forever: its samples have filled the pipe, which the other workers keep open."""
+    """Starts a thread that kills this process soon after its parent has ended."""
+    # A worker of torch could wait forever: its samples have filled the pipe, which the other workers keep open.
     parent = os.getppid()
 
     def watch() -> None:
