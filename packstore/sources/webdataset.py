@@ -193,8 +193,9 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension, by :func:`make_usual_column`. If a sample has two files of that column, or its files
-        have different kinds, the column is that of :func:`make_own_column`."""
+        """Column of each extension, by :func:`make_usual_column`. If a sample has two files of that column, or the
+        column files of several kinds, uses :func:`make_own_column` instead. Numbered images in lists have
+        :attr:`_places`."""
         assert self._shard_indexes
         found = {
             extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places
@@ -284,9 +285,9 @@ class WebDatasetSource(ShardSource):
             yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Declares a column by the kind of its files. Numbers and arrays are declared by ``given``, some of their values,
-        or as bytes if it is empty. Raises :class:`SourceError` for values that fit no field, and for class names that
-        cannot be read."""
+        """Declares a column by the kind of its files. For numbers and arrays, ``given`` has some values; without any,
+        the column has bytes. Raises :class:`SourceError` for values that fit no field, and for class names that cannot
+        be read."""
         kind = content_kind(extension)
         if kind == "image":
             return Image()
