@@ -23,8 +23,8 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class Bdd100kSource(DocumentSource):
-    """Source of images of BDD100K, and of other data sets in Scalabel's format, with boxes, masks and polygons. Open
-    lines, curves and attributes are in ``json`` alone."""
+    """Source of images with boxes, masks and polygons: BDD100K, and other data sets in Scalabel's format. Open lines,
+    curves and attributes are in ``json`` alone."""
 
     kind = "bdd100k"
     title = "BDD100K"

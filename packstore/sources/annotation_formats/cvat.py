@@ -52,7 +52,7 @@ class CvatSource(DocumentSource):
         return load_xml(data, _MAX_XML)[1]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image, whose split is its subset, and for each frame of a video.
+        """Yields an entry for each image and for each frame of a video. The split of an image is its subset.
 
         Adds the classes in the head to the listed ones. Counts the rest of the head as one value that is left out.
         Raises :class:`ValueError` if two images have the number of one frame.
@@ -73,9 +73,12 @@ class CvatSource(DocumentSource):
         self.add_listed_classes(each["name"] for each in labels if each.get("name"))
 
     def _read_frames(self, file: str, tracks: list[Any]) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image that has a number in its name, in and below the folder of the file. The entry
-        has the shapes of all tracks in the frame of this number. Counts frames without an image as left out. Raises
-        :class:`ValueError` if two images have the number of one frame."""
+        """Yields an entry for each image with a number in its name, from the folder of the file and below. The entry
+        has the shapes of all tracks in the frame of this number.
+
+        Counts frames without an image as left out. Raises :class:`ValueError` if two images have the number of one
+        frame.
+        """
         shapes: dict[int, list[Any]] = {}
         for track in tracks:
             for kind in _SHAPES:
@@ -109,9 +112,9 @@ class CvatSource(DocumentSource):
         return annotation
 
     def _add_shape(self, annotation: Annotation, kind: str, shape: Any, image: Any) -> None:
-        """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. ``kind`` is the
-        name of its element in the XML.
+        """Adds a shape of ``image`` to ``annotation``. ``kind`` is the name of the shape's element in the XML.
 
+        - A shape with an area becomes an object, any other becomes points.
         - An ellipse becomes its box.
         - A cuboid becomes one polygon of its eight corners.
         - A skeleton becomes its points.
@@ -155,8 +158,8 @@ _CUBOID = ("tl1", "tr1", "br1", "bl1", "tl2", "tr2", "br2", "bl2")
 def _expand_run_lengths(
     text: str, left: int, top: int, width: int, height: int, full_width: int, full_height: int
 ) -> list[int]:
-    """Converts CVAT's run lengths of a box, row by row, to COCO's of the whole image, column by column. Raises
-    :class:`ValueError` for a box outside the image, too many pixels, and runs that do not fill the box."""
+    """Converts CVAT's run lengths of a box to COCO's of the whole image. CVAT's go row by row, COCO's column by column.
+    Raises :class:`ValueError` for a box outside the image, too many pixels, and runs that do not fill the box."""
     runs = [int(run) for run in text.split(",")]
     inside = left >= 0 and top >= 0 and left + width <= full_width and top + height <= full_height
     if not inside or width * height > _MAX_PIXELS or full_width * full_height > _MAX_PIXELS or min(runs) < 0:

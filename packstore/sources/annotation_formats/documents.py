@@ -66,9 +66,8 @@ class AnnotationEntry(NamedTuple):
 class DocumentSource(AnnotatedSource):
     """Base of formats with one file of annotations, or one for each split.
 
-    Paths of images are relative to the file of annotations, or to a folder beside or above that file. If no image has
-    such a path, an image in any other folder is taken, if it is the only one of its name. Images that no file names are
-    left out.
+    Paths of images are relative to the file of annotations, or to a folder beside or above that file. A missing image
+    may be in any other folder, if it is the only one of its name. Images that no file names are left out.
 
     Opening parses all files, and raises :class:`SourceError`:
 
@@ -136,9 +135,11 @@ class DocumentSource(AnnotatedSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """Finds the files of annotations, by names and first bytes. A file whose first bytes do not match is damaged,
-        if a matching file has the same name: such files are included. Passes over folders with more than
-        :attr:`max_files` matching names."""
+        """Finds the files of annotations, by names and first bytes. Passes over folders with more than
+        :attr:`max_files` matching names.
+
+        Damaged files are included: those whose first bytes do not match, if a file that matches has the same name.
+        """
         folders = _list_folders_to_depth(tree, cls.max_depth)
         paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]
         found = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
@@ -217,8 +218,8 @@ class DocumentSource(AnnotatedSource):
 
         - Names are joined to the usual folder that has most of the images.
         - If entries have splits, an image may also be in the folder of its entry's split.
-        - Without :attr:`absent_reason`, a missing image is searched in all folders by its file's name, and taken if
-          only one is found. A name is not searched if its own folder exists.
+        - Without :attr:`absent_reason`, a missing image is searched by its file's name in all folders, and has to be
+          the only one. A name with a folder is not searched if that folder exists.
         - An image that is not found gets a path in the folder of most others.
         """
         beside = file.rpartition("/")[0]
@@ -243,7 +244,7 @@ class DocumentSource(AnnotatedSource):
         return found
 
     def _find_by_name(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Lists the paths of all files with each of the ``names``, in all folders that are not hidden."""
+        """Lists by name the paths of all files with one of the ``names``. Looks in all folders but hidden ones."""
         found: dict[str, list[str]] = {name: [] for name in names}
         for folder, listed in self.tree.folders(is_passed_over):
             for name in found.keys() & set(listed.files):

@@ -35,8 +35,8 @@ class DotaSource(SidecarSource):
     per_object = ("difficult",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line of corners to an object with its class and difficulty, which is 0 if missing. ``json`` has
-        the lines of the head by name, and is None without a head. Raises :class:`ValueError` for a line of another
+        """Converts each line of corners to an object with its class and difficulty. A missing difficulty is 0. ``json``
+        has the lines of the head by name, and is None without a head. Raises :class:`ValueError` for a line of another
         form."""
         annotation = Annotation()
         head: dict[str, str] = {}

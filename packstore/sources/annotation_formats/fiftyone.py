@@ -36,7 +36,7 @@ class FiftyOneFormat(AnnotationColumns):
     ignored: Counter[str]
 
     def read_samples(self, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each of the document's ``samples``, and adds the document's classes to the listed ones.
+        """Yields an entry for each of the document's ``samples``. Adds the document's classes to the listed ones.
 
         The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one of them. If
         only some have, there are no splits, and one value counts as left out.

@@ -47,8 +47,8 @@ class LabelStudioSource(DocumentSource):
             yield AnnotationEntry(_path_from_url(names[0]), task)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the first annotation of a task that was not cancelled, or all results of a task of JSON-MIN.
-        ``json`` has the whole task. A task without such an annotation has no objects."""
+        """Converts a task: its first annotation that was not cancelled, or all results of JSON-MIN. ``json`` has the
+        whole task. A task without such an annotation has no objects."""
         annotation = Annotation(json=raw)
         if "data" in raw:
             made = [

@@ -110,8 +110,8 @@ class MotSource(DocumentSource):
 
 
 def take_frames(images: Sequence[str], frames: dict[int, list[Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yields each image of a sequence with the lines of its frame, or ``[]``, and removes the frame from ``frames``. An
-    image is named by the number of its frame: ``000001.jpg``.
+    """Yields each image of a sequence with the lines of its frame, or ``[]``. An image is named by the number of its
+    frame: ``000001.jpg``. Removes these frames from ``frames``.
 
     Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame has
     two images, such as ``1.jpg`` and ``000001.jpg``.

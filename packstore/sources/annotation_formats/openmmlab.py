@@ -115,8 +115,8 @@ class WildReceiptSource(DocumentSource):
 
 
 def _list_class_names(head: Any) -> list[str]:
-    """Returns the names of classes by number, from a list of names or a list of ids with names; ``[]`` if ``metainfo``
-    has neither. A number without a name gets itself as name. Raises :class:`ValueError` for an id above 65,535."""
+    """Returns the names of classes by number; ``[]`` if ``metainfo`` has none. It has a list of names, or of ids with
+    names. A number without a name gets itself as name. Raises :class:`ValueError` for an id above 65,535."""
     listed = head.get("classes") or head.get("CLASSES") or head.get("category") or head.get("categories") or []
     if all(isinstance(each, str) for each in listed):
         return list(listed)
@@ -133,8 +133,8 @@ def _class_name(names: Sequence[str], number: Any) -> str:
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
-    """Makes an object from an instance of ``data_list``, with its box, or else the box around its polygons. Raises
-    :class:`ValueError` if it has neither."""
+    """Makes an object from an instance of ``data_list``. Its box is given, or else the box around its polygons. Raises
+    :class:`ValueError` if there is neither."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
     label = None if number is None else _class_name(names, number)
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []

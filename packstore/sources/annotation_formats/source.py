@@ -67,7 +67,7 @@ class AnnotatedFolder(NamedTuple):
 
 
 class SidecarSource(AnnotatedSource):
-    """Base of formats with a file of annotations for each image, in the same folder or in another.
+    """Base of formats with a file of annotations for each image. The files are in the images' folder or in another.
 
     An image without such a file has no annotation. Opening raises :class:`SourceError` if there is no annotation at
     all. The split of an image is a folder in its path with the name of a split. If no path has such a folder, it is a
@@ -95,8 +95,8 @@ class SidecarSource(AnnotatedSource):
     def find_folders(cls, tree: Tree) -> list[AnnotatedFolder]:
         """Finds the folders of images that have annotations; ``[]`` if there are none.
 
-        Adds folders of images without annotations, if they are named like the others: by the same name for images, or
-        at the top by a split.
+        Adds folders of images without annotations, if they have the same name for images. If the images' folders have
+        no such name, adds those at the top that are named like a split.
         """
         contents = list_contents(tree)
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in cls.patterns}
@@ -155,8 +155,8 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def list_sidecar_extensions(cls) -> frozenset[str]:
-        """Returns the extensions of files of annotations that may be in the images' own folder, with the images'
-        names."""
+        """Returns the extensions that mark annotations beside an image of the same name. Empty if annotations are never
+        in the images' folder."""
         patterns = cls.patterns if ("", "") in cls.folder_pairs else ()
         return frozenset(each.removeprefix("{stem}.") for each in patterns if each.startswith("{stem}."))
 

@@ -59,9 +59,12 @@ class SuperviselySource(SidecarSource):
         return found[0] if len(found) == 1 else None
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts shapes and bitmaps to objects, points and lines to points, and tags without a value to tags.
+        """Converts the objects and tags of an image; ``json`` has the whole file.
 
-        A polygon with holes, or a bitmap, becomes its box. ``json`` has the whole file, and alone other geometries.
+        - Shapes and bitmaps become objects. A polygon with holes, or a bitmap, becomes its box.
+        - Points and lines become points.
+        - Tags without a value become tags.
+        - Other geometries are in ``json`` alone.
         """
         document = parse_json(raw)
         annotation = Annotation(json=document)

@@ -68,8 +68,13 @@ class ViaSource(DocumentSource):
             yield AnnotationEntry(entry["filename"], entry)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts rectangles and polygons to objects, circles and ellipses to their boxes, and points and polylines to
-        points. ``json`` has the entry of the image. Raises :class:`ValueError` for a coordinate that is no number."""
+        """Converts the regions of an image; ``json`` has the image's entry. Raises :class:`ValueError` for a coordinate
+        that is no number.
+
+        - Rectangles and polygons become objects.
+        - Circles and ellipses become their boxes.
+        - Points and polylines become points.
+        """
         annotation = Annotation(json=raw)
         regions = raw["regions"]
         for region in regions.values() if isinstance(regions, dict) else regions:
@@ -126,8 +131,8 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
-    """Returns the class of a region: the first attribute with a name such as ``class``, or else the only attribute.
-    Returns None if there is no such attribute.
+    """Returns the class of a region: an attribute with a name such as ``class``, or else the only attribute. Of several
+    such names, takes the first. Returns None if there is no such attribute.
 
     An attribute counts if it is a text, or check boxes of which one is checked.
     """

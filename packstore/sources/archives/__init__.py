@@ -100,7 +100,7 @@ class _CachedFolders:
 
 @contextmanager
 def cache_archives() -> Iterator[None]:
-    """Caches indexes and errors of archives within the block, since each kind of source opens the same path."""
+    """Caches indexes and errors of archives within the block. Each kind of source opens the same path."""
     token = _archives.set(_CachedArchives())
     try:
         yield
@@ -110,7 +110,7 @@ def cache_archives() -> Iterator[None]:
 
 @contextmanager
 def cache_folders() -> Iterator[None]:
-    """Caches trees of folders, their listings and contents within the block: :func:`open_tree` returns the same tree
+    """Caches trees of folders, their listings and contents within the block. :func:`open_tree` returns the same tree
     for the same folder. Only for recognition: changes to the folder are not seen."""
     with ExitStack() as stack:
         token = _folders.set(_CachedFolders({}, stack))

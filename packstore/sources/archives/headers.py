@@ -67,8 +67,8 @@ def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
 
 
 def _parse_numbers(block: bytes) -> tuple[int, int] | None:
-    """Parses size and time of modification from a tar header. Returns None if the block is too short or has another
-    magic, if the numbers have other widths, or if the checksum is wrong."""
+    """Parses size and time of modification from a tar header. Returns None for a block that is too short, numbers of
+    other widths, and a wrong magic or checksum."""
     if len(block) < _BLOCK or block[257:265] not in _MAGICS:
         return None
     numbers = _USUAL_NUMBERS.match(block, 124)

@@ -97,7 +97,7 @@ class IndexBuilder:
     def add_plain_files(self, names: Sequence[bytes], members: NDArray[np.int64], folder: str = "") -> bool:
         """Adds many files in ``folder``; ``members`` has a :class:`Member` in each row.
 
-        Returns False, and adds none of them, if a name is not in its normal form or is repeated: the caller then uses
+        Returns False, and adds none of them, if a name is repeated or not in its normal form. The caller then uses
         :meth:`add_file`.
         """
         joined, prefix = b"\0".join((b"", *names, b"")), folder.encode("utf-8", "surrogateescape")
@@ -264,8 +264,8 @@ class ArchiveIndex:
         return iter(children)
 
     def _walk_children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
-        """Yields the children of ``prefix`` among the files ``number`` to ``stop``: names with the number of the file,
-        or None for a directory. Skips the files in each directory by bisection."""
+        """Yields the children of ``prefix`` among the files ``number`` to ``stop``. Each has its name, and the number
+        of the file, or None for a directory. Skips the files in each directory by bisection."""
         last = None
         while number < stop:
             first, slash, _ = self.get_name(number)[len(prefix) :].partition(b"/")

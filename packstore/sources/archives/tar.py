@@ -52,7 +52,7 @@ TAR_FAULTS = (
 
 
 def is_tar(start: bytes) -> bool:
-    """Tells if a file may be a tar, by its first bytes: the magic of a header, or of a compression."""
+    """Tells by its first bytes if a file may be a tar. They have the magic of a header, or of a compression."""
     return start[257:262] == b"ustar" or _match_compression(start) is not None
 
 
@@ -86,7 +86,7 @@ class OpenTar:
 
 
 def read_first_names(path: Path, count: int) -> list[str]:
-    """Returns the names of the first ``count`` plain files of a tar, or of all if there are fewer. Decompresses no more
+    """Returns the names of the first ``count`` plain files of a tar, or fewer if it has fewer. Decompresses no more
     than these. Raises one of :data:`TAR_FAULTS` if the tar is damaged before the last of these names. Raises
     :class:`SourceError` if the library for Zstandard is missing."""
     kind = detect_compression(path)
@@ -212,8 +212,8 @@ def _read_one_tar(
 
 
 def _check_tar_end(file: IO[bytes], at: int, end: int) -> None:
-    """Checks that a tar ends with a block of zeros at offset ``at``, since :mod:`tarfile` takes any broken header as
-    the end. Raises :class:`tarfile.ReadError` for another block, and for a tar that is cut off."""
+    """Checks that a tar ends with a block of zeros at offset ``at``. :mod:`tarfile` takes any broken header as the end.
+    Raises :class:`tarfile.ReadError` for another block, and for a tar that is cut off."""
     file.seek(at)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or at + tarfile.BLOCKSIZE > end:

@@ -30,10 +30,10 @@ _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
 
 
 class ArchiveTree(Tree):
-    """Tree of the files in an archive. A single folder at the top is the root of the tree instead of the top, and so on
-    within that folder. Hidden files beside it do not count, and a folder with the name of a split is never the root.
+    """Tree of the files in an archive. If the top holds a single folder, that folder is the root, or a single folder in
+    it. Hidden files do not count, and a folder with the name of a split is never the root.
 
-    A member that is no plain file is listed, and cannot be read: a device, or a link to nothing or out of the archive.
+    A device, or a link to nothing or out of the archive, is listed, and cannot be read.
     """
 
     def __init__(self, path: Path, index: ArchiveIndex) -> None:
@@ -196,8 +196,8 @@ class ArchiveTree(Tree):
                 raise ValueError(f"it cannot be decompressed: {error}") from None
 
     def _find_root(self) -> bytes:
-        """Returns the path of the root: the last in a chain of single folders that begins at the top. Hidden files do
-        not count, and the chain ends above a folder that is a split."""
+        """Returns the path of the root: follows single folders from the top on. Hidden files do not count. Stops above
+        a folder that is a split."""
         top = b""
         while True:
             inside = [*islice((child for child in self._index.list_children(top) if not _is_hidden(child[0])), 2)]
@@ -267,7 +267,8 @@ class ArchiveTree(Tree):
 
 
 class _Found(threading.local):
-    """The member that a thread has found last: its path in the tree, its number in the index, and itself."""
+    """Member that a thread has found last. ``last`` is its path in the tree, its number in the index, and the
+    member."""
 
     last: tuple[str | None, int, Member | None] = None, -1, None
 

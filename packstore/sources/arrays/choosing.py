@@ -176,8 +176,8 @@ def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Seq
 def _assign_part(
     shown: str, split: str, arrays: list[_NamedArray], options: SourceOptions
 ) -> tuple[SplitArrays, set[int]]:
-    """Assigns roles to the arrays of one part of a split: images, labels, and a further column for each array with a
-    row per image.
+    """Assigns roles to the arrays of one part of a split. Apart from images and labels, each array with a row per image
+    becomes a column.
 
     Returns the part, and the ``id()`` of each array in it. Flat images get a description with height and width. Raises
     :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are no images, the
@@ -251,8 +251,9 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
 
 
 def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
-    """Finds the array that ``option`` names, by ``key``: the array's name, or the words of the name with or without its
-    split. Raises :class:`SourceError` if not exactly one array fits, or it is unreadable."""
+    """Finds the array with the name ``key``, or with its words, also without the word of a split. Raises
+    :class:`SourceError` if not exactly one array fits, or it is unreadable. ``option`` is the name of the option, for
+    messages."""
     wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),
@@ -312,7 +313,7 @@ def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray,
 def _find_labels(
     shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, count: int, options: SourceOptions
 ) -> _NamedArray | None:
-    """Finds the array of class numbers: the one that ``--label-key`` names, else the only candidate with ``count``
+    """Finds the array of class numbers. ``--label-key`` may name it, else it is the only candidate with ``count``
     numbers. Returns None if there is none. Raises :class:`SourceError` if the named array does not have ``count``
     numbers, and :class:`AmbiguousSourceError` for several candidates."""
     if options.label_key is not None:
@@ -334,11 +335,11 @@ def _find_labels(
 def _choose_axes(
     shown: str, image: _NamedArray, length: int | None, options: SourceOptions
 ) -> tuple[int, tuple[int, ...]]:
-    """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape. Files
-    have axis 0 and no order.
+    """Chooses the axis of the samples, and the order of the other axes. The option ``layout`` decides, or else the
+    shape. Files have axis 0 and no order.
 
     Raises :class:`AmbiguousSourceError` if neither layout nor shape decides. Raises :class:`SourceError` if the array
-    cannot be images, if the layout does not fit, or for too many channels.
+    cannot be images or does not fit the layout, and for too many channels.
     """
     info = image.info
     if info.content == "files":

@@ -53,7 +53,7 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
 
 
 def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-    """Makes an array of texts the labels, if no array has class numbers and the texts are certainly classes.
+    """Makes an array of texts the labels. No array may have class numbers, and the texts must certainly be classes.
 
     Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Before that,
     an array of names of classes becomes a column, as :func:`_add_repeated_names` decides. Raises :class:`OSError` or
@@ -87,8 +87,9 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
 
 
 def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
-    """Makes the array of names of classes a column, if it has a text for each sample and texts repeat. Else returns the
-    roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read."""
+    """Makes the array of names of classes a column if it names the class of each sample: it has a text for each, and
+    texts repeat. Else returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot
+    be read."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]

@@ -48,7 +48,7 @@ class ChunkFolderSource(ArraySource):
         return (file for name in sorted(names) for file in _list_array_files(self.path / name))
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files of the arrays that are read, and as evidence the metadata of the groups above."""
+        """Claims the files of the arrays that are read. Claims the metadata of the groups above them as evidence."""
         super().claim_files(claims)
         self.claim_paths(claims, self._list_group_files(), Role.EVIDENCE)
 
@@ -60,8 +60,8 @@ class ChunkFolderSource(ArraySource):
         return [file for group in inside for name in _GROUP_FILES if (file := group / name).is_file()]
 
     def stamp(self) -> str:
-        """Returns a digest of size and times of all files: there may be too many for a text. Raises
-        :class:`SourceError` if one is missing."""
+        """Returns a digest of size and times of all files, which may be too many for a text. Raises
+        :class:`SourceError` if a file is missing."""
         digest = xxhash.xxh3_128()
         for file in chain(self.files(), self._list_group_files()):
             digest.update(f"{file}\0{stamp_files([file])}\0".encode("utf-8", "surrogateescape"))

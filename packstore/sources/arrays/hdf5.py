@@ -303,7 +303,7 @@ class _OpenHdf5(OpenArrays):
 
 
 def is_hdf5(path: Path) -> bool:
-    """Tells if a file is HDF5, by its signature at byte 0 or, behind a user block, at byte 512, 1024 or 2048."""
+    """Tells if a file has HDF5's signature at byte 0, 512, 1024 or 2048. A user block may precede it."""
     start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
     return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
 
@@ -334,7 +334,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_store(path: Path) -> bool:
-    """Tells if a file is a packstore store, or cannot be opened: opening it as a store then raises the error."""
+    """Tells if a file is a packstore store. True also for a file that cannot be opened: opening it as a store raises
+    the error."""
     import h5py
 
     try:

@@ -84,8 +84,8 @@ def _flatten_vector_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a file with the first bytes of MATLAB's format, and for a folder of such files alone.
-    Else returns ``NO``. Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
+    """Returns ``CERTAIN`` for a MATLAB file by its first bytes, and for a folder of such files alone. Else returns
+    ``NO``. Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
     if path.is_dir():
         files = MatSource.find_files(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
         if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):

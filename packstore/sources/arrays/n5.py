@@ -121,8 +121,8 @@ class _OpenN5(OpenArrays):
         return pick_class_attributes(read_metadata(self._path / name / _FILE))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Counts the blocks without a file, and marks the rows along ``axis`` that have no written block at all.
-        Returns None if every block has a file."""
+        """Finds the blocks without a file; returns None if every block has one. Marks the rows along ``axis`` that have
+        no written block at all."""
         shape, block = self._infos[name].shape, self._blocks[name]
         places = (place[::-1] for place in find_chunks(self._path / name, len(shape)))
         return count_unwritten(shape, block, axis, places)

@@ -296,8 +296,8 @@ _open = open_with(NpzSource, ExportedNpz)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a file with the first bytes of an npz or npy, and for a folder of such suffixes. Else
-    returns ``NO``. Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
+    """Returns ``CERTAIN`` for an npz or npy by its first bytes, and for a folder of such suffixes. Else returns ``NO``.
+    Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
     if path.is_dir():
         if NpzSource.recognise_folder(path) is Certainty.NO:
             return Certainty.NO

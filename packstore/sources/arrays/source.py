@@ -55,8 +55,11 @@ class ArraySource(RowSource):
     - if samples were never written
     - if another file in the folder seems to hold the labels
 
-    Opening raises :class:`SourceError` if there are no files or no images, if arrays contradict each other, or if
-    images or chunks are too large.
+    Opening raises :class:`SourceError`:
+
+    - if there are no files or no images
+    - if arrays contradict each other
+    - for too large images or chunks
 
     Attributes:
         suffixes: Suffixes of its files, in lower case.
@@ -90,9 +93,8 @@ class ArraySource(RowSource):
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
-        """Finds the files at a path: the file itself, or those in a folder and in its folders of splits. Skips hidden
-        and ignored files. Raises :class:`SourceError` for a path without file or folder, and for more than 10,000
-        files."""
+        """Finds the files at a path: the file itself, or those in a folder and its folders of splits. Skips hidden and
+        ignored files. Raises :class:`SourceError` for a path without file or folder, and for more than 10,000 files."""
         if not path.is_dir():
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
@@ -124,7 +126,7 @@ class ArraySource(RowSource):
     @classmethod
     def recognise_folder(cls, path: Path) -> Certainty:
         """Returns ``CERTAIN`` for a folder that holds files of this kind, directly or in folders of splits. Returns
-        ``NO`` if there are none, or if there are images, data files of other kinds or other folders as well. Empty
+        ``NO`` if there are none. Images, data files of other kinds and further folders give ``NO`` as well. Empty
         folders do not count."""
         found = False
         for folder in [path, *_find_split_folders(path)]:
@@ -228,8 +230,7 @@ class ArraySource(RowSource):
         return [replace(info, file=name or file.name if info.alone else name) for info in found]
 
     def _refuse_images_alone(self, roles: ArrayRoles) -> None:
-        """Raises :class:`AmbiguousSourceError` if the file has no labels, and a file beside it has a name for its
-        labels."""
+        """Raises :class:`AmbiguousSourceError` if the file has no labels, and another file is named as its labels."""
         path = self.path
         if any("label" in part.columns for part in roles.parts):
             return
@@ -306,8 +307,8 @@ class ArraySource(RowSource):
 
     @cached_property
     def _row_sizes(self) -> list[tuple[int, int]]:
-        """Bytes of a sample's image, and of its other values, for each of ``parts``, the groups of arrays that belong
-        together."""
+        """Bytes of a sample's image, and of its other values. There is a pair for each of ``parts``, the groups of
+        arrays that belong together."""
         found = []
         for part in self._roles.parts:
             sizes = {name: self._estimate_row_bytes(chosen, len(part.columns)) for name, chosen in part.columns.items()}

@@ -112,7 +112,7 @@ class OpenArrays(ABC):
         :class:`ValueError` for damaged values."""
 
     def read_attributes(self, name: str) -> Mapping[str, Any]:
-        """Reads the attributes of an array or a group (``""``: the file) that may name classes, by name. These are
+        """Reads by name the attributes of an array or a group (``""``: the file) that may name classes. These are
         :data:`packstore.sources.arrays.classes.ATTRIBUTES`. This base returns ``{}``."""
         return {}
 
@@ -127,8 +127,8 @@ class OpenArrays(ABC):
 
 
 class BlockCache:
-    """Reads rows of arrays in several files, and caches the last blocks of rows: a compressed chunk is decompressed
-    once. Keeps at most ``max_open`` files open. :meth:`read_row` is thread-safe."""
+    """Reads rows of arrays in several files, and caches blocks of rows. A compressed chunk is decompressed once. Keeps
+    at most ``max_open`` files open. :meth:`read_row` is thread-safe."""
 
     def __init__(self, files: Sequence[Path], open_file: Any, max_open: int = 8) -> None:
         """``open_file`` opens a path as :class:`OpenArrays`."""

@@ -217,7 +217,7 @@ def namer_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -
 
 
 def encode_npy(values: Any) -> bytes:
-    """Encodes an array as the bytes of an ``.npy`` file, for arrays whose shape differs from sample to sample."""
+    """Encodes an array as the bytes of an ``.npy`` file. For arrays whose shape differs from sample to sample."""
     file = io.BytesIO()
     np.save(file, array_of(values))
     return file.getvalue()

@@ -135,7 +135,7 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or a list with the folder of each image if they are in several.
+        """Finds the folder of the images. Returns a list with the folder of each image if they are in several.
 
         - If no folder and no group of folders has all images, returns the folder that has most. Returns None if none
           has any.
@@ -267,8 +267,8 @@ class CocoSource(FileRowSource):
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out: a file of annotations without images, or an image that no
-        annotations name. Returns None for other files."""
+        """Returns the reason why a file is left out, None without one. It is a file of annotations without images, or
+        an image that no annotations name."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
@@ -369,8 +369,8 @@ def _png_name(name: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder or archive with COCO's files of annotations, else ``NO``. Returns ``PARTIAL`` if
-    YOLO's labels are there too, since each format may cover only some splits."""
+    """Returns ``CERTAIN`` for a folder or archive with COCO's files of annotations, else ``NO``. With YOLO's labels
+    beside them, returns ``PARTIAL``: each format may cover only some splits."""
     tree = open_tree(path)
     if tree is None or not find_annotation_files(tree):
         return Certainty.NO

@@ -64,8 +64,7 @@ class SplitAnnotations:
         return len(self._names)
 
     def walk_image_names(self) -> Iterator[str]:
-        """Yields the file names of the images in the order of their ids, which is that of torchvision's
-        ``CocoDetection``."""
+        """Yields the file names of the images in the order of their ids, as torchvision's ``CocoDetection``."""
         return (name.decode("utf-8", "surrogateescape") for name in self._names)
 
     def rename_images(self, names: Iterable[str]) -> None:
@@ -294,7 +293,7 @@ def _is_coordinate(value: Any) -> bool:
 
 
 def _describe_entry(entry: dict[str, Any]) -> str:
-    """Returns the first 80 characters of an entry's file name, or else of the whole entry, for messages."""
+    """Returns an entry's file name for messages, or the whole entry without one: the first 80 characters."""
     return printable(f"{entry.get('file_name', entry)!r:.80}")
 
 

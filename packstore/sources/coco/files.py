@@ -80,8 +80,8 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
 
     If two files of one kind have the same split, their tokens (``train2014``, ``train2017``) become the splits. If a
     split has neither instances nor keypoints, its file of stuff counts as instances. Raises
-    :class:`AmbiguousSourceError` if two files of one kind have the same token, or if only some of the files have a
-    split.
+    :class:`AmbiguousSourceError` if two files of one kind have the same token. Also raises it if only some of the files
+    have a split.
     """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
@@ -168,16 +168,16 @@ def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end
 
 
 def _is_named_by_split(folder: str, split: str) -> bool:
-    """Tells if a folder has the name of the split and a number, or a word for images: ``train2017``, ``train_images``.
-    False for an empty split."""
+    """Tells if a folder's name is the split with a number or a word for images: ``train2017``, ``train_images``. False
+    for an empty split."""
     return bool(split) and re.fullmatch(rf"{re.escape(split)}[_-]?(\d+|images?|imgs?)", folder.lower()) is not None
 
 
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
     """Yields the files of annotations in a folder: JSON objects with one of COCO's lists.
 
-    The list has to begin in the first 64 KiB of a file, or in the first 1 GiB if the file has COCO's name. Skips files
-    of a single image. If the folder has more than 16 JSON files, yields only files with COCO's names.
+    The list has to begin in the first 64 KiB of a file. For a file with COCO's name, the first 1 GiB is searched. Skips
+    files of a single image. If the folder has more than 16 JSON files, yields only files with COCO's names.
     """
     found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
     if len(found) > _PROBED:  # a file for each image

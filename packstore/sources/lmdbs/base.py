@@ -103,9 +103,9 @@ class SplitDatabase(NamedTuple):
 
 
 class LmdbSource(RowSource):
-    """Base of sources with one LMDB of another program, or several in a folder, named by split (``train.lmdb``,
-    ``ilsvrc12_val_lmdb``). Opening raises :class:`SourceError` if there is no LMDB, or if one is damaged or not of this
-    kind.
+    """Base of sources with one LMDB of another program, or several in a folder. Several are named by split:
+    ``train.lmdb``, ``ilsvrc12_val_lmdb``. Opening raises :class:`SourceError` if there is no LMDB, and for one that is
+    damaged or not of this kind.
 
     The reference of a row begins with the number of its database.
     """
@@ -216,10 +216,11 @@ def is_lmdb(path: Path) -> bool:
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Lists the LMDBs in a folder, sorted: folders, and files whose name ends in ``.lmdb``, ``.mdb`` or ``_lmdb``.
+    """Lists the LMDBs in a folder, sorted. They are folders, or files whose name ends in ``.lmdb``, ``.mdb`` or
+    ``_lmdb``.
 
-    Passes over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or if images or other folders are in
-    it. Raises :class:`OSError` if it cannot be listed, and :class:`SourceError` for a file that cannot be read.
+    Passes over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or has images or other folders in it.
+    Raises :class:`OSError` if it cannot be listed, and :class:`SourceError` for a file that cannot be read.
     """
     if not path.is_dir():
         return []

@@ -41,9 +41,8 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """Source of Caffe's LMDBs. Pixels are in the order red, green, blue if the LMDB has ``cifar`` in its name, else in
-    the order blue, green, red. Messages of floating-point numbers are bad samples. So are pixels of other than 1 or 3
-    channels."""
+    """Source of Caffe's LMDBs. Pixels are in the order blue, green, red; if the LMDB has ``cifar`` in its name, red,
+    green, blue. Messages of floating-point numbers are bad samples. So are pixels of other than 1 or 3 channels."""
 
     kind = "caffe"
 
