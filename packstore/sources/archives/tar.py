@@ -57,7 +57,7 @@ def is_tar(start: bytes) -> bool:
 
 
 class OpenTar:
-    """Open tar. Any thread reads its files, by offset."""
+    """Open tar, whose files any thread reads by offset. Opening decompresses a compressed tar into a temporary file."""
 
     def __init__(self, path: Path) -> None:
         """Opens a tar; decompresses a compressed one into a temporary file. Raises :class:`SourceError` for a
@@ -136,7 +136,8 @@ def _match_compression(start: bytes) -> str | None:
 
 
 class _PlainFiles:
-    """Adds runs of plain files to an index, thousands by one call of the engine.
+    """Adds runs of plain files to an index, thousands by one call of the engine. It is called with the offset of a
+    header, and returns the offset of the next header that is not added.
 
     With ``may_be_tars``, a run with a ``.tar`` among its files is not added.
     """
@@ -262,8 +263,8 @@ def _add_member(
             plain file.
 
     Raises:
-        SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings. One of
-            :data:`TAR_FAULTS`: An inner tar is damaged.
+        SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings.
+        One of :data:`TAR_FAULTS`: An inner tar is damaged.
     """
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0

@@ -103,7 +103,7 @@ class ArchiveTree(Tree):
 
     def stat_any(self, file: str) -> FileStat:
         """Returns size and time of a member. Directories, pipes and broken links have the size ``NO_FILE``. Raises
-        :class:`FileNotFoundError` if there is no such member, and no member in a directory of that path."""
+        :class:`FileNotFoundError` for a path that is neither a member nor a directory."""
         place = self._to_archive_path(file)
         number = self._index.find_number(place)
         if number is None:

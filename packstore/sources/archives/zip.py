@@ -45,9 +45,12 @@ def read_zip(path: Path) -> ArchiveIndex:
 def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
     """Builds the index from the central directory, without directories. Symbolic links become files without data.
 
-    A name with backslashes alone gets slashes instead, if MS-DOS or Windows wrote the entry. If another system wrote
-    it, and no name in the zip has a slash, the meaning is unclear. Raises :class:`SourceError` for that, for damage and
-    encryption, and for names that are repeated or lead out of the zip.
+    If MS-DOS or Windows wrote an entry, and its name has no slash, its backslashes become slashes. Raises
+    :class:`SourceError`:
+
+    - for damage and encryption
+    - for names that are repeated or lead out of the zip
+    - for backslashes of another system, if no name in the zip has a slash
     """
     count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0

@@ -267,8 +267,8 @@ class CocoSource(FileRowSource):
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out, None without one. It is a file of annotations without images, or
-        an image that no annotations name."""
+        """Returns the reason why a file is left out; None for other files. Files of annotations without images have
+        one, and images that no annotations name."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
@@ -319,7 +319,7 @@ class CocoSource(FileRowSource):
 
     def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
         """Returns the message for a file of annotations without images. It has the folders where images were expected,
-        and the place of the first image, if it is anywhere."""
+        and the place of the first image, if that is in the source."""
         said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"
         if not name:
             return f"{said}: it names none"

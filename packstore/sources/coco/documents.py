@@ -76,8 +76,8 @@ class SplitAnnotations:
         return self._spool.value_size(number)
 
     def read_entry(self, number: int) -> dict[str, Any]:
-        """Reads the entries of an image: ``image``, and of ``annotations``, ``captions``, ``panoptic`` and ``stuff``
-        those it has. Thread-safe."""
+        """Reads the entries of an image by name: ``image``, and any of ``annotations``, ``captions``, ``panoptic`` and
+        ``stuff``. Thread-safe."""
         found: dict[str, Any] = self._spool.read_value(number)
         return found
 
@@ -110,8 +110,8 @@ class SplitAnnotations:
         :attr:`categories`.
 
         Image names become clean paths, and licenses are counted as left out. Raises :class:`SourceError` if the file is
-        not COCO's, or contradicts earlier files. Also raises it for a file without ``annotations`` whose name has the
-        kind of annotations.
+        not COCO's, or contradicts earlier files. Also raises it if ``annotations`` are missing that the file's name
+        promises. Raises :class:`AmbiguousSourceError` for a second panoptic mask of an image.
         """
         where = self._tree.name(file.path)
         document = read_json(self._tree, file.path, _MAX_BYTES)
@@ -150,7 +150,8 @@ class SplitAnnotations:
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
         """Adds the annotations of a file to their images, without ``image_id``. Keypoints are merged into the object
-        with the same id; without such an object they are one. Leaves out and counts annotations of unlisted images."""
+        with the same id. If there is no such object, they become one. Leaves out and counts annotations of unlisted
+        images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
@@ -195,7 +196,7 @@ class SplitAnnotations:
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
         """Adds the categories of a file to ``categories``, and counts their values other than id and name.
 
-        If all categories have the same number of keypoints, :attr:`points` becomes at least this number. Raises
+        If all categories have the same number of keypoints, increases :attr:`points` to this number. Raises
         :class:`SourceError` for a category without a number or a name, and for two names of one id.
         """
         counts = set()

@@ -151,8 +151,8 @@ class LmdbSource(RowSource):
         """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind and none is a packstore store. Returns ``NO``
         for anything else, damaged LMDBs and folders that cannot be listed.
 
-        Raises :class:`AmbiguousSourceError` if LMDBs have no split each. Raises :class:`RefusedLmdbError` if
-        :meth:`is_of_kind` does, and :class:`SourceError` for a file that cannot be read.
+        Raises :class:`AmbiguousSourceError` if the names of several LMDBs do not have one split each. Raises
+        :class:`RefusedLmdbError` if :meth:`is_of_kind` does, and :class:`SourceError` for a file that cannot be read.
         """
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)

@@ -38,8 +38,8 @@ class OcrSource(LmdbSource):
         return {"image": Image(), "text": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each image. Raises :class:`SourceError` if a number is missing, or ``num-samples`` is
-        wrong."""
+        """Yields a row for each image, and counts the other entries. Raises :class:`SourceError` if a number is
+        missing, or ``num-samples`` is wrong."""
         for number, database in self.list_databases(split):
             count = _read_count(database)
             found = others = 0
@@ -58,7 +58,8 @@ class OcrSource(LmdbSource):
                 )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts entries besides image, label and ``num-samples`` in the listed splits; ``{}`` if there are none."""
+        """Returns the number of entries besides image, label and ``num-samples``, as :meth:`rows` has counted them, by
+        reason. Returns ``{}`` if there are none."""
         others = sum(self._others.values())
         return {"entries besides image, label and num-samples": others} if others else {}
 
