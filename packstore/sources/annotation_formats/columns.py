@@ -48,7 +48,7 @@ class _Summary:
 
 
 class AnnotationColumns(ABC):
-    """Base of annotation formats: converts the annotations of a data set to columns.
+    """Base of annotation formats: converts the annotations of a data set to these columns.
 
     - ``boxes`` with their ``labels``
     - ``segmentations``: for each box, polygons in pixels or run lengths, as in COCO, or null

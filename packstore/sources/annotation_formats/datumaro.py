@@ -49,11 +49,11 @@ class DatumaroFormat(AnnotationColumns):
             yield AnnotationEntry(name, {"item": item, "labels": labels}, "" if split == "default" else split)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts labels to tags, shapes with an area to objects, and points and lines to points. ``json`` has the
-        whole item, and alone other annotations.
+        """Converts labels to tags, shapes with an area to objects, and points and lines to points.
 
         - An ellipse becomes its box.
         - A mask without a box gets the whole image as its box.
+        - Other annotations are in ``json`` alone, which has the whole item.
 
         Raises :class:`ValueError` for points or lines without coordinates, or with an odd number of them.
         """

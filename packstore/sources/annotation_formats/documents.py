@@ -122,8 +122,8 @@ class DocumentSource(AnnotatedSource):
         entry has. May raise any error of reading a value that lacks the structure of the format."""
 
     def count_ignored(self, reason: str, identifier: str) -> None:
-        """Counts in :attr:`ignored` an entry that is left out. Adds the first 4 identifiers for each reason to
-        :attr:`first_ignored`; no empty ones."""
+        """Counts in :attr:`ignored` an entry that is left out. Adds its identifier to :attr:`first_ignored`, if it is
+        not empty and one of the first 4 for its reason."""
         self.ignored[reason] += 1
         if identifier and len(self.first_ignored[reason]) < _NAMED:
             self.first_ignored[reason].append(identifier)
@@ -138,7 +138,8 @@ class DocumentSource(AnnotatedSource):
         """Finds the files of annotations, by names and first bytes. Passes over folders with more than
         :attr:`max_files` matching names.
 
-        Damaged files are included: those whose first bytes do not match, if a file that matches has the same name.
+        A file whose first bytes do not match is damaged, if a matching file has the same name. Damaged files are
+        included.
         """
         folders = _list_folders_to_depth(tree, cls.max_depth)
         paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]
@@ -150,9 +151,10 @@ class DocumentSource(AnnotatedSource):
         """Parses all files, and yields for each entry a list: paths of its further images, raw annotation.
 
         Records image and split of each entry, and updates :attr:`max_further`. Entries without their images are counted
-        and left out if :attr:`absent_reason` is set. Raises :class:`SourceError` for a damaged file and for more than
-        255 splits. Raises :meth:`_repeated_image_error` for a second entry of an image, if :attr:`allows_repeats` is
-        not set.
+        and left out if :attr:`absent_reason` is set.
+
+        Raises :class:`SourceError` for a damaged file and for more than 255 splits. Without :attr:`allows_repeats`,
+        raises :meth:`_repeated_image_error` for a second entry of an image.
         """
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()

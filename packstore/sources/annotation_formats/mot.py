@@ -49,8 +49,8 @@ class MotSource(DocumentSource):
     parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of the sequence. It has ``lines``, the numbers of its frame, and ``classes``,
-        the names in ``labels.txt``, or None without that file.
+        """Yields an entry for each image of the sequence. Its raw annotation has ``lines``, the numbers of its frame,
+        and ``classes``, the names in ``labels.txt``, or None without that file.
 
         Counts frames without an image as left out. Raises :class:`ValueError` for a line that does not have 6 to 10
         numbers, and as :func:`take_frames` does.
@@ -77,8 +77,8 @@ class MotSource(DocumentSource):
         return [line.strip() for line in lines if line.strip()]
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in the first ``labels.txt``. Without such a file, returns the classes of MOT16, if there
-        is a class and no other, else ``()``."""
+        """Returns the classes in the first ``labels.txt``. Without such a file, returns MOT16's classes if these and no
+        others occur, else ``()``."""
         listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
         return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
 

@@ -251,9 +251,8 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
 
 
 def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
-    """Finds the array with the name ``key``, or with its words, also without the word of a split. Raises
-    :class:`SourceError` if not exactly one array fits, or it is unreadable. ``option`` is the name of the option, for
-    messages."""
+    """Finds the array that ``option`` names by ``key``: its name, or the words of its name. The word of a split may be
+    missing. Raises :class:`SourceError` if not exactly one array fits, or it is unreadable."""
     wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),

@@ -87,9 +87,9 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
 
 
 def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
-    """Makes the array of names of classes a column if it names the class of each sample: it has a text for each, and
-    texts repeat. Else returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot
-    be read."""
+    """Makes the array of names of classes a column, if it has the class of each sample: a text for each, and texts
+    repeat. Else returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be
+    read."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]
@@ -114,8 +114,8 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
 def find_class_names(shown: str, roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
     """Finds the names of the classes of numeric labels: in an array of texts, else in attributes.
 
-    Attributes may be those of the labels, the images or a group above them. Reads all labels. Returns None if there are
-    no names. Returns None and logs a warning if the names do not fit the labels; ``shown`` is the source's path in it.
+    Attributes may be those of the labels, the images or a group above them. Reads all labels. Returns None if no names
+    fit the labels. If these certainly are names of classes, also logs a warning; ``shown`` is the source's path in it.
     Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read.
     """
     labels = (_read_labels(part, blocks) for part in roles.parts)

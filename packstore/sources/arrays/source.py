@@ -179,8 +179,8 @@ class ArraySource(RowSource):
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a row of each array, and converts it to the value of its column. Raises :class:`OSError` or
-        :class:`ValueError` for a row that cannot be read or converted. With :attr:`gaps_are_bad`, also raises it for a
-        row that was never written."""
+        :class:`ValueError` for a row that cannot be read or converted. With :attr:`gaps_are_bad`, raises
+        :class:`ValueError` for a row that was never written."""
         number, row = ref
         part = self._roles.parts[number]
         if self.gaps_are_bad and self._unwritten_rows[number][row]:

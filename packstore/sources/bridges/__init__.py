@@ -106,8 +106,8 @@ def require_path(path: str) -> Path:
 
 
 class BridgeSource(DatasetSource):
-    """Source of data that a library has read; splits are in packing order. Images without a file are packed as uint8
-    pixels. Its ledger has no files, only the number of values that were left out."""
+    """Source of data that a library has read; splits are in packing order. Images that are arrays are packed as pixels.
+    Its ledger has no files, only the number of values that were left out."""
 
     asks_about_left = False
 

@@ -62,7 +62,7 @@ class CifarLayout:
 
 
 def _list_batches(suffix: str) -> tuple[tuple[str, str], ...]:
-    """Returns split and name of CIFAR-10's six batches; ``suffix`` is that of the names."""
+    """Returns split and file name of CIFAR-10's six batches, whose names end in ``suffix``."""
     train = tuple(("train", f"data_batch_{number}{suffix}") for number in range(1, 6))
     return (*train, ("test", f"test_batch{suffix}"))
 
@@ -95,8 +95,9 @@ class CifarFiles(ABC):
 
     @abstractmethod
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in the order that is fastest to read. The next step closes the content.
-        Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
+        """Yields name and content of each file, in the order that is fastest to read. The content is closed when the
+        next file is read. Raises :class:`SourceError` for missing files, and for an archive that is cut off or
+        damaged."""
 
     @abstractmethod
     def open_file(self, name: str) -> IO[bytes]:
