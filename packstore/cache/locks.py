@@ -49,7 +49,7 @@ def unregister_descriptor(descriptor: int) -> int:
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Unlocks and closes a registered descriptor; ignores one that is not registered."""
+    """Unlocks and closes a registered descriptor. Ignores a descriptor that is not registered."""
     if descriptor in _held:  # a child that was forked meanwhile has closed it already
         _held.discard(descriptor)
         # Unlocked explicitly: a child forked a moment ago may still have a copy.

@@ -60,7 +60,8 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     """A number of bytes such as 500MB or 1GiB.
 
     Attributes:
-        least_bare: Smallest number that is accepted without a unit; for smaller ones the unit was probably forgotten.
+        least_bare: Smallest number that is accepted without a unit. For a smaller number, the unit was probably
+            forgotten.
     """
 
     name = "size"

@@ -182,7 +182,7 @@ def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     """Converts manifest, size on disk and class counts to JSON values.
 
     Counts classes if ``counted``, or if the store is local and has at most 100 shards. Otherwise ``class_counts`` is
-    None; also for lists of classes. It is empty without class names.
+    None; also for lists of classes. ``class_counts`` is empty without class names.
     """
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())

@@ -43,7 +43,7 @@ _MEANINGS = {
 
 
 def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
-    """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads a few samples.
+    """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads up to eight samples.
 
     If samples can only be counted by reading all of them, ``records`` and the counts of ``splits`` are None.
     """
@@ -94,7 +94,7 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
 
 
 def describe_source(source: Source, survey: Survey, command: str) -> str:
-    """Formats a source as rows of a name and a text. Reads a few samples.
+    """Formats a source as rows of a name and a text. Reads up to eight samples.
 
     The last row is ``command``, which packs the source.
     """

@@ -129,8 +129,8 @@ class RecordPaths:
     def _build_stem(self, key: str, split: str, label: int | None) -> str:
         """Returns the path for a key, with the folders of its split and class. A path that is too long becomes a hash.
 
-        If the key begins with these folders, they are not repeated. Neither are YOLO's ``images/train`` and COCO's
-        ``train2017`` for the split ``train``.
+        If the key begins with these folders, the path does not repeat them. Nor does it repeat YOLO's ``images/train``
+        or COCO's ``train2017`` for the split ``train``.
 
         ``label``: -1 if it is missing, None in a store without labels.
         """
@@ -152,8 +152,8 @@ class RecordPaths:
         return "/".join([*folders, rest])
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
-        """Maps records to suffixes that make their paths unique. Has only records whose path an earlier record or a
-        folder has.
+        """Maps records to suffixes that make their paths unique: records whose path an earlier record or a folder has.
+        Leaves out other records.
 
         Compares paths without file extensions, since these may change. Reads all keys; a second time if there are such
         records. Memory: 8 bytes a record.
@@ -229,8 +229,8 @@ def _hash_path(stem: str) -> int:
 
 
 def _hash_file_like_folders(folder: str) -> Iterator[int]:
-    """Yields hashes of a folder and its parents, without suffix. Only of those whose names end like files of an
-    export."""
+    """Yields a hash of a folder, and of each of its parents, without suffix. Leaves out names that do not end like
+    files of an export."""
     while folder:
         stem, _, suffix = folder.rpartition(".")
         if suffix.lower() in _SUFFIXES:

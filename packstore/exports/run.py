@@ -90,7 +90,7 @@ def export(
     last complete shard.
 
     Args:
-        store: The store, or its URL. It is not changed.
+        store: The store, or its URL. The store is not changed.
         destination: A new folder or file, or a URL. Its suffix, such as ``.zip``, chooses the kind. An export to a URL
             is written to a temporary directory first, and uploaded when it is complete.
         to: The kind, such as ``webdataset``; None chooses by the suffix.

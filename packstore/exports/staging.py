@@ -163,8 +163,8 @@ class ExportStaging(Staging):
 
 
 def was_published(destination: Path, identity: str) -> bool:
-    """Tells if a run with the same identity was killed after publishing its export: only its work directory is left to
-    remove."""
+    """Tells if a run with the same identity was killed after publishing its export. If so, only its work directory is
+    left to remove."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False

@@ -101,8 +101,8 @@ class _SampleWriter(ShardWriter):
         """Writes the files of a record: its image, and a file for each value. A list of images has a file for each
         image. Returns an empty mapping.
 
-        A missing value has no file. Neither has an empty list: if the column may have missing values, marks this value
-        as inexact.
+        A missing value has no file. An empty list has no file either: if the column may have missing values, marks the
+        list as inexact.
         """
         name = self._unique_name(record)
         image = record.image

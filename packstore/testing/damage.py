@@ -62,8 +62,8 @@ def damage_file(folder: Path, random: Random) -> str:
 
 
 def corrupt_bytes(data: bytes, random: Random) -> bytes:
-    """Returns a copy of ``data`` with one random change: cut off, overwritten, repeated, emptied, or with a number or
-    sign replaced."""
+    """Returns a copy of ``data`` with one random change. Bytes are cut off, overwritten, repeated or emptied, or a
+    number or sign is replaced."""
     found, place = bytearray(data), random.randrange(len(data) or 1)
     some = random.choice((1, 4, 8, _CHUNK, 4096))
     how = random.randrange(8)

@@ -76,7 +76,7 @@ class ExportInterruptsSuite(ExportFixtures):
     def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
         self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The next run keeps the new export. It does not take the replaced one, which lies in the work directory."""
+        """The next run keeps the new export, and not the replaced export, which lies in the work directory."""
         out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
         self.export(store, whole)
         for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):

@@ -118,7 +118,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_nothing_is_left_without_a_commit(self, path: Path, shard_size: int | None) -> None:
-        """A builder that is closed without a commit leaves no files. Neither does an interrupted one."""
+        """A builder that is closed without a commit leaves no files. An interrupted builder leaves none, either."""
         records = make_records()
         with begin(path, records, shard_size=shard_size) as builder:
             append(builder, records)

@@ -264,7 +264,8 @@ async def _verify_store(site: Site, _: Request) -> Response:
 
 
 async def _get_histograms(site: Site, request: Request) -> Response:
-    """Answers with the histograms of a split, or with progress. They are of a sample; with ``all=1``, of every image.
+    """Answers with the histograms of a split, or with progress. Takes a sample of the images; with ``all=1``, every
+    image.
 
     ``all=1`` allows fetching, now and later. Raises :class:`NotThereError` for an unknown split.
     """

@@ -153,8 +153,8 @@ class SampleLoader:
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 
     def _open_dataset(self, split: str | None, alone: bool) -> PackedDataset:
-        """Opens the dataset of a split, once for each ``alone``. It has the images; unless ``alone``, also the columns
-        drawn over them."""
+        """Returns the dataset of a split: the images, and unless ``alone`` the columns drawn over them. Opens each
+        dataset only once."""
         if (split, alone) not in self._datasets:
             drawn = () if alone else (c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))
             self._datasets[split, alone] = PackedDataset(
