@@ -85,8 +85,9 @@ def repair(
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
     that the damaged store had before it was damaged. This takes the same versions of the libraries that write it.
 
-    At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. A shard
-    that ``source`` has, as a store, is copied. Other shards are rebuilt from their undamaged records and ``source``.
+    At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. If
+    ``source`` is a store with the same shard, the shard is copied. Other shards are rebuilt from their undamaged
+    records and ``source``.
 
     Args:
         damaged: The store; it must still open.
@@ -222,7 +223,7 @@ class _Repair:
         self.trusted = self.columns.keys() - check.damaged
 
     def repair_store(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
-        """Finds replacements, writes and publishes the new store, and returns the report.
+        """Finds replacements, writes and publishes the new store, and returns the report. Reports progress.
 
         If records are lost, writes the others only with ``partial``. Writes nothing if all are lost. Raises
         :class:`StoreError` if no record is lost, but the digest of the records is not the manifest's.

@@ -33,10 +33,11 @@ Repair = Callable[[Path, Path], RepairReport]
 
 
 def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: ProgressCallback) -> RepairReport:
-    """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones.
+    """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones. Reports
+    progress.
 
-    If ``source`` is a store that has a shard, takes the shard from there. Otherwise ``repair`` rebuilds the shard from
-    its undamaged records. Shards that could not be replaced are lost in the report.
+    If ``source`` is a store with the same shard, takes the shard from there. Otherwise ``repair`` rebuilds the shard
+    from its undamaged records. Shards that could not be replaced are lost in the report.
 
     Raises:
         DestinationError: The URL is read only, or holds a copy of a local store.

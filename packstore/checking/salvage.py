@@ -173,7 +173,7 @@ class _Salvage:
         self.missing_count = 0
 
     def save_records(self, destination: Path) -> SalvageReport:
-        """Adds all records that can be saved to the new store, and publishes it; returns the report.
+        """Adds all records that can be saved to the new store, and publishes it; returns the report. Reports progress.
 
         Publishes nothing if there are none.
         """
@@ -250,10 +250,10 @@ class _Salvage:
                 yield record, None
 
     def _find_orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
-        """Searches the file for images to which no record points any more. Returns them by checksum.
+        """Searches a file for orphans: images to which no record points any more. Returns them by checksum.
 
-        Returns only those with the checksum of a record without an image. Empty if ``sums``, the checksums of the
-        records, is None.
+        Looks only for the checksums of records without an image. Empty if ``sums``, the checksums of the records, is
+        None.
         """
         assert file.scavenged is not None
         if sums is None:

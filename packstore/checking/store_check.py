@@ -151,7 +151,7 @@ class StoreCheck:
         self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
     def find_problems(self) -> Iterator[Problem]:
-        """Checks the store and fills the attributes; yields the problems, at most one a record.
+        """Checks the store and fills the attributes; yields the problems, at most one a record. Reports progress.
 
         A quick check reads no image, and at a URL opens no shard. Raises :class:`UnreachableError` if a shard cannot be
         fetched.
@@ -261,9 +261,9 @@ class StoreCheck:
     def _check_rows(self, file: StoreFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
         """Compares each record's fields with its row checksum; yields a problem for each mismatch.
 
-        Tells if the fields or the row checksum are damaged. Adds records with damaged fields to :attr:`rows`. Returns
-        the damaged columns that the problems explain. Checks nothing without row checksums, or if a column cannot be
-        read.
+        A problem says if the fields or the row checksum itself are damaged. Adds records with damaged fields to
+        :attr:`rows`. Returns the damaged columns that the problems explain. Checks nothing without row checksums, or if
+        a column cannot be read.
         """
         manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
@@ -303,11 +303,11 @@ class StoreCheck:
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_ColumnResults]
     ) -> Generator[Problem, None, list[dict[int, Mismatch]]]:
-        """Reads each image once, in threads; yields the problems that the further checks find.
+        """Reads each image once, in threads; yields the problems that the further checks find. Reports progress.
 
         Returns for each of ``files`` the records that do not match their checksum, numbered from its first record.
-        ``reader`` reads the whole store, or only the file if ``files`` has one. Skips images without a readable
-        checksum if there are no further checks.
+        ``reader`` reads the whole store, or only the file if ``files`` has one. If an image has no readable checksum
+        and there are no further checks, does not read it.
         """
         checks, total = self._image_checks, len(self._reader)
         starts = [columns.start for columns in files]

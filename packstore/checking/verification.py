@@ -250,8 +250,7 @@ class _Verification:
                 yield summary
 
     def report_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
-        """Adds a problem for each record with the key of an earlier record; returns their number. ``digests`` may be
-        empty."""
+        """Adds a problem for each record with the key of an earlier record; returns their number."""
         if not digests:
             return 0
         numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])

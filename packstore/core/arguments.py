@@ -22,10 +22,9 @@ def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Option
 
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:
-    """Converts ``value`` to an ``int``. Raises :class:`UsageError` if it is no whole number, a bool, or below
-    ``least``.
+    """Converts ``value`` to an ``int``. A ``least`` of None allows any number.
 
-    A ``least`` of None allows any number.
+    Raises :class:`UsageError` for a bool, for anything else that is no whole number, and for a number below ``least``.
     """
     try:
         number = None if isinstance(value, bool) else index(value)

@@ -22,11 +22,12 @@ class MappedValues(Sequence[memoryview]):
     """Sequence of byte ranges of a memory map. Each item is a memoryview, made on access, and keeps the map open."""
 
     def __init__(self, data: memoryview, address: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Args:
-        data: The map.
-        address: Address of its first byte.
-        starts: Offset of each range in ``data``, ``(N,)``.
-        sizes: Size of each range in bytes, ``(N,)``.
+        """
+        Args:
+            data: The map.
+            address: Address of its first byte.
+            starts: Offset of each range in ``data``, ``(N,)``.
+            sizes: Size of each range in bytes, ``(N,)``.
         """
         self._data = data
         self._address = address
@@ -92,7 +93,10 @@ class Ragged(Sequence[memoryview]):
         return np.stack([self._data.ctypes.data + start, stop - start], 1)
 
     def __getitem__(self, index: Any) -> Any:
-        """The bytes of value ``index`` (an integer, not negative) as a memoryview; no copy."""
+        """Returns the bytes of value ``index`` (an integer, not negative) as a memoryview; no copy.
+
+        Raises :class:`StoreError` if its offsets are out of range.
+        """
         offsets, data = self._offsets, self._data
         start, stop = int(offsets[index]), int(offsets[index + 1])
         if not 0 <= start <= stop <= len(data):
@@ -160,7 +164,10 @@ class LazyArray(Sequence[NDArray[Any]]):
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a value, ``column.shape``, read-only; for a slice or an array of numbers ``(n, *column.shape)``."""
+        """Returns a value, ``column.shape``, read-only; for a slice or an array of numbers ``(n, *column.shape)``.
+
+        Raises :class:`IndexError` for a number that is negative or too large.
+        """
         if isinstance(index, slice):
             return self._read_values(range(*index.indices(len(self))))
         if isinstance(index, np.ndarray) and index.ndim:
@@ -219,7 +226,7 @@ def to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
 
     Returns:
         The bytes of a ragged value, or an array of the column's dtype and shape. A missing value becomes no bytes, or
-            zeros.
+        zeros.
 
     Raises:
         ValueError: The value does not fit the column; the message has what was found and what was expected.
@@ -248,7 +255,7 @@ def from_stored(column: Column, raw: Any, shape: tuple[int, ...] | None = None) 
 
     Returns:
         ``str`` for text, the object for json, ``int`` for a label, ``bytes`` for bytes and image files, else an array.
-            An array that shares memory with ``raw`` is read-only. bfloat16 comes as uint16 bit patterns.
+        An array that shares memory with ``raw`` is read-only. bfloat16 comes as uint16 bit patterns.
 
     Raises:
         StoreError: The bytes are damaged: not JSON, or not a whole number of rows.

@@ -78,8 +78,8 @@ class Labels(Field):
     Attributes:
         classes: Class names by number, as in :class:`Label`.
         of: Name of the boxes column, if there is one class for each box; False if the classes do not describe boxes.
-            None decides by the first samples: the classes describe the only boxes column if their numbers are equal. It
-            is an error if only some are.
+            None decides by the first samples. If each has as many classes as boxes, the classes describe the boxes,
+            provided that there is only one boxes column. If only some have as many, that is an error.
         optional: A sample may have no list.
     """
 
@@ -185,7 +185,8 @@ BY_NAME: dict[str, Field] = {
 
 
 def parse_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
-    """Returns declarations by field name, in which no string such as ``"boxes"`` stands for a declaration any more.
+    """Returns declarations by field name. Replaces strings such as ``"boxes"`` by the declarations for which they
+    stand.
 
     Raises :class:`UsageError` for a wrong declaration, and if ``declared`` is no mapping.
     """

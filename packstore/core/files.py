@@ -92,7 +92,7 @@ def refuse_nested_paths(destination: Path, other: Path) -> None:
 def writing(path: Path) -> Iterator[None]:
     """Turns an :class:`OSError` raised in the block (no space, no permission …) into a :class:`DestinationError`.
 
-    The message names ``path``. If the file is too large, it names the limit, too.
+    The message names ``path``, and the size limit if a file exceeds it.
     """
     try:
         yield

@@ -85,8 +85,7 @@ def parse_mode(name: str) -> Mode:
 def mode_of(channels: int, dtype: str) -> Mode:
     """Returns the mode of pixels with this number of channels and dtype.
 
-    It is gray, gray with alpha, RGB or RGBA if there is such a mode, else ``multi:…``. Raises :class:`ManifestError` if
-    there is no mode.
+    Prefers gray, gray with alpha, RGB and RGBA to ``multi:…``. Raises :class:`ManifestError` if no mode has them.
     """
     for name, known in _KNOWN.items():
         if known == (channels, dtype):

@@ -14,8 +14,8 @@ _MOST_DIGITS = 30
 def parse_bytes(text: str, least_bare: int = 1000) -> int:
     """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``. Drops the fraction of a byte.
 
-    Raises :class:`UsageError` for any other text, and for more than 30 digits. A number below ``least_bare`` needs a
-    unit, which was probably forgotten; 0 does not.
+    Raises :class:`UsageError` for any other text, and for more than 30 digits. Raises it also for a number without a
+    unit below ``least_bare``, except 0: the unit was probably forgotten.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:

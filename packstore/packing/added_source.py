@@ -76,8 +76,7 @@ class AddedSource(Source):
 
     @property
     def store(self) -> Reader | None:
-        """Reader of the wrapped store, if the source is one; else None. None also if only a split is added, or keys get
-        a prefix."""
+        """Reader of the wrapped store if all of a store is added, with its own keys; else None."""
         if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
             return None
         return self._source.reader

@@ -118,13 +118,13 @@ def append(
     frames: int | str | None = None,
     progress: bool | ProgressCallback = False,
 ) -> AppendReport:
-    """Adds the records of ``source`` to ``store`` as new shards, encoded like the records that it has.
+    """Adds the records of ``source`` to ``store`` as new shards, encoded like the store's records.
 
     Readers see the old store until the append is complete. A store of one file becomes a directory whose first shard is
     that file. New classes get the next numbers.
 
     Args:
-        store: Path or URL of the store. If several processes append to a URL at once, one publishes first; the others
+        store: Path or URL of the store. If several processes append to a URL at once, one publishes first. The others
             read the store again and append to that.
         source: Path or URL, as for :func:`packstore.convert`. Shards of a store with the same encoding are linked.
         split: Only this split of ``source``. If the source has no splits: the store's split for its records.
@@ -141,8 +141,8 @@ def append(
         no_new_classes: Refuse a source with a class that the store lacks.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
-        shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`; None for the
-            size of the store's largest shard; for a store of one file, one shard per split.
+        shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`. None for the size
+            of the store's largest shard; for a store of one file, one shard per split.
         restart: Discard the records of an interrupted run.
         workers: Number of threads; None for one per core, or 32 if the source is a URL.
         decoder: Name of the decoder.
@@ -175,7 +175,7 @@ def append_source(
     """Runs :func:`append` with validated options: plans, packs and publishes. Resumes an interrupted run.
 
     If an interrupted run of the same request had published, returns a report without new records. If this run fails,
-    its packed records are kept for the next run.
+    its packed records are kept for the next run; else the work directory is deleted.
 
     Raises the errors of :func:`append`, and :class:`DestinationError` if ``store`` is a symbolic link. ``started``:
     ``time.monotonic`` at the start; None for now.

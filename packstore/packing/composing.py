@@ -183,8 +183,8 @@ class Composition:
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
-        """Creates the builder at ``path`` of the records to copy: all records, or only those that no linked
-        shard has."""
+        """Creates a builder at ``path`` for the records to copy. Shards, if any, have :attr:`shard_size` bytes of
+        images."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_store_like(
             path,
@@ -197,7 +197,7 @@ class Composition:
         )
 
     def _copy_records_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
-        """Copies the records that are not linked to a builder, and commits it. Returns the manifest of these
+        """Copies to a builder the records that are not linked, and commits it. Returns the manifest of these
         records."""
         links = partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
@@ -213,8 +213,8 @@ class Composition:
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
         """Copies records to new shards, links the other shards beside them, and publishes both as one store.
 
-        If that fails, deletes everything that it has written. Raises :class:`DestinationError` if the store cannot be
-        written.
+        Reports progress. If it fails, deletes everything that it has written. Raises :class:`DestinationError` if the
+        store cannot be written.
         """
         staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:

@@ -326,5 +326,5 @@ def _replay_then_pack(plan: Plan, encoder: Encoder, resumed: ResumedRecords, wor
 
 
 def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:
-    """Returns the samples that are skipped in a source that is a store, by its manifest; nothing for other sources."""
+    """Returns the skipped samples in the manifest of a source that is a store; nothing for other sources."""
     return plan.survey.store.skipped if plan.survey.store else ()

@@ -124,8 +124,12 @@ def _resolve_array_reading(reading: Reading, options: ConvertOptions) -> Reading
 
 
 def resolve_kept_mode(found: Mode, options: ConvertOptions | Answers) -> Mode:
-    """Returns the mode for ``keep``: the parts of the mode ``found`` that the options keep. Otherwise values become 8
-    bits, alpha is dropped, and gray of 8 bits becomes RGB."""
+    """Returns the mode of images for options of which one is ``keep``.
+
+    - ``mode`` is ``keep``: the mode ``found``.
+    - Else ``found`` with 8 bits unless ``depth`` is ``keep``, and without alpha unless ``alpha`` is ``keep``. Gray of 8
+      bits becomes RGB.
+    """
     if options.mode == KEEP:
         return found
     dtype = found.dtype if options.depth == KEEP else "uint8"

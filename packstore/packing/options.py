@@ -109,7 +109,7 @@ class ConvertOptions(SourceArguments):
         """Returns mode, depth, alpha and frames for a column beside the main image.
 
         The column's own options come first. Of the options for all columns:
-        - ``depth`` applies, unless the column's own mode is ``keep`` and ``depth`` is not.
+        - ``depth`` applies. But if the column's own mode is ``keep``, only a ``depth`` of ``keep`` applies.
         - ``alpha`` applies.
         - ``mode`` applies only if it is ``keep``, and if the column converts no depth.
         - ``frames`` never applies.

@@ -306,7 +306,7 @@ def _choose_records(
     """Applies the condition, the audit report and the random draws; returns the ascending record numbers of each new
     split.
 
-    ``where`` None means all records. Records whose class is in ``gone`` are left out. Empty splits are left out.
+    ``where`` None means all records. Leaves out records whose class is in ``gone``, and empty splits. Reports progress.
 
     Raises:
         StoreError: A sample or split cannot be drawn.

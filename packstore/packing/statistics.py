@@ -32,7 +32,7 @@ def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) ->
     """Computes mean and standard deviation over the training split: the first whose name begins with ``train``.
 
     Takes all records if there is no such split. Reads every image, resized and cropped as it will be stored. Under
-    ``on_error="skip"`` leaves out bad samples, else raises :class:`SampleError`.
+    ``on_error="skip"`` leaves out bad samples, else raises :class:`SampleError`. Reports progress.
     """
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)

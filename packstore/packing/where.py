@@ -112,7 +112,7 @@ def parse_where(text: str, manifest: Manifest) -> Where:
 
 
 class _Parser:
-    """Recursive-descent parser of conditions. Each method consumes tokens and returns a test of records."""
+    """Recursive-descent parser of conditions. The parse methods consume tokens and return tests of records."""
 
     def __init__(self, text: str, manifest: Manifest) -> None:
         self.text = text
@@ -226,7 +226,7 @@ class _Parser:
 
         - ``key`` and ``split``: the text.
         - A column with classes: the class number, by name or as written.
-        - Another column: a number; of booleans also True or False.
+        - Another column: a number; for booleans also ``true`` or ``false``.
 
         Raises :class:`UsageError` for another token, and for an unknown split or class.
         """

@@ -50,7 +50,7 @@ class Writer:
 
     Attributes:
         report: The :class:`packstore.packing.report.ConvertReport`; None before the end.
-        added: Number of samples so far.
+        added: Number of samples added until now.
 
     Args:
         path: Path of the store; its suffix chooses the format.

@@ -157,7 +157,7 @@ class _Audit:
 
         The size is zero for images that cannot be decoded. They are compared by their bytes, the others by their
         pixels. Grey images are findings only if they are fewer than half. The search for near duplicates writes a
-        temporary file.
+        temporary file. Reports progress.
         """
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)

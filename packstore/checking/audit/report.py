@@ -43,7 +43,7 @@ class AuditReport:
 
     Attributes:
         path: The store.
-        dataset_digest: Its dataset digest. ``select --drop`` refuses a store with another one.
+        dataset_digest: Its dataset digest. ``select --drop`` refuses a store with another digest.
         records: Number of its records.
         pixels: Whether images were decoded.
         checks: Checks that were made, in words.

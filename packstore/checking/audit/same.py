@@ -92,7 +92,10 @@ def report_duplicates(
 
 
 def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Yields the record numbers of each group of two or more valid records with equal values, ascending."""
+    """Yields the numbers of valid records with equal values: an ascending array for each value.
+
+    Leaves out values that only one valid record has.
+    """
     order = np.flatnonzero(valid)
     order = order[np.argsort(values[order], kind="stable")]
     ordered = values[order]
@@ -102,10 +105,10 @@ def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterato
 
 
 class RecordHashes:
-    """Perceptual hashes of all records. Those of whole images are in memory (32 bytes each), those of crops in a
-    temporary file.
+    """Perceptual hashes of all records.
 
-    Raises :class:`UsageError` if the file does not fit on the disk. :meth:`close` removes it.
+    Hashes of whole images are in memory (32 bytes each), hashes of crops in a temporary file. Raises
+    :class:`UsageError` if the file does not fit on the disk. :meth:`close` removes it.
     """
 
     def __init__(self, records: int, windows: int) -> None:
@@ -237,7 +240,7 @@ def _search_bucket(
 ) -> None:
     """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``.
 
-    Updates ``best`` with near records that are not known duplicates. Skips pairs whose first words differ too much.
+    Updates ``best`` with near records that are not known duplicates. Skips pairs whose first 64 bits differ too much.
     """
     low = starts[keys]
     counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)
@@ -276,7 +279,11 @@ def _keep_nearest(
 
 
 def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
-    """Unpacks a row of ``best`` into partners and bits. Each number has the bits above the record number."""
+    """Unpacks a row of ``best`` into partners and bits.
+
+    The low 40 bits of each integer are the partner's record number, the higher ones the number of different bits. The
+    partner is -1 if there is none.
+    """
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
     return NearestRecords(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))

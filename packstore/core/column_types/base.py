@@ -247,8 +247,8 @@ class ColumnType(ABC):
         has_classes: Values are class numbers.
         goes_with_boxes: Rows may describe boxes of another column.
         coordinates: Conventions of coordinates that a column may have.
-        field: The declaration that a user can name instead of writing it out; None for types that need more than a
-            name.
+        field: Class of the declaration for which the type's name stands in ``fields``. None if
+            :data:`packstore.core.fields.BY_NAME` has it, or if a name is not enough.
     """
 
     name: ClassVar[str]

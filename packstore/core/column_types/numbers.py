@@ -104,8 +104,10 @@ class LabelsType(ArrayType):
 
 
 class BoxesType(ArrayType):
-    """Boxes: left, top, right, bottom. Refuses infinite numbers and NaN, and boxes with right < left or bottom
-    < top."""
+    """Boxes: left, top, right, bottom.
+
+    Refuses numbers that are not finite, and boxes with left > right or top > bottom.
+    """
 
     name = "boxes"
     moves = True

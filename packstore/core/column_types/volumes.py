@@ -35,7 +35,7 @@ class VolumeType(ArrayType):
 
 
 class ClipType(VolumeType):
-    """A volume of pixels. Resizing blends its values, as those of the image."""
+    """A volume of pixels. Resizing blends its values like the image's."""
 
     name = "clip"
 
