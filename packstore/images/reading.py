@@ -110,7 +110,7 @@ class Reading:
 
     @classmethod
     def restore(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
-        """Restores the reading of a store from the mode of its column (None for RGB) and the options in its manifest.
+        """Restores the reading of a store from its column's mode (None for RGB) and its manifest's options.
 
         If ``frames`` says what a record is, such as ``all``, the reading's ``frames`` is None. Raises as the class."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}

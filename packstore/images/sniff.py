@@ -70,9 +70,9 @@ def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
 
 
 def unread_bits_message(info: ImageInfo) -> str | None:
-    """Returns the error text for a JPEG or TIFF whose bits per sample packstore does not read, to follow a file's name.
+    """Returns the error text for a JPEG or TIFF with bits per sample that packstore does not read.
 
-    Returns None for other bits, and for other kinds."""
+    The text follows a file's name. Returns None for other bits, and for other kinds."""
     if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
         return None
     return (
@@ -106,7 +106,7 @@ def check_header(data: Data) -> ImageInfo:
 
 
 def begins_like_image(start: bytes) -> bool:
-    """Tells if the first 16 bytes of a file identify an image, also of a kind that packstore does not read.
+    """Tells if the first 16 bytes of a file identify an image, even of a kind that packstore does not read.
 
     False for ``.npy``, which may hold any array. False for BMP, netpbm and BigTIFF, too: other files may begin with the
     same bytes."""

@@ -41,9 +41,9 @@ _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def find_unread_kind(start: bytes) -> str | None:
-    """Names the kind of an image that packstore does not read, such as ``a Photoshop``, by the first bytes of its file.
+    """Names the kind of an image that packstore does not read, such as ``a Photoshop``.
 
-    Returns None for anything else."""
+    Looks at the first bytes of its file. Returns None for anything else."""
     if start[128:132] == _DICOM:
         return "a DICOM"
     if not start.startswith(_STARTS):  # one call for nearly all
@@ -52,8 +52,7 @@ def find_unread_kind(start: bytes) -> str | None:
 
 
 def find_unread_file_kind(name: str, start: bytes) -> str | None:
-    """Names the kind of an image that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes of its
-    file.
+    """Names the kind of an image that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes.
 
     Returns None for images that packstore reads and for anything unknown. A ``.hdr`` file that is not Radiance is named
     by its header, such as ``the header of a NIfTI``."""

@@ -142,11 +142,10 @@ class Decoder:
     def decode_small(self, data: Buffer, side: int, *, exif_transpose: bool = False) -> NDArray[Any]:
         """Decodes a small version of an image, for display.
 
-        A JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep at least ``side`` pixels.
-        Other files, and all files for a reading other than 8-bit RGB, are decoded in full size.
+        A JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded; both sides keep at least ``side`` pixels. Other files,
+        and all files for a reading other than 8-bit RGB, are decoded in full size.
 
-        Returns and raises as :meth:`decode`.
-        """
+        Returns and raises as :meth:`decode`."""
         view = memoryview(data).cast("B")
         header = _parse_ordinary_jpeg(view, None) if self.reading.is_plain else None
         if header is None or min(header.height, header.width) < 2 * side:
@@ -234,8 +233,8 @@ class Decoder:
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """Decodes ``box`` of an ordinary JPEG to RGB with a library that decodes regions.
 
-        Returns None if there is no such library, or the reading is not 8-bit RGB. Returns None also if the box is
-        nearly the whole image or exceeds it, and for a damaged or unusual file.
+        Returns None if there is no such library, or the reading is not 8-bit RGB. Returns None also for a damaged or
+        unusual file, and if the box exceeds the image or is nearly all of it.
 
         Raises :class:`DecodeError` for too many pixels or scans."""
         # Check the end marker: a truncated file may have all rows of the box.

@@ -1,7 +1,7 @@
 """Loads the fast JPEG libraries on first use, as functions ``data -> uint8 (H, W, 3) RGB``.
 
-Each decodes a whole JPEG with 8-bit samples and 1 or 3 components with the accurate DCT and fancy upsampling (as Pillow
-does), is thread-safe, and raises for any flaw: the caller then decodes with Pillow.
+Each function decodes a whole JPEG of 8-bit samples and 1 or 3 components. As Pillow does, it uses the accurate DCT and
+fancy upsampling. It is thread-safe, and raises for any flaw: the caller then decodes with Pillow.
 """
 
 from __future__ import annotations

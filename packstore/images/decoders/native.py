@@ -114,7 +114,7 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
 class FrameReader:
     """Decodes frames of one file as :func:`decode`, and keeps the file open. Not thread-safe.
 
-    A frame of a GIF, PNG or WebP is drawn over the frames before it, so reading them in order is fastest."""
+    Reading frames in order is fastest: a frame of a GIF, PNG or WebP is drawn over the frames before it."""
 
     def __init__(self, data: memoryview, max_pixels: int) -> None:
         """Raises :class:`DecodeError` for a damaged header and a file of too many pixels."""

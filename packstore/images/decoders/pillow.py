@@ -108,7 +108,8 @@ def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
 
     ``page``: number of a page of a TIFF, as Pillow counts: with smaller versions of pages.
 
-    Returns None if Pillow cannot open or decode the file, its plugin is missing, or the file has too many pixels."""
+    Returns None if Pillow cannot open or decode the file, or lacks its plugin. Returns None also for too many pixels.
+    """
     try:
         with _without_warnings(Warning), _open_image(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -252,8 +253,8 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> None:
-    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG with so many scans that decoding
-    would take very long."""
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG with too many scans to decode in
+    seconds."""
     check_size(width, height, max_pixels)
     reason = excess_scans_message(data, width * height)
     if reason is not None:

@@ -38,9 +38,8 @@ another image (up to 5 of 255 on average, 30 in a patch): packstore never encode
 class Jpeg(Encoding):
     """Baseline JPEG files, YCbCr 4:2:0 or gray. Refuses other modes, and sides above 65,535 pixels.
 
-    A record with other bytes than expected passes if it has the same size and differs by at most :data:`MEAN_TOLERANCE`
-    on average, and in no patch of 8 x 8 pixels by more than :data:`PATCH_TOLERANCES`.
-    """
+    A record with other bytes than expected may be right. It must have the same size, and differ by at most
+    :data:`MEAN_TOLERANCE` on average. No patch of 8 x 8 pixels may differ by more than :data:`PATCH_TOLERANCES`."""
 
     name = "jpeg"
     accepts = GEOMETRY | {"quality"}

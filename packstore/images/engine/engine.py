@@ -73,8 +73,8 @@ class Engine:
             programs: ``(B, n)``, of :data:`packstore.images.programs.STEP`.
 
         Raises:
-            ValueError: Images or programs of another shape, images that are read-only or have a side above the engine's
-                limit, or a step whose parameters are out of range. In that case, earlier images have changed already.
+            ValueError: Images or programs of another shape. Images that are read-only or have a side above the engine's
+                limit. A step whose parameters are out of range; earlier images have changed already.
         """
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.flags.c_contiguous:
             raise ValueError(f"images of {images.shape}, {images.dtype}, and not contiguous bytes (B, H, W, 3)")

@@ -1,8 +1,9 @@
 """``PackedLoader``: from a packed store to batches on the device.
 
-It works in one of two modes, which it chooses itself: *resident*, with the whole split in device memory, or
-*streaming*, with threads that read and decode into a ring of page-locked buffers, which a separate stream copies to the
-device.
+It works in one of two modes, which it chooses itself:
+
+- *resident*: the whole split is in device memory.
+- *streaming*: threads read and decode into a ring of page-locked buffers. A separate stream copies these to the device.
 """
 
 from __future__ import annotations

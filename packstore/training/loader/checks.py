@@ -27,7 +27,7 @@ class ImagesByNumber(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingChecksums:
-    """Checksums that are still to be verified for the images of a batch, and faults already found in its other columns.
+    """Checksums of a batch's images that are still to be verified, and faults already found in its other columns.
 
     Attributes:
         reader: The store. Records found damaged are marked in it.

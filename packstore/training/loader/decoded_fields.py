@@ -230,7 +230,7 @@ def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[to
 
 
 def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
-    """Pads tensors ``(…, h, w)`` at the end of each axis with ``fill``, to the largest height and width of all.
+    """Pads tensors ``(…, h, w)`` at the end of each axis with ``fill``, to the largest height and width.
 
     Returns one tensor, with ``sizes``. Raises :class:`UsageError` without tensors.
 
@@ -247,7 +247,7 @@ def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: fl
 
 @dataclass(eq=False)
 class ImageRows(ColumnRows):
-    """Images of a batch in a column beside the main one, in a buffer like the buffer of the main images.
+    """Images of a batch in a column beside the main one, with a buffer of their own.
 
     Attributes:
         host: The buffer.

@@ -1,5 +1,4 @@
-"""Reads columns of a batch besides the main image, moves boxes and keypoints with it, and prepares the copy to the
-device.
+"""Reads columns of a batch besides the main image, and moves boxes and keypoints with it.
 
 The thread that prepares a batch gathers each column for the whole batch. Then all threads decode masks and further
 images row by row, besides the main image. Numbers go to the device with the images.

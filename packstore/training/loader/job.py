@@ -156,10 +156,9 @@ class BatchJob:
         self._prepared.exception()
 
     def send_early(self, ring: Ring) -> None:
-        """Sends the batch to the device if it is ready, so that the copy overlaps the model's work on the previous
-        batch. Does nothing if it is not ready, or if the device has no memory yet.
+        """Sends the batch to the device if it is ready. The copy then overlaps the model's work on the previous batch.
 
-        Keeps an error for :meth:`result`.
+        Does nothing if the batch is not ready, or if the device has no memory yet. Keeps an error for :meth:`result`.
         """
         if self._prepared is None or not self._prepared.done() or not all(future.done() for future in self._slices):
             return

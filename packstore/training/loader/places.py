@@ -80,7 +80,7 @@ def operations_at_decoding(
 ) -> tuple[GeometricOperation, ...]:
     """Returns the first operations of a list that run as crops while images of a column are decoded.
 
-    A first crop with padding counts on the CPU, for arrays of equal size, if the engine can fill the padding.
+    On the CPU, arrays of equal size may begin with a crop with padding, if the engine can fill the padding.
 
     Returns none, so that the caller augments whole batches, for:
 
@@ -102,7 +102,7 @@ def operations_at_decoding(
 def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
     """Tells if decoding threads augment images one by one.
 
-    They do if ``collate`` asks for a list or padded images, or if image sizes may differ during or after the
+    They do if ``collate`` asks for a list or padded images. They also do if image sizes may differ during or after the
     operations. Always False with ``views`` or ``pre_transform``."""
     if options.views is not None or options.pre_transform is not None:
         return False

@@ -237,8 +237,8 @@ class RecordAssembler(Assembler):
                 prepared.views.append(b"")
 
     def _replace_unread(self, prepared: PreparedBatch) -> None:
-        """Sets the size of images with unreadable headers to the batch's largest, so that no operation refuses them as
-        too small; decoding raises later."""
+        """Sets the size of images with unreadable headers to the batch's largest. No operation then refuses them as too
+        small; decoding raises later."""
         unread = prepared.sizes[:, 0] == 0
         if unread.any():
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
@@ -247,7 +247,7 @@ class RecordAssembler(Assembler):
         """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``.
 
         If ``requests`` is None, makes requests for stored arrays of pixels. Returns None if the engine does not support
-        them, or if an image comes out in another size than the rows."""
+        them. Returns None also if an image comes out in another size than the rows."""
         crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)

@@ -173,8 +173,8 @@ class Resident:
     ) -> tuple[torch.Tensor, NDArray[np.int64], list[int], list[int]]:
         """Removes damaged records from a group of batches.
 
-        Returns ids on the device, ids on the host, the sizes of the batches, and the number of records removed from
-        each batch."""
+        Returns ids on the device, ids on the host, sizes of the batches, and numbers of records removed from each
+        batch."""
         if not len(self._left_out):
             return ids, record_ids, sizes, [0] * len(sizes)
         sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)

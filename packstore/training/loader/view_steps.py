@@ -1,5 +1,6 @@
-"""Runs the operations of several views (``views=``), in decoding threads or on batches, and builds a batch's dict or
-list of views."""
+"""Runs the operations of several views (``views=``), in decoding threads or on batches. Builds a batch's dict or list
+of views.
+"""
 
 from __future__ import annotations
 
