@@ -1,7 +1,7 @@
-"""Counts the frames of image files by their headers: GIF89a, APNG (PNG third edition, 11.3.6), RFC 9649 (WebP), TIFF
-6.0.
+"""Counts the frames of image files by their headers.
 
-The numbers agree with Pillow's, except that reduced-resolution pages of a TIFF are not counted.
+GIF89a, APNG (PNG third edition, 11.3.6), RFC 9649 (WebP), TIFF 6.0. The numbers agree with Pillow's, except that
+smaller versions of pages of a TIFF are not counted.
 """
 
 from __future__ import annotations

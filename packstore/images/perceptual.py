@@ -1,11 +1,11 @@
-"""Computes perceptual hashes: 256 bits that hardly change when an image is recompressed, resized or cropped a
-little.
+"""Computes perceptual hashes: 256 bits that hardly change when an image is recompressed, resized or cropped a little.
 
-As in PDQ (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ Image-Hashing Algorithm", 2019), each bit says if
-one of 16 × 16 low frequencies of the grey image is above their median. All other steps are linear, so the hash of a
-crop is a product with other matrices, and a batch takes two multiplications per crop. (The library ImageHash computes
-64 bits by the same cosine transform, image by image and without crops, and takes three times as long for images of 32
-pixels a side.)
+As in PDQ (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ Image-Hashing Algorithm", 2019), each bit belongs
+to one of 16 × 16 low frequencies of the grey image. It says if the frequency is above their median. All other steps are
+linear. The hash of a crop is therefore a product with other matrices, and a batch takes two multiplications per crop.
+
+The library ImageHash computes 64 bits by the same cosine transform, image by image and without crops. It takes three
+times as long for images of 32 pixels a side.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Reading:
 
 
 PLAIN = Reading()
-"""As 8-bit RGB."""
+"""Reading as 8-bit RGB, without further conversions."""
 
 
 def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:

@@ -1,5 +1,4 @@
-"""Recognises images that packstore does not read, by suffix and first bytes, so that messages can name what they
-are."""
+"""Recognises images that packstore does not read, by suffix and first bytes. Messages can then name their kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """EXIF orientation: reads it from image files, and rotates and flips images by it.
 
-Phones store photos as the sensor lay and note in EXIF (TIFF 6.0, tag 274) how to show them upright. The parser here
-takes microseconds for ordinary files; Pillow parses all others, damaged EXIF among them, so the result always equals
+Phones store photos as the sensor lay, and note in EXIF (TIFF 6.0, tag 274) how to show them upright. The parser here
+takes microseconds for ordinary files. Pillow parses all others, damaged EXIF among them, so the result always equals
 Pillow's ``getexif``.
 """
 

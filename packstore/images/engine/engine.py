@@ -19,7 +19,7 @@ from packstore.images.programs import Program, check_programs
 
 _MOST_SIDE = 65500  # pixels, the limit of ``engine.h``
 _INDEX_SHARE, _INDEX_SPARE = 16, 64
-"""An index has at most this share of its file's bytes, and so many more; others are not worth their bytes."""
+"""Maximum size of an index: the file's bytes divided by the first number, plus the second number of bytes."""
 
 _TOGETHER, _PIXELS_TOGETHER = 16, 1 << 24
 """Limits of a call that decodes several whole images: number of images, and of their pixels."""

@@ -74,10 +74,9 @@ class Requests:
         dtype: Any = np.uint8,
         indexes: Sequence[Any] | BufferAddresses | None = None,
     ) -> None:
-        """
-        Args:
-            sources: ``N`` JPEG files; or pixels of images, ``(H, W, C)``, or with a floating point ``dtype`` planes,
-                ``(C, H, W)``, with the channels of the output, 3 or 1.
+        """Args:
+            sources: ``N`` JPEG files, or pixels of images. Pixels are ``(H, W, C)``, or planes ``(C, H, W)`` with a
+                floating point ``dtype``; C is 3 or 1, as in the output.
             pixels: Height and width of each image, ``(N, 2)``; None for JPEG files.
             dtype: uint8, float32, float16, or uint16 for bfloat16.
             indexes: Seek index of each JPEG file (:meth:`Engine.make_indexes`), empty bytes for none. An index of

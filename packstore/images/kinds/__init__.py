@@ -65,4 +65,4 @@ KINDS = {
     "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.find_mode, _refuse_further_frames(radiance.decode)),
     "npy": FileKind(npy.MAGICS, npy.read_header, npy.find_mode, _refuse_further_frames(npy.decode)),
 }
-"""By :attr:`packstore.images.header.ImageInfo.kind`."""
+"""Kinds by :attr:`packstore.images.header.ImageInfo.kind`."""

@@ -1,11 +1,11 @@
 """Writes images of records into the rows of a batch buffer, in worker threads. A class for each way:
 
-- :class:`RecordAssembler`: image files, which are decoded, and arrays that are read one by one; with
-  :class:`ViewAssembler` for several crops, and :class:`UnequalAssembler` for images that differ in size;
+- :class:`RecordAssembler`: image files, and arrays that are read one by one. :class:`ViewAssembler`: the same for
+  several crops. :class:`UnequalAssembler`: the same for images that differ in size.
 - :class:`CropAssembler` and :class:`CopyAssembler`: one mapped array of all images.
 
-Everything except decoding and resizing runs under the GIL, so it is kept short: whatever can be computed for a whole
-batch at once is, before slices go to the threads. Less Python also means fewer waits between threads, and fewer cache
+Everything except decoding and resizing runs under the GIL, so it is kept short. What can be computed for a whole batch
+at once is computed before slices go to the threads. Less Python also means fewer waits between threads, and fewer cache
 lines that move between cores.
 """
 

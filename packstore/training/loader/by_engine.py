@@ -31,7 +31,7 @@ class EngineGatherer:
     """
 
     def __init__(self, pipeline: Pipeline, kernel: EngineKernel, images: torch.Tensor) -> None:
-        """``images`` are all images, ``(N, C, H, W)``: bytes with channels last, or contiguous floating point."""
+        """``images``: all images, ``(N, C, H, W)``. Bytes are channels-last, floating point is contiguous."""
         self._kernel = kernel
         self._images = as_numpy(images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images)
         self._seed = pipeline.options.draws_seed

@@ -89,19 +89,19 @@ class BatchFields:
         one_by_one: bool = False,
         form: str | None = None,
     ) -> None:
-        """
-        Args:
+        """Args:
             dataset: The dataset.
             options: Options of the loader.
             new_assembler: Makes the assembler of a further column of images.
             finish: See :class:`ImageField`.
             names: Names of the columns; None for all columns of the dataset.
             one_by_one: Images are augmented one by one.
-            form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``; masks and volumes of one
-                shape have it too.
+            form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``. Masks, and volumes of one
+                shape, have the same form.
 
         Raises:
-            UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``."""
+            UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``.
+        """
         self._dataset = dataset
         self._options = options
         column = dataset.manifest.column

@@ -57,14 +57,13 @@ class RecordAssembler(Assembler):
         finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> None:
-        """
-        Args:
+        """Args:
             images: Images of the records.
             operations: First operations of the user's list, which run here.
             max_pixels: An image with more pixels is not decoded.
             stats: Collects the seconds of each stage.
-            alone: No other column is cropped with the images. Else a file must have the size of its header, by which
-                crops are planned.
+            alone: No other column is cropped with the images. If False, a file must have the size of its header, by
+                which crops are planned.
             checks: Policy of checksum verification; None for none.
             finish: Final format of cropped pixels; None for none.
             programs: Operations after the crops.

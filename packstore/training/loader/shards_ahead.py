@@ -39,15 +39,14 @@ class ShardsAhead:
         room: int,
         following: ShardReads | None = None,
     ) -> None:
-        """
-        Args:
+        """Args:
             reader: The open store.
             reads: Shards that this rank reads in the epoch.
             sizes: ``(shards,)``, bytes of each shard of the store.
             first: First batch of the epoch, or of its rest.
             room: Maximum bytes of shards in the cache at a time.
-            following: Shards that it reads in the next epoch; as many bytes of these are fetched as batches need at a
-                time.
+            following: Shards that this rank reads in the next epoch. Of these, at most the bytes are fetched that
+                batches need at a time.
         """
         self._reader = reader
         reads = ShardReads(*(column[reads.last >= first] for column in reads))
@@ -107,8 +106,10 @@ class ShardsAhead:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Lets the threads end after the first shards of the next epoch; after an error, or in an abandoned epoch,
-        after the shard that they are fetching."""
+        """Lets the threads end after the first shards of the next epoch.
+
+        After an error, or in an abandoned epoch, they end after the shard that they are fetching. Does nothing in a
+        forked child."""
         if os.getpid() != self._process:
             return  # a forked child has no threads, and their lock may stay locked
         self._tell_threads_to_end(kind is not None)

@@ -38,8 +38,10 @@ class ViewColumnReader:
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
-        """Takes the arguments of :class:`BatchFields`; raises the same errors, and :class:`UsageError` for columns of
-        further images."""
+        """Takes the arguments of :class:`BatchFields`, and raises the same errors.
+
+        Raises :class:`UsageError` also for columns that cannot follow: further images, lists of images, and JSON with
+        boxes."""
         assert options.views is not None
         columns = [dataset.manifest.column(name) for name in dataset.columns if name != "image"]
         images = [column.name for column in columns if column.type == "image"]
