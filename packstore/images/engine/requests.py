@@ -74,7 +74,8 @@ class Requests:
         dtype: Any = np.uint8,
         indexes: Sequence[Any] | BufferAddresses | None = None,
     ) -> None:
-        """Args:
+        """
+        Args:
             sources: ``N`` JPEG files, or pixels of images. Pixels are ``(H, W, C)``, or planes ``(C, H, W)`` with a
                 floating point ``dtype``; C is 3 or 1, as in the output.
             pixels: Height and width of each image, ``(N, 2)``; None for JPEG files.

@@ -89,7 +89,8 @@ class BatchFields:
         one_by_one: bool = False,
         form: str | None = None,
     ) -> None:
-        """Args:
+        """
+        Args:
             dataset: The dataset.
             options: Options of the loader.
             new_assembler: Makes the assembler of a further column of images.

@@ -57,7 +57,8 @@ class RecordAssembler(Assembler):
         finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> None:
-        """Args:
+        """
+        Args:
             images: Images of the records.
             operations: First operations of the user's list, which run here.
             max_pixels: An image with more pixels is not decoded.

@@ -39,7 +39,8 @@ class ShardsAhead:
         room: int,
         following: ShardReads | None = None,
     ) -> None:
-        """Args:
+        """
+        Args:
             reader: The open store.
             reads: Shards that this rank reads in the epoch.
             sizes: ``(shards,)``, bytes of each shard of the store.
