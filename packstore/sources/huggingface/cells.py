@@ -71,10 +71,10 @@ def label_cells(array: Any) -> Cells:
 
 
 def class_name_reader(names: Sequence[str]) -> CellReader:
-    """Returns a function that makes the cells of an array: functions of a row number.
+    """Returns a function of an array, which returns a function of a row number.
 
-    They convert the class name in the row to its number, and keep None. They raise :class:`ValueError` for another
-    name.
+    The inner function converts the class name in the row to its number, and keeps None. It raises :class:`ValueError`
+    for another name.
     """
     numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
     numbers[None] = None
@@ -89,8 +89,8 @@ def class_name_reader(names: Sequence[str]) -> CellReader:
 
 
 def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
-    """Returns a function that makes the cells of an array: functions of a row number. They read the row as a value
-    of JSON, and apply ``convert`` to it."""
+    """Returns a function of an array, which returns a function of a row number. The inner function reads the row as
+    a value of JSON, and applies ``convert`` to it."""
     return lambda array: ArrayCells(array, lambda scalar: convert(_to_json(scalar)))
 
 
@@ -128,10 +128,10 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a function that makes the cells of an array: functions of a row number.
+    """Returns a function of an array, which returns a function of a row number.
 
-    They convert the nested lists in the row to a NumPy array of a shape and dtype, and keep None. They raise
-    :class:`ValueError` for lists of another size or with nulls.
+    The inner function converts the nested lists in the row to a NumPy array of a shape and dtype, and keeps None. It
+    raises :class:`ValueError` for lists of another size or with nulls.
     """
 
     def numbers(scalar: Any) -> Any:
@@ -224,8 +224,10 @@ def _to_json(scalar: Any) -> Any:
 
 
 def _plain_to_json(value: Any) -> Any:
-    """Converts a plain Python value of Arrow to JSON: dates and times to ISO format; durations, decimals and UUIDs
-    to texts. Keeps other values."""
+    """Converts a plain Python value of Arrow to JSON. Dates and times get ISO format.
+
+    Durations, decimals and UUIDs become texts. Keeps other values.
+    """
     if isinstance(value, dict):
         return {str(name): _plain_to_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -80,7 +80,7 @@ class TableFacts(NamedTuple):
 
     Attributes:
         optional: Columns that may have rows without a value.
-        negative: Columns of integers that may be below 0. As a class, that means unknown.
+        negative: Columns of integers that may be below 0. In a column of classes, such a number means unknown.
         pathless: Columns of files that have no paths.
         classes: Column of texts that names the class of each row, and the names of all classes.
         objects: Column that holds boxes.
@@ -148,7 +148,7 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
     """Finds the only column of a schema that holds boxes, with the classes in its features. Returns None for none or
     several.
 
-    Its convention is known only if packstore has written the table.
+    The convention of the boxes is known only if packstore has written the table.
     """
     found = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
     if found is None:
@@ -228,7 +228,7 @@ def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> Tab
 def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
     """Declares the column of boxes, and that of labels if the same column holds them. Adds their names to ``used``.
 
-    Boxes without objects keep the name ``name``.
+    ``name``: name of the field, if the column holds the boxes alone.
     """
     optional = objects.column in facts.optional
     if not objects.boxes:
@@ -246,13 +246,12 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column by its type, feature and first rows (``array``).
+    """Declares a column by its type, its feature and ``array``, its first rows.
 
-    Returns the field and the column's cell reader: a function that takes an array and returns a function from a row
-    number to a value.
+    Returns the field, and a function of an array, which returns a function from a row number to a value. Logs a warning
+    for names of classes that JSON does not keep, unless ``boxes``: then the names become labels.
 
-    Logs a warning for names of classes that JSON does not keep. ``boxes``: the column's names become labels; no warning
-    is logged. Raises :class:`ValueError` for a type that no field holds.
+    Raises :class:`ValueError` for a type that no field holds.
     """
     types, type = load_pyarrow("pyarrow.types"), value_type(type)
     if is_file_struct(type) or is_binary(type):
@@ -288,9 +287,9 @@ def _declare_column(
 
 
 def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
-    """Declares a column of files as images, masks or bytes: by its feature, its name, and the first file in its cells.
+    """Declares a column of files as images, masks or bytes, by its feature, its name and its first file.
 
-    Without any file, declares images if the column has a feature or the name of an image, else bytes.
+    If there is no file, declares images if the column has a feature or the name of an image, else bytes.
     """
     values = (cells(row) for row in range(getattr(cells, "rows", 0)))
     data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")

@@ -57,8 +57,8 @@ def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[
 
 
 def _choose_cell_reader(column: Column) -> CellReader:
-    """Returns a function that makes the cells of an array: functions of a row number. They return the row's value as
-    the store holds it."""
+    """Returns a function of an array, which returns a function of a row number. The inner function returns the row's
+    value as the store holds it."""
     if column.form == "file":
         return file_cells
     if column.form == "files":

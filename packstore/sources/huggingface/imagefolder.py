@@ -47,8 +47,9 @@ class HfImageFolderSource(FileRowSource):
     With metadata files, each of their rows is a sample, in order. Later rows of one image have keys such as
     ``a.jpg#1``.
 
-    Without metadata files, the images to which the card gives a split are the samples. Their labels are the names of
-    their folders, under the conditions of ``datasets``: all images lie on one level, and in several folders.
+    Without metadata files, the samples are the images to which the card gives a split. Folders are classes if the card
+    says so. If the card says nothing, they are classes as in ``datasets``: all images lie on one level, in folders of
+    several names.
 
     Opening raises :class:`SourceError` if there are no metadata files and no card that states files.
     """
@@ -242,13 +243,15 @@ class HfImageFolderSource(FileRowSource):
         return file
 
     def _main_files(self) -> Iterator[str]:
-        """Yields the path of each sample's main image, in all splits."""
+        """Yields the path of each sample's main image, in all splits. Raises :class:`SourceError` for a row without
+        one."""
         if self._metadata is None:
             return self._list_images()
         return map(self._main_file, self._metadata.rows())
 
     def _list_images(self) -> Iterator[str]:
-        """Yields the paths of the images to which the card gives a split."""
+        """Yields the paths of the images to which the card gives a split. Raises :class:`SourceError` for an image
+        of two splits."""
         for directory, listing in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad):
             for name in listing.images:
                 if self._find_split(join(directory, name)):
@@ -256,7 +259,7 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _repeated(self) -> frozenset[int]:
-        """Hashes of the paths of main images that several samples have."""
+        """Hashes of the paths of main images that several samples have. Reads all rows."""
         hashes = np.sort(np.fromiter(map(hash_path, self._main_files()), np.uint64))
         return frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
 

@@ -49,14 +49,14 @@ class MetadataRow:
     values: Mapping[str, Any]
 
     def first_path(self, name: str) -> str | None:
-        """Returns the first path of :meth:`list_paths`, or None if the cell is empty. Raises as that method does."""
+        """Returns the first path of :meth:`list_paths`, or None if the cell is empty. Raises the same errors."""
         return next(iter(self.list_paths(name)), None)
 
     def list_paths(self, name: str) -> list[str]:
         """Returns the paths in the tree of all files that a cell names; none for an empty cell.
 
-        Raises :class:`SourceError` for a value that is no path within the source. In a column of lists, it must be a
-        list of such.
+        Raises :class:`SourceError` for a value that is no path within the source. Cells of a column of lists must hold
+        lists of paths.
         """
         value = self.values.get(name)
         if value is None or value == "":
@@ -70,7 +70,7 @@ class MetadataRow:
     def _clean_path(self, name: str, value: Any) -> str:
         """Converts a path relative to the file's folder to a path in the tree.
 
-        Raises :class:`SourceError` for a URL, for a path that leads out of the source, and for a value that is no text.
+        Raises :class:`SourceError` for a URL, a path that leads out of the source, and a value that is no text.
         """
         if not isinstance(value, str) or "://" in value:
             raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, expected a path")
@@ -124,8 +124,8 @@ class Metadata:
 def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any]) -> Metadata:
     """Reads all rows once, and declares the columns by their values. ``features``: those in the dataset card.
 
-    A column is optional if a row lacks its value. Raises :class:`SourceError` for files of several formats, without
-    rows, without a column that names files, or with more than 4096 columns.
+    A column is optional if a row lacks its value. Raises :class:`SourceError` for files of several formats, for no
+    rows, and for no column that names files. Raises it also for more than 4096 columns.
     """
     files = tuple(sorted(files))
     kinds = sorted({file.rpartition(".")[2] for file in files})
@@ -288,7 +288,8 @@ def _keep_value(value: Any) -> Any:
 
 
 def _to_class_number(value: Any) -> int | None:
-    """Converts a value to a class number. Returns None if it is missing, or below 0: that means an unknown class."""
+    """Converts a value to a class number. A missing value, and a number below 0, which is an unknown class, become
+    None."""
     number = -1 if value is None or value in _MISSING else int(value)
     return None if number < 0 else number
 

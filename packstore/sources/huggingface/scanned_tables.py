@@ -205,7 +205,7 @@ class ScannedTables(ShardSource):
         """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
         known.
 
-        Returns None if there is no such column, or boxes stay JSON. In the latter case, warns in the log of names of
+        Returns None if there is no such column, or boxes stay JSON. If boxes stay JSON, warns in the log of names of
         classes that are lost. Raises :class:`AmbiguousSourceError` if the convention is not clear.
         """
         found = find_box_column(self._first_batch.schema, self._features)

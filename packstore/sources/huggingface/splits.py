@@ -61,10 +61,10 @@ def list_folder_files(path: Path) -> Iterator[str]:
 
 
 def list_files_ending(path: Path, *suffixes: str) -> list[str]:
-    """Returns the sorted relative paths of files with some suffixes in a folder or archive, and up to three levels
-    below.
+    """Returns the sorted relative paths of files with some suffixes in a folder or archive.
 
-    Leaves out hidden files, and folders such as ``__pycache__``. Returns an empty list for any other path.
+    Looks at most three levels deep. Leaves out hidden files, and folders such as ``__pycache__``. Returns an empty list
+    for any other path.
     """
     tree = open_tree(path)
     if tree is None:
@@ -130,11 +130,11 @@ def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
 
 
 def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
-    """Chooses the patterns that give each file exactly one split: words in the names of folders, or else in those of
+    """Chooses the patterns that give each file exactly one split. These are words in the names of folders, or else of
     files.
 
-    Returns None if neither does. Raises :class:`AmbiguousSourceError` if words in the names of folders give only some
-    files one split.
+    Returns None if neither do. Raises :class:`AmbiguousSourceError` if words in the names of folders give only some
+    files exactly one split.
 
     Args:
         list_files: Lists the paths of all files.

@@ -249,10 +249,9 @@ class HfTableSource(ScannedTables):
         return values
 
     def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Reads the file or the list of files in a cell, as :meth:`_read_file` does each. Returns other values
-        unchanged.
+        """Reads the file in a cell, or each file of a list; see :meth:`_read_file`. Returns other values unchanged.
 
-        Raises :class:`ValueError` also for a missing image in a list.
+        Raises :class:`ValueError` for a missing image in a list, too.
         """
         if isinstance(column.field, Images) and value is not None:
             found = [self._read_file(column, block, each) for each in value]
@@ -314,8 +313,8 @@ class HfTableSource(ScannedTables):
 class _RowReader:
     """Reads rows of one file in order, and decodes each block once; does not decode a damaged group again.
 
-    If the file cannot be opened, every row is a :class:`FailedSample`. A row before the last one decodes its group
-    again.
+    If the file cannot be opened, every row is a :class:`FailedSample`. To read a row that comes before the last one,
+    decodes its group again.
     """
 
     def __init__(self, source: HfTableSource, number: int) -> None:
@@ -370,5 +369,5 @@ def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
 
 
 def _collect_paths(value: Any) -> Any:
-    """Returns the path of a file, a list of paths for a list of files, or None for a value without a path."""
+    """Returns the path of a file, or the list of paths of a list of files. Any other value has None."""
     return [getattr(each, "path", None) for each in value] if isinstance(value, list) else getattr(value, "path", None)

@@ -161,7 +161,7 @@ def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple
     """Returns the least and greatest possible value of rescaled pixels. ``low`` and ``high`` are those of stored
     pixels.
 
-    Returns the latter if the file has no scale. Returns None if slope or intercept is no whole number.
+    If the file has no scale, returns these. Returns None if slope or intercept is no whole number.
     """
     table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:

@@ -28,8 +28,8 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
         max_pixels: Limit for height times width.
 
     Raises:
-        ValueError: The frame is damaged, too large, in a compression that no installed library reads, or has values
-            that the mode does not hold.
+        ValueError: The frame is damaged or too large. No installed library reads its compression. The mode does not
+            hold its values.
     """
     processing = load_pydicom().pixels.processing
     with silence_warnings():

@@ -157,8 +157,8 @@ class NiftiSource(HeaderScanSource):
         """Reads a slice as ``image``, with the header's columns. For volumes, reads ``volume``, and its middle slice as
         ``image``.
 
-        Values are as stored. Leaves out the mask if there is none. Raises :class:`ValueError` for a damaged file, for
-        values that the mode does not hold, and for a mask that does not fit.
+        Values are as stored. Leaves out the mask if there is none. Raises :class:`ValueError` for a damaged file, and
+        for values that the mode does not hold. Raises it also for a mask that does not fit.
         """
         *file, rest = ref
         if file[1] < 0:
@@ -318,8 +318,7 @@ def _possible_mask_paths(path: str) -> Iterator[str]:
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
-    """Lists folders that may lie beside the folder of a file: ``labelsTr`` for a file in ``imagesTr`` and the word
-    ``labels``.
+    """Lists folders that may lie beside the folder of a file: ``labelsTr`` beside ``imagesTr`` for the word ``labels``.
 
     Returns none if one of ``words`` already names the file's folder. Returns none also if that is no folder of images
     or labels.

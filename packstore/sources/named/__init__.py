@@ -31,8 +31,8 @@ _MAX_LIST_BYTES = 1 << 30
 class NamedSource(FileRowSource):
     """Base of published data sets whose images are files that lists name.
 
-    The given path is the data set's folder. It may also be a folder up to three levels above that holds nothing else
-    but archives, as torchvision leaves it. Opening raises :class:`SourceError` for a path of another layout, and if a
+    The given path is the data set's folder, or a folder up to three levels above. The latter holds nothing else but
+    archives, as torchvision leaves it. Opening raises :class:`SourceError` for a path of another layout, and if a
     required file is missing.
 
     Attributes:

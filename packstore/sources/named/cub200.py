@@ -70,8 +70,10 @@ class Cub200(NamedSource):
             yield FileRow(self.tree_path(f"images/{file}"), values)
 
     def _read_points(self, table: TextTable, image: str) -> list[list[float]]:
-        """Returns (x, y, visibility) of each part of an image, in the order of ``parts.txt``; (0, 0, 0) for a part that
-        is not listed. Raises :class:`SourceError` for an invalid line."""
+        """Returns (x, y, visibility) of each part of an image, in the order of ``parts.txt``.
+
+        A part that is not listed has (0, 0, 0). Raises :class:`SourceError` for an invalid line.
+        """
         found = [[0.0, 0.0, 0.0] for _ in range(self._part_count)]
         for line in table.find_lines(image):
             if len(line) != 5 or not 1 <= table.parse_int(line[1], "five numbers", line) <= len(found):

@@ -120,8 +120,7 @@ class FolderSetSource(FileRowSource):
         return in_packing_order({self._find_split(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, a column for each group of the pattern, and a column for each further file that some
-        image has.
+        """Declares the image, each group of the pattern, and each further file that some image has.
 
         A further column whose name means masks has masks. Other further columns have images, JSON or texts, by the
         suffix of the first file.
@@ -175,7 +174,7 @@ class FolderSetSource(FileRowSource):
         return ()
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a path matches the pattern of known files of the set, or that of its images that are no samples."""
+        """Tells if a path matches the pattern of known files that are left out, or of images that are no samples."""
         return re.fullmatch(f"{self.row.known}|{self.row.left}", _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
@@ -193,7 +192,7 @@ class FolderSetSource(FileRowSource):
         return self.row.splits.get(found, found.lower())
 
     def _convert_group(self, column: str, text: str) -> Any:
-        """Converts the text of a group: a label to its class number, other text groups unchanged, and the rest to
+        """Converts the text of a group: a label to its class number, any other text group not at all, the rest to
         integers. MARS's ``00-1`` is -1."""
         if column in self.row.labels:
             return self._class_numbers[column][text]
@@ -251,7 +250,7 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, F
     no set matches.
 
     Looks for the markers in the folders of :func:`walk_lone_folders`, up to the first folder in which a set matches.
-    Skips sets with missing required files, and those that :attr:`FolderSet.unless` excludes. Lists all images.
+    Skips sets with missing required files, or with a path of :attr:`FolderSet.unless`. Lists all images.
     """
     found: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):

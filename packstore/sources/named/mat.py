@@ -56,8 +56,8 @@ def load_mat(name: str, data: bytes) -> dict[str, Any]:
         data: Its content.
 
     Raises:
-        SourceError: The file is damaged, holds other types, has more than 64 MiB inflated or 2,000,000 elements, or
-            nests deeper than eight levels.
+        SourceError: The file is damaged, or holds other types. Inflated, it has more than 64 MiB. It has more than
+            2,000,000 elements, or more than eight levels.
     """
     try:
         order = _read_byte_order(data[:_HEADER])

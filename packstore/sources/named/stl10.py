@@ -31,11 +31,10 @@ _CLASSES = 10
 
 
 class Stl10Source(PixelSource):
-    """Source of STL-10 in a folder or an archive: ``train``, ``test`` and, if its file exists, ``unlabeled``, which has
-    no labels.
+    """Source of STL-10 in a folder or an archive: ``train``, ``test`` and, if its file exists, ``unlabeled``.
 
-    Training images have ``folds`` if that file exists. Opening raises :class:`SourceError` for a path without pixels
-    and labels of ``train`` and ``test``.
+    Images of ``unlabeled`` have no labels. Training images have ``folds`` if that file exists. Opening raises
+    :class:`SourceError` for a path without pixels and labels of ``train`` and ``test``.
     """
 
     kind = "stl10"
@@ -73,8 +72,8 @@ class Stl10Source(PixelSource):
         """Reads labels, from 0, of ``train`` and ``test``, and the folds of ``train``. Measures the pixels of all
         splits.
 
-        Raises :class:`SourceError` for wrong labels or folds, and for a file that is cut off. Raises it also for an
-        archive's file that is compressed, so that its parts cannot be read.
+        Raises :class:`SourceError` for wrong labels or folds, and for a file that is cut off. Raises it also for pixels
+        that are compressed in the archive: parts of them cannot be read.
         """
         found = []
         for split in ("train", "test", "unlabeled"):

@@ -71,12 +71,13 @@ def is_box_name(name: str) -> bool:
 
 
 def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
-    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``.
+    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``. A cell holds
 
-    A cell holds one box, ``[1, 2, 3, 4]`` or ``1 2 3 4``, or several, ``[[1, 2, 3, 4], …]`` or separated by ``;``. A
-    box may also be an object of just four numbers, such as ``{"xmin": 1, …}``. Python's notation is read, too.
+    - one box: ``[1, 2, 3, 4]``, ``1 2 3 4``, or an object of just four numbers, such as ``{"xmin": 1, …}``;
+    - several boxes: a list of them, or boxes separated by ``;``;
+    - no box: a text such as ``no_box``.
 
-    Returns no boxes for texts such as ``no_box``. Returns None for other values, and for boxes of several conventions.
+    Python's notation is read, too. Returns None for other values, and for boxes of several conventions.
     """
     if isinstance(value, str):
         text = value.strip()

@@ -113,5 +113,5 @@ class FlagColumns:
         return {name: value for name, value in every.items() if name in self.fields}
 
     def _classes_flagged(self, wanted: int | None, rows: list[dict[str, Any]]) -> list[str]:
-        """Returns the classes that have the flag ``wanted`` in one of the rows: 1, 0, -1, or None for a blank cell."""
+        """Returns the classes that have a flag in one of the rows. ``wanted``: 1, 0, -1, or None for a blank cell."""
         return [name for name in self._names if any(parse_flag(cells.get(name)) == wanted for cells in rows)]

@@ -157,7 +157,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
     """Finds the meanings of all columns except those of images. Decides by their names and values.
 
     Columns that the user names have their meaning from there. Looks for run lengths and points only if there are no
-    boxes, and for flags only if there is no label. Raises :class:`UsageError` for a named column that does not exist.
+    boxes. Looks for flags only if there is no label. Raises :class:`UsageError` for a named column that does not exist.
 
     Args:
         facts: Facts of each column.

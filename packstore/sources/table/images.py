@@ -164,8 +164,10 @@ class Naming:
 
 
 class NamingCounter:
-    """Counts how many values of a column name an image, for each way: with or without suffixes, by whole paths or by
-    names alone."""
+    """Counts how many values of a column name an image, for each way to name one.
+
+    The ways: with or without suffixes, by whole paths or by names alone.
+    """
 
     def __init__(self, index: ImageIndex) -> None:
         self._index = index
@@ -218,10 +220,10 @@ class NamingCounter:
 
 
 def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
-    """Sorts base folders by hits; then by words that they share with the path of the table, ``hint``; then by nearness
-    to the table.
+    """Sorts base folders by hits, then by words in common with ``hint``, then by nearness to the table. Leaves out
+    folders of other splits than the table's, if others remain.
 
-    Leaves out folders of other splits than the table's, if others remain.
+    ``hint``: path of the table.
     """
     words = words_of_path(hint)
     splits = find_split_words(words)

@@ -19,9 +19,9 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     """Joins each table with one row per image to the first earlier table that fits. Returns the tables that were not
     joined.
 
-    Their :attr:`Table.joined` has the tables that were joined to them. A table fits if both have as many images, and no
-    column of the same name in the first 4,096 rows. If the earlier table has several rows per image, it may also have
-    fewer images. :class:`JoinedRows` finds later if the images are the same.
+    Their :attr:`Table.joined` has the tables that were joined to them. Tables fit if they name as many images, and
+    share no column in the first 4,096 rows. If the earlier table has several rows per image, it may also have fewer
+    images. :class:`JoinedRows` finds later if the images are the same.
     """
     found: list[Table] = []
     columns: list[set[str]] = []
@@ -43,7 +43,7 @@ def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
 
 
 def _can_join(one: Table, other: Table) -> bool:
-    """Tells if table ``other`` may have one row for each image of table ``one``, by the numbers of rows and images.
+    """Tells if table ``other`` may be joined to table ``one``, by their numbers of rows and images.
 
     Both must be of the same split, both or neither of text, and have names of columns. Only one column of ``other`` may
     name images.

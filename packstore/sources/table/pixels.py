@@ -135,8 +135,8 @@ class PixelTableSource(TableSource):
     def _write_pixels(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
         """Checks the pixels of a row and writes them to the file.
 
-        Raises :class:`SourceError` for numbers other than 0 to 255, for another number of pixels than before, and for
-        images that are no squares.
+        Raises :class:`SourceError` for numbers other than 0 to 255, and for images that are no squares. Raises it also
+        for another number of pixels than before.
         """
         texts = cells[pixels[0]].split() if len(pixels) == 1 else [cells[n] for n in pixels]
         try:
@@ -158,7 +158,7 @@ class PixelTableSource(TableSource):
         file.write(raw)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image and the other columns. Sets :attr:`shape`, that of all images."""
+        """Declares the image and the other columns. Sets :attr:`shape` to the shape of all images."""
         self.shape = self._shape
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 

@@ -59,8 +59,8 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
 def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[TableRow]:
     """Yields rows with named cells; the suffix of the file tells its format.
 
-    Raises :class:`SourceError` for a malformed row, another number of cells than in the first line, a column twice, or
-    more than 16,384 columns.
+    Raises :class:`SourceError` for a malformed row, and for another number of cells than in the first line. Raises it
+    also for a column twice, and for more than 16,384 columns.
     """
     if suffix not in TEXT:
         reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)

@@ -357,7 +357,8 @@ class TableSource(FileRowSource):
     def _declare_further_image(self, name: str) -> Image | Mask:
         """Declares a column of further images, as optional images.
 
-        If the column's name means masks, declares masks of the form of the first readable file in the first 512 rows.
+        If the column's name means masks, declares masks. Their form is that of the first readable file in the first 512
+        rows.
         """
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
@@ -366,7 +367,7 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _pairs_classes(self) -> bool:
-        """True if other values of an image's rows differ, too, so that classes belong to them row by row."""
+        """True if other values of an image's rows differ, too. The classes then belong to them row by row."""
         return any(name in self._varying_columns for name in self._roles.rest)
 
     def _lacks_values(self, name: str) -> bool:

@@ -198,7 +198,7 @@ class VocSource(FileRowSource):
                 raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
 
     def _is_name_without_flag(self, stem: str) -> bool:
-        """Tells if a line with blanks is the whole name of an existing image, so that it has no flag at its end."""
+        """Tells if a line with blanks is the whole name of an existing image. Such a line has no flag at its end."""
         return " " in stem and any(
             is_file(self.tree, self._join_base(self._images, stem + end)) for end in IMAGE_SUFFIXES
         )

@@ -58,7 +58,7 @@ class VocBesideSource(FileRowSource):
         return declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, with the XML file of the same name, which may be missing."""
+        """Yields a row for each image of a split, with the XML file of the same name. This file may be missing."""
         for images, xml in self._pairs[split]:
             for name in self.tree.list(images).images:
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})

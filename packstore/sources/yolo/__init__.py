@@ -89,7 +89,7 @@ class YoloSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, with the path of its file of labels, which need not exist."""
+        """Yields a row for each image of a split, with the path of its file of labels. This file may be missing."""
         for image in self._list_images(split):
             yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 

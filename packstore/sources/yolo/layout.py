@@ -124,8 +124,8 @@ def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[s
 def read_layout(tree: Tree) -> YoloLayout:
     """Reads the layout of a source from ``data.yaml`` or ``obj.data``.
 
-    Without these, finds the folders of images, and names of classes in a YAML file or a list such as ``classes.txt``.
-    The layout then has no splits if there are no such folders.
+    Without these, finds the folders of images. Reads names of classes from a YAML file or a list such as
+    ``classes.txt``. The layout has no splits if there are no such folders.
 
     Raises :class:`SourceError` if these files are invalid, or the images they name are missing. Raises
     :class:`AmbiguousSourceError` for several descriptions.
@@ -164,8 +164,8 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
     """Adds splits to a layout and returns it. Leaves out a split whose images are missing, or are those of another
     split.
 
-    Counts these in ``ignored``. If no split is left, and the paths may be those of another machine, takes the usual
-    folders instead and counts nothing. Raises :class:`SourceError` if no images are found.
+    Counts these in ``ignored``. If no split is left, the paths may be those of another machine. In this case takes the
+    usual folders instead, and counts nothing. Raises :class:`SourceError` if no images are found.
 
     Args:
         tree: The source.
