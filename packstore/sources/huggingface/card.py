@@ -58,9 +58,10 @@ def read_card(folder: Path) -> Card:
 
 
 def parse_card(data: bytes, folder: Path) -> Card:
-    """Parses a card. Returns an empty one if its head states no data files and no features.
+    """Parses the settings of a card's default configuration. Returns an empty card if its head states no data files and
+    no features.
 
-    ``folder``: the card's folder, for messages. Raises :class:`ValueError` for a malformed head. Raises
+    ``folder``: the card's folder, for errors. Raises :class:`ValueError` for a malformed head. Raises
     :class:`AmbiguousSourceError` for several configurations without a default.
     """
     head = _HEAD.match(data)
@@ -92,9 +93,10 @@ def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
 
 
 def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
-    """Returns the configuration that ``datasets`` loads by default; an empty one if there are no configurations.
+    """Returns the configuration that ``datasets`` loads by default: the only one, or the one that is marked or named as
+    the default.
 
-    Raises :class:`AmbiguousSourceError` for several without a default.
+    Returns an empty one if there are none. Raises :class:`AmbiguousSourceError` for several without a default.
     """
     names = [str(config.get("config_name")) for config in configs]
     if len(configs) < 2:

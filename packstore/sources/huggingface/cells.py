@@ -130,8 +130,8 @@ def vector_cells(array: Any) -> Cells:
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     """Returns a function of an array, which returns a function of a row number.
 
-    The inner function converts the nested lists in the row to a NumPy array of a shape and dtype, and keeps None. It
-    raises :class:`ValueError` for lists of another size or with nulls.
+    The inner function converts nested lists to a NumPy array of a shape and dtype, and keeps None. It raises
+    :class:`ValueError` for lists of another size or with nulls.
     """
 
     def numbers(scalar: Any) -> Any:

@@ -289,7 +289,7 @@ def _declare_column(
 def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
     """Declares a column of files as images, masks or bytes, by its feature, its name and its first file.
 
-    If there is no file, declares images if the column has a feature or the name of an image, else bytes.
+    Without a file, a column with a feature or the name of an image has images; any other has bytes.
     """
     values = (cells(row) for row in range(getattr(cells, "rows", 0)))
     data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")

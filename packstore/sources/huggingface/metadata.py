@@ -247,8 +247,7 @@ class ColumnValues:
 def _classify_text(value: str) -> str:
     """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
 
-    An empty text is ``missing``. ``NA`` and the like are ``text``, and so is a number with a leading zero and a
-    fraction.
+    An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros.
     """
     if value in _MISSING:
         return "text" if value else "missing"

@@ -174,7 +174,8 @@ class FolderSetSource(FileRowSource):
         return ()
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a path matches the pattern of known files that are left out, or of images that are no samples."""
+        """Tells if the set leaves out a file on purpose: a known file that is no image, or an image that is no
+        sample."""
         return re.fullmatch(f"{self.row.known}|{self.row.left}", _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
@@ -192,8 +193,8 @@ class FolderSetSource(FileRowSource):
         return self.row.splits.get(found, found.lower())
 
     def _convert_group(self, column: str, text: str) -> Any:
-        """Converts the text of a group: a label to its class number, any other text group not at all, the rest to
-        integers. MARS's ``00-1`` is -1."""
+        """Converts the text of a group. A label becomes its class number, a group of texts is unchanged, and the
+        rest become integers. MARS's ``00-1`` is -1."""
         if column in self.row.labels:
             return self._class_numbers[column][text]
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)

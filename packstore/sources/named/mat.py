@@ -341,6 +341,13 @@ class _MatReader:
         """Reads the value that follows an array's header. Its type is that of :func:`load_mat`.
 
         Refuses texts of several rows, complex numbers and other classes.
+
+        Args:
+            flags: Flags of the header: class and complexity.
+            shape: Shape of the header.
+            at: Offset of the value.
+            end: Offset behind the array.
+            depth: Number of enclosing cells and structs.
         """
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:

@@ -285,7 +285,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     - ``CERTAIN`` for XML files beside images, or ``PARTIAL`` if other annotations are there too;
     - ``NO`` for other paths.
 
-    Raises :class:`AmbiguousSourceError` for several folders with ``JPEGImages``.
+    Raises :class:`AmbiguousSourceError` for several folders with ``JPEGImages``. Raises it also if several groups of
+    folders have the images of one folder of XML files.
     """
     tree = open_tree(path)
     if tree is None:
