@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Array, Bytes, Field, Json, Text
-from packstore.core.modes import Mode, mode_of
+from packstore.core.modes import Mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import too_many_values
 from packstore.sources.archives import open_tree
@@ -26,8 +25,9 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.medical.dicom_files import KEPT, MAGIC, MAGIC_AT, NoPixelsError, load_pydicom, parse_file
 from packstore.sources.medical.dicom_geometry import read_slice
-from packstore.sources.medical.dicom_header import DicomHeader, read_frame_columns, read_header
+from packstore.sources.medical.dicom_header import read_frame_columns, read_header
 from packstore.sources.medical.dicom_pixels import read_frame
+from packstore.sources.medical.dicom_series import DicomFile, are_placed, choose_mode, group_by_series, sort_files
 from packstore.sources.medical.dicom_volumes import Slice, stack_slices
 from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.rows import Row
@@ -37,30 +37,9 @@ _SUFFIXES = (".dcm", ".dicom", ".dic", ".ima")
 _DIRECTORY = "dicomdir"
 _IMAGES = ("stored", "rescaled", "window")
 _VOLUMES, _WITH_GAPS = "volumes", "gaps"
-_DTYPES = ("uint8", "uint16", "int16", "int32")
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
 _FILE_NOTE = "the column 'file' holds whole DICOM files, which identify patients"
 _NO_KEYWORD = "not a DICOM keyword, such as PatientAge"
-
-
-class _DicomFile(NamedTuple):
-    """DICOM file with pixels, or a damaged file.
-
-    Attributes:
-        modified_ns: Time of its last modification, in nanoseconds.
-        changed_ns: Time of its last change, contents or attributes, in nanoseconds.
-        header: Its header; None if the file is damaged.
-        error: Reason why it cannot be read; ``""`` for a good header.
-        numbers: Numbers of its patient, study and series, from 0; -1 for a damaged file.
-    """
-
-    path: str
-    size: int
-    modified_ns: int
-    changed_ns: int
-    header: DicomHeader | None
-    error: str
-    numbers: tuple[int, int, int] = (-1, -1, -1)
 
 
 class DicomSource(HeaderScanSource):
@@ -153,7 +132,7 @@ class DicomSource(HeaderScanSource):
         """
         survey = super().survey(split, progress)
         notes = [_FILE_NOTE] if self._keeps_file else []
-        if self._as_volumes and (unplaced := [each[0] for each in self._series if not _are_placed(each)]):
+        if self._as_volumes and (unplaced := [each[0] for each in self._series if not are_placed(each)]):
             notes.append(
                 f"slices without positions are in the order of InstanceNumber, in {len(unplaced)} series, the first "
                 f"with {printable(unplaced[0].path)}"
@@ -198,14 +177,9 @@ class DicomSource(HeaderScanSource):
             yield Row(first.path, ref, plane, plane * slices + 512, *times)
 
     @cached_property
-    def _series(self) -> list[list[_DicomFile]]:
-        """Readable files by series, in the order of their planes. Each file without the UID of a series is a series of
-        its own."""
-        found: dict[Any, list[_DicomFile]] = {}
-        for file in self._files:
-            if file.header is not None:
-                found.setdefault(file.numbers if file.header.series else file.path, []).append(file)
-        return list(found.values())
+    def _series(self) -> list[list[DicomFile]]:
+        """Readable files by series, in the order of their planes."""
+        return group_by_series(self._files)
 
     def _read_volume(self, ref: Any) -> Mapping[str, Any]:
         """Reads all slices of a series and stacks them to a volume. Returns the volume's columns:
@@ -345,27 +319,15 @@ class DicomSource(HeaderScanSource):
         return frozenset(self._scan_result[1])
 
     @cached_property
-    def _files(self) -> list[_DicomFile]:
-        """All image files, sorted by series and plane; damaged files come last. Patients, studies and series are
-        numbered from 0 in the order of the paths."""
-        known: list[dict[str, int]] = [{}, {}, {}]
-        found = []
-        for file in self._scan_result[0]:
-            header = file.header
-            if header is not None:
-                patient, study, series = (
-                    numbers.setdefault(name, len(numbers))
-                    for numbers, name in zip(known, (header.patient, header.study, header.series), strict=True)
-                )
-                file = file._replace(numbers=(patient, study, series))
-            found.append(file)
-        return sorted(found, key=_sort_key)
+    def _files(self) -> list[DicomFile]:
+        """All image files with their numbers, sorted by series and plane; damaged files come last."""
+        return sort_files(self._scan_result[0])
 
     @cached_property
-    def _scan_result(self) -> tuple[list[_DicomFile], list[str]]:
+    def _scan_result(self) -> tuple[list[DicomFile], list[str]]:
         """Image files with their headers, damaged ones included, and paths of DICOM files without pixels. Reads all
         headers. Raises :class:`SourceError` if there are no images."""
-        files: list[_DicomFile] = []
+        files: list[DicomFile] = []
         others: list[str] = []
         for path in self.find_files(lambda path: path.lower().endswith(_SUFFIXES) or _is_dicom(self.tree, path)):
             stat, error = self.stat_file(path)
@@ -378,7 +340,7 @@ class DicomSource(HeaderScanSource):
                 continue
             except ValueError as problem:
                 error = str(problem)
-            files.append(_DicomFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
+            files.append(DicomFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
             self.report_scanned(len(files))
         if not files:
             raise SourceError(f"{printable(str(self.path))} holds no DICOM images")
@@ -386,53 +348,8 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images.
-
-        float32 if some images are floating point. int32 if no integer type holds all possible values; reading an image
-        with a larger value then fails.
-
-        Raises :class:`SourceError` if some images are gray of more than 8 bits, and others have colours.
-        """
-        ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
-        channels = max((each for each, *_ in ranges), default=1)
-        floating = any(is_float for _, _, _, is_float in ranges)
-        low, high = min((low for _, low, _, _ in ranges), default=0), max((high for _, _, high, _ in ranges), default=0)
-        fitting = (name for name in _DTYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
-        dtype = "float32" if floating else next(fitting, "int32")  # a larger value is a bad sample
-        if len({each for each, *_ in ranges}) > 1 and dtype != "uint8":
-            gray, colour = (
-                next(f.path for f in self._files if f.header is not None and f.header.channels == count)
-                for count in (1, channels)
-            )
-            raise SourceError(
-                f"{printable(str(self.path))}: {printable(gray)} is gray of many bits and {printable(colour)} has "
-                "colours, and a store has one mode; leave one kind out with --ignore, or take 8 bits with --column "
-                "image=window"
-            )
-        return mode_of(channels, dtype)
-
-    def _pixel_range(self, header: DicomHeader) -> tuple[int, int, int, bool]:
-        """Returns (channels, least value, greatest value, True for floating point) of the pixels of an image.
-
-        These are pixels after the conversion that the option ``image`` chooses.
-        """
-        if self._value_form == "window" and header.channels == 1:
-            return 1, 0, 255, False
-        if self._value_form == "rescaled" and header.channels == 1:
-            return (1, 0, 0, True) if header.rescaled is None else (1, *header.rescaled, False)
-        return header.channels, header.low, header.high, header.is_float
-
-
-def _sort_key(file: _DicomFile) -> tuple[Any, ...]:
-    """Returns the key that sorts files by series, plane, instance number and path; damaged files last."""
-    if file.header is None:
-        return 1, 0, 0.0, 0, file.path
-    return 0, file.numbers[2], file.header.position, file.header.instance, file.path
-
-
-def _are_placed(files: Sequence[_DicomFile]) -> bool:
-    """Tells if the first slice in each file of a series has a position."""
-    return all(file.header is not None and math.isfinite(file.header.position) for file in files)
+        """Mode that holds the pixels of all images. Raises :class:`SourceError` if :func:`choose_mode` does."""
+        return choose_mode(printable(str(self.path)), self._files, self._value_form)
 
 
 def _is_dicom(tree: Tree, path: str) -> bool:

@@ -19,12 +19,11 @@ from packstore.core.fields import Field, Image, Label, Text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
-from packstore.sources.beside import is_folder, join, read_whole
+from packstore.sources.beside import is_folder, join
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import Listing, is_passed_over
+from packstore.sources.named.ilsvrc_devkit import DEVKITS, META, TRUTH, Devkit, find_devkit, read_devkit
 from packstore.sources.named.kaggle import KaggleSource
-from packstore.sources.named.mat import get_struct_fields, load_variable, to_texts, to_whole_number
-from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
 
@@ -33,10 +32,8 @@ _TARS = {
     "val": ("ILSVRC2012_img_val.tar",),
     "test": ("ILSVRC2012_img_test_v10102019.tar", "ILSVRC2012_img_test.tar"),
 }
-_DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar")
 _ARCHIVES = ("ILSVRC2012_img_", "ILSVRC2012_devkit_")
 """Beginnings of the names of its archives."""
-_META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 _VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
 _DEPTH = 3
@@ -106,7 +103,7 @@ class IlsvrcSource(RowSource):
         if not self._layout.splits:
             raise SourceError(
                 f"{printable(str(path))} is not ILSVRC as downloaded: expected {_TARS['train'][0]}, {_TARS['val'][0]} "
-                f"and {_DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
+                f"and {DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
             )
         if self._layout.needs_devkit and self._layout.devkit is None:
             raise _missing_devkit_error(path, self._layout)
@@ -178,7 +175,7 @@ class IlsvrcSource(RowSource):
         yield from dict.fromkeys(part.path for part in self._layout.splits.values())
         devkit = self._layout.devkit
         if devkit is not None:
-            yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
+            yield from (devkit / META, devkit / TRUTH) if devkit.is_dir() else (devkit,)
 
     def close(self) -> None:
         """Closes all archives and folders."""
@@ -236,48 +233,9 @@ class IlsvrcSource(RowSource):
         }
 
     @cached_property
-    def _devkit(self) -> _Devkit | None:
+    def _devkit(self) -> Devkit | None:
         """Content of the devkit; None without one. Raises :class:`SourceError` if it is damaged."""
-        return None if self._layout.devkit is None else _read_devkit(self._layout.devkit)
-
-
-@dataclass(frozen=True)
-class _Devkit:
-    """Class names and validation labels from the devkit.
-
-    Attributes:
-        names: Names of the classes by wnid.
-        truth: The wnid of each validation image, in order.
-    """
-
-    names: dict[str, str]
-    truth: list[str]
-
-
-def _read_devkit(path: Path) -> _Devkit:
-    """Reads the devkit, a folder or an archive. Only synsets without children are classes.
-
-    Raises :class:`SourceError` if the devkit is missing or damaged, and for a label that is no class.
-    """
-    tree = open_tree(path)
-    if tree is None:
-        raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
-    name = tree.name(_META)
-    synsets = load_variable(name, read_whole(tree, _META), "synsets")
-    numbers, wnids, words, children = get_struct_fields(
-        name, synsets, ("ILSVRC2012_ID", "WNID", "words", "num_children")
-    )
-    leaves = [n for n, count in enumerate(children) if to_whole_number(name, count) == 0]
-    by_number = {to_whole_number(name, numbers[n]): to_texts(name, wnids)[n] for n in leaves}
-    names = {wnids[n]: to_texts(name, words)[n] for n in leaves}
-    table = TextTable(tree.name(_TRUTH), read_whole(tree, _TRUTH))
-    truth = []
-    for line in table:
-        wnid = by_number.get(table.parse_int(line[0], "the number of a class", line)) if len(line) == 1 else None
-        if wnid is None:
-            table.refuse_line(line, f"the number of one of the {len(by_number)} classes of {_META}")
-        truth.append(wnid)
-    return _Devkit(names, truth)
+        return None if self._layout.devkit is None else read_devkit(self._layout.devkit)
 
 
 def _find_layout(path: Path) -> _Layout:
@@ -292,11 +250,11 @@ def _find_layout(path: Path) -> _Layout:
     if not path.is_dir():
         if _is_val_archive(path):
             found.splits["val"] = _SplitImages(path, "", in_classes=False)
-            found.devkit = _find_devkit(path.parent)
+            found.devkit = find_devkit(path.parent)
         return found
     if _is_val_folder(path):
         found.splits["val"] = _SplitImages(path, "", in_classes=False)
-        found.devkit = _find_devkit(path) or _find_devkit(path.parent)
+        found.devkit = find_devkit(path) or find_devkit(path.parent)
         return found
     for split, tars in _TARS.items():
         tar = next((path / name for name in tars if (path / name).is_file()), None)
@@ -306,18 +264,13 @@ def _find_layout(path: Path) -> _Layout:
                 found.splits[split] = _SplitImages(path, split, in_classes)
         elif tar is not None:
             found.splits[split] = _SplitImages(tar, "", in_classes=split == "train")
-    found.devkit = _find_devkit(path)
+    found.devkit = find_devkit(path)
     if found.devkit is not None and "val" not in found.splits:
         files = (path / name for name in _list_top_names(path).files if "val" in name.lower())
         archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
         if archive is not None:
             found.splits["val"] = _SplitImages(archive, "", in_classes=False)
     return found
-
-
-def _find_devkit(folder: Path) -> Path | None:
-    """Finds the devkit in a folder, unpacked or not; returns None if there is none."""
-    return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
 
 
 def _is_val_folder(path: Path) -> bool:
@@ -385,7 +338,7 @@ def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
         alone = f"or pack them without labels with --source {kind}"
         answer = Answer(("--source", kind), None if part.path == path else part.path)
     return AmbiguousSourceError(
-        f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
+        f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {DEVKITS[1]} beside "
         f"them, {alone}",
         [answer],
     )
@@ -402,7 +355,7 @@ def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
         give, options = f"give {printable(str(place))}", [Answer(source=place), *options]
     return AmbiguousSourceError(
         f"{printable(str(path))} holds the validation images of ILSVRC in {printable(folder)}, without labels: "
-        f"{give} with {_DEVKITS[1]} beside it, or pack folders as classes with --source imagefolder",
+        f"{give} with {DEVKITS[1]} beside it, or pack folders as classes with --source imagefolder",
         options,
     )
 
