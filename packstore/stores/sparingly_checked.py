@@ -62,17 +62,6 @@ class SparinglyCheckedReader(CheckedReader):
         self._count = self._reads.data  # access to its items costs a tenth of the array's
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
-    def read(self, index: int) -> Buffer:
-        """Returns the image. Checks an image file at every read, and an array at one of 16 reads.
-
-        Raises :class:`CorruptRecordError` if the image does not match its checksum.
-        """
-        return self._verify_record(index, self._reader.read(index))
-
-    def view(self, index: int) -> Buffer:
-        """Returns a view of the image, checked as by :meth:`read`."""
-        return self._verify_record(index, self._reader.view(index))
-
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
         """Counts a read of each record, and checks the images at one of 16 reads of the record.
 

@@ -106,9 +106,11 @@ class RemoteReader(ShardedReader):
 
         After the context, failed fetches may be tried again at once.
         """
-        with refuse_requests():
-            yield
-        self._failed.clear()  # retry shards whose requests were refused
+        try:
+            with refuse_requests():
+                yield
+        finally:
+            self._failed.clear()  # retry shards whose requests were refused
 
     def release_shards(self, numbers: Collection[int]) -> None:
         """Closes shards that are not needed soon, and makes prefetched ones old in the cache, which evicts them early.

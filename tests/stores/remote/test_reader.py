@@ -182,6 +182,16 @@ def test_waiting_for_room_that_another_reader_holds_ends(
         assert len(bytes(reader.read(len(reader) - 1))) > 0
 
 
+def test_refused_requests_are_made_after_an_error(bucket: Path, tmp_path: Path) -> None:
+    records = make_records("uint8", 4)
+    with opened(put(bucket, tmp_path, records)) as reader:
+        with pytest.raises(KeyboardInterrupt), reader.refuse_requests():
+            with pytest.raises(StoreError, match="interrupted"):
+                reader.read(0)
+            raise KeyboardInterrupt
+        assert_holds(reader, records)
+
+
 def test_a_dataset_travels(bucket: Path, tmp_path: Path) -> None:
     url = put(bucket, tmp_path, make_records("uint8", 9))
     dataset = packstore.PackedDataset(str(url), "train")
