@@ -68,8 +68,11 @@ def report_to_json(report: Report) -> dict[str, Any]:
 
 
 def describe_report(report: Report) -> str:
-    """Formats the report as text, wrapped to the terminal's width: facts by section. A problem follows its fact, with
-    an exclamation mark."""
+    """Formats the report as text: facts by section, and the number of problems. A problem follows its fact, with an
+    exclamation mark.
+
+    Wraps lines to the terminal's width, at most 120 characters.
+    """
     width = max(len(fact.name) for fact in report.facts)
     columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)
     lines: list[str] = []

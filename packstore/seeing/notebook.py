@@ -86,7 +86,8 @@ def _describe_encoding(manifest: Manifest) -> str:
 
 
 def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Renders thumbnails of up to eight evenly spread records on this machine. Says how many records are shown.
+    """Renders thumbnails of up to eight evenly spread records on this machine, and the number shown. Empty without
+    records.
 
     Fetches no shards, and begins no thumbnail after 50 ms. Damaged records show their error. Leaves out records without
     an image.
