@@ -62,9 +62,7 @@ class CocoExport(ObjectsExport):
         rows = RecordLines.map_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
         names = make_distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
-        categories = [
-            {"id": n + 1, "name": name} for n, name in enumerate(self.object_columns.class_names(self.largest_label))
-        ]
+        categories = [{"id": n + 1, "name": name} for n, name in enumerate(self.object_classes)]
         if self.object_columns.shape:
             points = [str(n) for n in range(self.object_columns.shape[0])]
             categories = [category | {"keypoints": points, "skeleton": []} for category in categories]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
 from packstore.images.decoders.orientation import upright_size
 from packstore.images.sniff import HeaderError
+from packstore.stores.base import Reader
 
 _MAX_CLASSES = 1 << 20
 _COCO_COLUMN = "json"
@@ -130,7 +131,8 @@ class ObjectColumns:
 class ObjectsExport(FilesExport):
     """Base of exports that hold images as files, and labels beside the images.
 
-    This base writes no labels. It adds width and height of each image to its record line.
+    This base writes no labels. It adds width and height of each image to its record line. Raises :class:`UsageError`
+    for class numbers of 2^20 or more without names, unless the kind writes no classes.
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
@@ -140,6 +142,11 @@ class ObjectsExport(FilesExport):
     shard_bytes = None
     extra = ""
     images = "images"
+
+    def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
+        super().__init__(path, manifest, reader, recoded=recoded)
+        if self.object_columns.labels in self.visible_columns():
+            _ = self.object_classes  # refuses class numbers that are too large, before anything is written
 
     @property
     def label_bytes(self) -> int:
@@ -151,6 +158,14 @@ class ObjectsExport(FilesExport):
     def object_columns(self) -> ObjectColumns:
         """Names of the columns that describe objects."""
         return ObjectColumns(self.manifest, self.extra)
+
+    @cached_property
+    def object_classes(self) -> list[str]:
+        """Class names of objects, by number. Without names, numbers as text; reads all labels for them.
+
+        Raises :class:`UsageError` for class numbers of 2^20 or more without names.
+        """
+        return self.object_columns.class_names(self.largest_label)
 
     def visible_columns(self) -> Sequence[str]:
         """Returns the names of the columns of boxes, labels and keypoints that the store has."""

@@ -65,8 +65,8 @@ class YoloExport(ObjectsExport):
         places = places or {"train": "images"}
         places.setdefault("val", places.get("test", places.get("train", "images")))  # readers require val
         text = [f"{format_yaml_string(name)}: {format_yaml_string(place)}" for name, place in places.items()]
-        classes = self.object_columns.class_names(self.largest_label)
-        text += ["names:", *(f"  {number}: {format_yaml_string(name)}" for number, name in enumerate(classes))]
+        names_of_classes = enumerate(self.object_classes)
+        text += ["names:", *(f"  {number}: {format_yaml_string(name)}" for number, name in names_of_classes)]
         if self.object_columns.shape:
             text.append(f"kpt_shape: {list(self.object_columns.shape)}")
         self.write_export_file(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))

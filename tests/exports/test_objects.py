@@ -193,6 +193,8 @@ def test_a_huge_class_number_without_a_name_is_refused(to: str, tmp_path: Path) 
         writer.add(key="a.jpg", image=picture(1), boxes=[[0, 0, 4, 8]], labels=[2**40])
     with pytest.raises(UsageError, match=r"class numbers up to 1,099,511,627,776 without names"):
         export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.lmdb"]
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="masks")  # names no classes
 
 
 def test_an_image_on_its_side(tmp_path: Path) -> None:

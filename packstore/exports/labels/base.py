@@ -91,11 +91,6 @@ class LabelsExport(ObjectsExport):
         return next((each.name for each in columns if (each.name, each.type) == ("label", "label")), None)
 
     @cached_property
-    def object_classes(self) -> list[str]:
-        """Class names of objects, by number. Without names, numbers as text; reads all labels for them."""
-        return self.object_columns.class_names(self.largest_label)
-
-    @cached_property
     def image_classes(self) -> list[str]:
         """Class names of whole images. Without names: the class numbers that occur, which reads all labels.
 
