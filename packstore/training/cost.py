@@ -75,7 +75,7 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 
 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:
-    """Simulates the fetches of the first epoch in lanes on all nodes, for a store that exceeds the cache.
+    """Simulates the fetches of the first epoch in lanes on all nodes. For a store that exceeds the cache.
 
     On one node, the window is the largest that fits the cache. A store of one file is fetched again for each record.
     """

@@ -115,12 +115,12 @@ class PackedDataset(ItemDataset):
         frames: ``"first"`` or the number of a frame, as text, from 0. None for the store's choice.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded. This
             bounds the memory: a thread or process that decodes takes up to 20 bytes for each pixel.
-        checksums: Policy of checksum verification. ``"auto"`` checks image files at each read, arrays of pixels at one
-            of sixteen reads, and labels, keys and other columns once, at their first use. A loader also checks all
-            images that it makes resident. It checks one sixteenth of streamed arrays in each epoch, and all in sixteen
-            epochs. ``"always"`` checks image, label and key of each record at each access. ``"never"`` checks only the
-            manifest, at opening: a changed byte in an image passes. Labels without a class are errors in any case.
-            (``packstore verify`` checks a whole store.)
+        checksums: Policy of checksum verification. ``"auto"`` checks image files at each read, and arrays of pixels at
+            one of sixteen reads. It checks labels, keys and other columns once, at their first use. A loader also
+            checks all images that it makes resident. It checks one sixteenth of streamed arrays in each epoch, and all
+            in sixteen epochs. ``"always"`` checks image, label and key of each record at each access. ``"never"``
+            checks only the manifest, at opening: a changed byte in an image passes. Labels without a class are errors
+            in any case. (``packstore verify`` checks a whole store.)
 
     Raises:
         StoreError: ``path`` is not a store.
@@ -425,7 +425,7 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
 
 def remote_head(reader: Reader) -> RemoteHead | None:
-    """Returns the version of a store at a URL, which other processes should open even if the store grows.
+    """Returns the version of a store at a URL. Other processes should open this version, even if the store grows.
 
     None for a local store, and for a store without versions.
     """

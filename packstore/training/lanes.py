@@ -29,7 +29,7 @@ _SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both
 
 
 class ShardReads(NamedTuple):
-    """Shards that a rank reads in an epoch, in the order of the first batch that needs each.
+    """Shards that a rank reads in an epoch, ordered by the first batch that needs each.
 
     Attributes:
         shards: int64 ``(n,)``: their numbers. A shard that two lanes share may occur twice.

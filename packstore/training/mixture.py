@@ -111,8 +111,7 @@ class Mixture:
     def list_shard_reads(
         self, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int = SHARDS_A_WINDOW
     ) -> ShardReads | None:
-        """Lists the shards of :attr:`fetched` stores that an epoch reads, with the first and last batch that may need
-        each.
+        """Lists the shards of :attr:`fetched` stores that an epoch reads, and the batches that may need them.
 
         Returns None without such stores. The list is the same for all ranks, because ranks do not divide a store by
         shards.

@@ -116,7 +116,7 @@ class OccurrenceCounter:
         self._counts = np.zeros(records, np.int64)
 
     def make_ids(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ids of the next part of the sequence, and remembers how often its records have occurred."""
+        """Returns the ids of the next part of the sequence. Remembers how often its records have occurred."""
         ids: NDArray[np.int64] = records + ((self._counts[records] + _count_earlier(records)) << 32)
         np.add.at(self._counts, records, 1)
         return ids

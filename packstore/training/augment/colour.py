@@ -256,7 +256,7 @@ class RandomPhotometricDistort(_Colours):
     comes at random before saturation and hue, or after them.
 
     Raises:
-        UsageError: ``p`` is not a probability, a range is not ascending, a factor is below 0, or a hue beyond 0.5.
+        UsageError: ``p`` is not a probability, or a range is not ascending. A factor is below 0, or a hue beyond 0.5.
     """
 
     brightness: Range = (0.875, 1.125)

@@ -34,7 +34,7 @@ def crop(
         top: int64 ``(B,)``, each in [-padding, H + padding - h], on the device of the images. Not checked.
         left: int64 ``(B,)``, each in [-padding, W + padding - w]. Not checked.
         size: ``(h, w)``.
-        padding: Pixels added on each side; at most H - 1 and W - 1 for ``reflect``, H and W for ``symmetric``.
+        padding: Pixels added on each side. At most H - 1 and W - 1 for ``reflect``, H and W for ``symmetric``.
         mode: ``"constant"``, ``"reflect"``, ``"edge"`` or ``"symmetric"``.
         fill: Value for ``"constant"``.
         flip: bool ``(B,)``: which results are mirrored left to right; None mirrors nothing.
@@ -78,9 +78,9 @@ class PaddedImages:
     """Images of one size in CPU memory with their padding, to make a crop by one copy.
 
     Attributes:
-        pixels: Contiguous ``(N, P, T, L, E)``: images, planes, rows, columns, numbers of an element. Either P is the
-            number of channels and E is 1, or P is 1 and E is the number of channels. L is the width with padding. T is
-            the height. For constant padding there is one more row, of fill, for all rows above and below an image.
+        pixels: Contiguous ``(N, P, T, L, E)``: images, planes, rows, columns, numbers of an element. The channels are
+            either planes (E is 1) or elements (P is 1). L is the width with padding. T is the height. For constant
+            padding there is one more row, of fill, for all rows above and below an image.
         height: Height of the images without padding.
         padding: Number of pixels at each side.
         mode: Mode of the padding, as for :func:`crop`.

@@ -145,7 +145,7 @@ ERASE_FLAGS = {"random": 1, "color": 2}
 class Cutout(ProgramOperation):
     """Fills a square at a random position (DeVries and Taylor, "Improved regularization … with Cutout", 2017).
 
-    The square's centre is uniform over the image's pixels, and the square is clipped to the image, as in their paper.
+    The square's centre is uniform over the image's pixels. The square is clipped to the image, as in their paper.
 
     Args:
         size: Side of the square in pixels.

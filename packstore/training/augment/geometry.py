@@ -369,8 +369,10 @@ class RandomResizedCrop(FixedSizeOperation):
         return sampling_indices(self.interpolation, self.antialias)
 
     def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
-        """Returns height and width of the largest box in each image whose aspect ratio :attr:`ratio` allows; at least
-        1."""
+        """Returns height and width of the largest box in each image whose aspect ratio is in :attr:`ratio`.
+
+        Both are at least 1.
+        """
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)

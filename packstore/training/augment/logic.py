@@ -225,7 +225,7 @@ class RandomOrder(_OperationGroup):
 
 
 def _compose_sizes(parts: Sequence[Any], size: Size | None) -> Size | None:
-    """Returns the size of images after all ``parts``, one after the other; None if results may differ in size."""
+    """Returns the size of images after all ``parts``, one after the other. None if results may differ in size."""
     for part in parts:
         size = part.size_after(size)
     return size

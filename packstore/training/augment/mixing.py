@@ -92,7 +92,7 @@ class BatchMixer:
             ``switch_prob`` of 0.3 is ``(0.7, 0.3)`` for ``[MixUp(…), CutMix(…)]``.
         mode: Which records are mixed, and how often mixers are drawn. ``"batch"``: records with their predecessors, by
             one draw, as in torchvision. ``"pair"``: the first record with the last, the second with the second to
-            last, …, by a draw for each pair, as in timm. ``"elem"``: the same pairs, by a draw for each record.
+            last, …. Each pair has a draw, as in timm. ``"elem"``: the same pairs, by a draw for each record.
         labels: ``"dense"``: labels become shares of classes, float32 ``(B, C)``; ``"pairs"``: :class:`MixedLabels`.
         label_smoothing: Weight distributed over all classes, before mixing. It pulls multi-hot labels towards 0.5.
             Not with ``labels="pairs"``.

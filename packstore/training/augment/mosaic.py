@@ -22,10 +22,10 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Combines each image of a batch with three others around a random point of a canvas; for ``mix=``.
+    """Combines each image of a batch with three others around a random point of a canvas.
 
-    The three are drawn from the batch. An image may occur twice. Images keep the size that ``augment`` gives them, and
-    are clipped to the canvas. Boxes, columns parallel to boxes, keypoints and masks follow.
+    For ``mix=`` of a loader. The three are drawn from the batch; an image may occur twice. Images keep the size that
+    ``augment`` gives them, and are clipped to the canvas. Boxes, columns parallel to boxes, keypoints and masks follow.
 
     It is the mosaic of ultralytics and MMDetection, without their later crop (first: YOLOv4, Bochkovskiy et al., 2020).
 

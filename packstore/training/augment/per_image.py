@@ -101,7 +101,7 @@ class PerImage(Operation):
 
     @cached_property
     def runs_in_threads(self) -> bool:
-        """True if decoding threads may call the function, because its random numbers come from a generator of this
+        """True if decoding threads may call the function. Its random numbers then come from a generator of this
         class."""
         return self.generator or self.threads or all(map(_draws_from_torch, iterate_parts(self.fn)))
 
@@ -212,7 +212,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
         use: Beginning of the advice in messages.
 
     Raises:
-        UsageError: A transform of torchvision draws random numbers, a name is unknown, a recipe has several views, or
+        UsageError: A transform of torchvision draws random numbers. A name is unknown, or of a recipe with views.
             ``augment`` is not a list.
     """
     if isinstance(augment, str):

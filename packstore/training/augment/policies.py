@@ -111,7 +111,7 @@ def write_steps(
 
 
 def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
-    """Computes the matrices that map pixels of the result to the source, for an operation that moves pixels."""
+    """Computes the matrices of an operation that moves pixels. They map pixels of the result to the source."""
     count, (height, width) = len(magnitude), size
     if name == "Rotate":
         return inverse_rotation(count, magnitude)

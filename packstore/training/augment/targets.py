@@ -53,7 +53,7 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """All moves of a batch's pixels by the operations of a list, for moving masks, boxes and keypoints.
+    """All moves of a batch's pixels by the operations of a list. Masks, boxes and keypoints follow them.
 
     Attributes:
         moves: Moves and warps of the operations that move pixels, in order.
@@ -173,8 +173,7 @@ def place_mask(
         mask: ``(…, H, W)`` of any dtype, with the height and width of the image. Rows below the lowest visible one may
             be missing.
         fill: Value outside the image.
-        out: ``(…, h, w)`` of the mask's dtype to write to, with the height and width of the result; None for a new
-            array.
+        out: ``(…, h, w)`` to write to, with the mask's dtype, and height and width of the result. None for a new array.
 
     Raises:
         ValueError: The mask lacks visible rows or columns.

@@ -120,7 +120,8 @@ class Cut:
 
         - Both resize.
         - The second resizes padding of the first.
-        - The second shows pixels outside the first, unless the first shows its whole box and the second pads all of it.
+        - The second shows pixels outside the first. One cut can, if the first shows its whole box and the second pads
+          it.
         - The first resizes, and the second pads with a fill that is not 0.
         """
         top, left, height, width = self.window
@@ -176,10 +177,9 @@ class Cut:
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
-    """Returns the first column of a crop of ``cut_width`` in an image of ``width`` columns, before the image is
-    mirrored.
+    """Returns the first column of a crop before its image is mirrored. Without ``flip``, that is ``left``.
 
-    Without ``flip``, that is ``left`` itself.
+    ``cut_width``, ``width``: columns of the crop and of the image.
     """
     return width - cut_width - left if flip else left
 
@@ -314,7 +314,7 @@ class DrawnOperations:
             self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
-        """Combines the first operations into one cut that the engine can do while it decodes the image of ``row``.
+        """Combines the first operations into one cut of the image of ``row``, which the engine can do while decoding.
 
         Stops at an operation that is no crop, that cannot be joined, or that pads with anything but 0.
 

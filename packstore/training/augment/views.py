@@ -100,7 +100,7 @@ def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
 
     The value is ``(count, operations)``. A list of operations alone has the count 1.
 
-    Raises :class:`UsageError` for other values, for a count that is not 1 … 4096, and for a name that is no text.
+    Raises :class:`UsageError` for other values or names, and for a count that is not 1 … 4096.
     """
     if not isinstance(name, str):
         raise UsageError(f"a view should have a text as its name, got {name!r}")

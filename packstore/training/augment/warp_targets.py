@@ -122,7 +122,7 @@ def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matri
 
 
 def _sampling_grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
-    """Computes the x and y of the source for each pixel of the result, in the coordinates of torch's ``grid_sample``.
+    """Computes the x and y of the source for each pixel of the result, as for torch's ``grid_sample``.
 
     Computes in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`, to agree with it exactly.
     """
