@@ -97,7 +97,7 @@ def remove_shards(path: Path, names: Iterable[str]) -> None:
 
 
 def _remove_file_or_folder(path: Path, names: Iterable[str]) -> None:
-    """Removes a file, or a folder with the files ``names``. Keeps a folder that has other files, too.
+    """Removes a file. Of a folder, removes the files ``names``, and the folder if nothing else is in it.
 
     Ignores missing files.
     """

@@ -119,7 +119,7 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Sets these facts of the manifest before the first record. :meth:`commit` does not need them any more.
+        """Sets facts of the manifest, before the first record is appended. :meth:`commit` does not need them any more.
 
         With these facts, each shard is sealed once it is full. Another run can resume from sealed shards.
         """
