@@ -159,24 +159,8 @@ class DocumentSource(AnnotatedSource):
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:
-            where = self.tree.name(file)
-            try:
-                entries = list(self.read_entries(file, self.parse_document(read_text(self.tree, file, _MAX_BYTES))))
-                of = [entry for entry in entries for _ in (entry.name, *entry.further_images)]
-                names = [_clean_image_path(name) for entry in entries for name in (entry.name, *entry.further_images)]
-            except AmbiguousSourceError:
-                raise
-            except (
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                IndexError,
-                OverflowError,
-                RecursionError,
-            ) as error:
-                found = f"{type(error).__name__}: {printable(str(error))[:200]}"
-                raise SourceError(f"{where} is not in the format of {self.title} ({found})") from None
+            entries, names = self._parse_file(file)
+            of = [entry for entry in entries for _ in (entry.name, *entry.further_images)]
             paths = self._resolve_images(file, names, of)
             there = self._list_folders_of(paths) if self.absent_reason else {}
             places = iter(paths)
@@ -198,10 +182,30 @@ class DocumentSource(AnnotatedSource):
                 if split not in self._splits:
                     self._splits.append(split)
                 if len(self._splits) > 255:
-                    raise SourceError(f"{where}: more than 255 splits")
+                    raise SourceError(f"{self.tree.name(file)}: more than 255 splits")
                 self._images.append(image)
                 self._split_of.append(self._splits.index(split))
                 yield [further, entry.raw]
+
+    def _parse_file(self, file: str) -> tuple[list[AnnotationEntry], list[str]]:
+        """Parses a file to its entries, and the paths of all their images in order. Raises :class:`SourceError` for a
+        file that is not in the format."""
+        try:
+            entries = list(self.read_entries(file, self.parse_document(read_text(self.tree, file, _MAX_BYTES))))
+            return entries, [_clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
+        except AmbiguousSourceError:
+            raise
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            found = f"{type(error).__name__}: {printable(str(error))[:200]}"
+            raise SourceError(f"{self.tree.name(file)} is not in the format of {self.title} ({found})") from None
 
     def _repeated_image_error(self, image: str, first: str, second: str) -> SourceError:
         """Returns the error for an image with two entries, in the files ``first`` and ``second``. For two different
@@ -216,13 +220,11 @@ class DocumentSource(AnnotatedSource):
         )
 
     def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
-        """Returns the path of each image that a file names.
+        """Returns the path of each image that a file names. Joins names to the usual folder that has most of the
+        images.
 
-        - Names are joined to the usual folder that has most of the images.
-        - If entries have splits, an image may also be in the folder of its entry's split.
-        - Without :attr:`absent_reason`, a missing image is searched by its file's name in all folders, and has to be
-          the only one. A name with a folder is not searched if that folder exists.
-        - An image that is not found gets a path in the folder of most others.
+        If entries have splits, an image may also be in the folder of its entry's split. Without :attr:`absent_reason`,
+        missing images are searched by :meth:`_search_missing`.
         """
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
@@ -234,10 +236,17 @@ class DocumentSource(AnnotatedSource):
         if any(entry.split for entry in entries):
             pairs = zip(found, self._join_to_folder(deeper, folders), strict=True)
             found = [own if self._file_exists(own) else other for other, own in pairs]
-        there = {} if self.absent_reason else self._list_folders_of(found)
-        parts = [path.rpartition("/") for path in found]
-        absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if there and name not in there[folder]]
-        # If the folder in a name exists and lacks the image, an image of that name in another folder is another one.
+        return found if self.absent_reason else self._search_missing(names, found)
+
+    def _search_missing(self, names: Sequence[str], paths: Sequence[str]) -> list[str]:
+        """Returns the ``paths`` of the images ``names``, of which missing ones are searched in all folders.
+
+        A missing image gets the path of the only file of its name; if there are none or several, it keeps its path. A
+        name with a folder is searched only if that folder does not exist: another folder has another image.
+        """
+        found, there = list(paths), self._list_folders_of(paths)
+        parts = [path.rpartition("/") for path in paths]
+        absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if name not in there[folder]]
         missing = [n for n, folder in absent if "/" not in names[n] or not there[folder]]
         by_name = self._find_by_name({names[n].rpartition("/")[2] for n in missing}) if missing else {}
         for n in missing:

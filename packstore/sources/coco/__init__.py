@@ -135,14 +135,26 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images. Returns a list with the folder of each image if they are in several.
-
-        - If no folder and no group of folders has all images, returns the folder that has most. Returns None if none
-          has any.
-        - If no folder has the names, tries them without their first folder, then without two, then three. Renames the
-          images in ``documents`` to the names that exist.
+        """Finds the folder of the images. If a group of folders has all of them, and none alone, returns a list with
+        the folder of each image. Else returns the folder that has most, or None if none has any.
 
         Raises :class:`AmbiguousSourceError` if no single folder has any image, and several groups of folders have all.
+        """
+        folder, names = self._find_main_folder(file, documents)
+        if folder is not None and has_all_images(self.tree, folder, names):
+            return folder
+        try:
+            return find_spread(self.tree, names, file.path, {file.split} - {""}) or folder
+        except AmbiguousSourceError:
+            if folder is None:
+                raise
+            return folder
+
+    def _find_main_folder(self, file: AnnotationFile, documents: SplitAnnotations) -> tuple[str | None, list[str]]:
+        """Finds the folder that has most of the images; returns the folder, or None, and the names of the images.
+
+        If no folder has any, tries the names without their first folder, then without two, then three. Renames the
+        images in ``documents`` to the names that exist.
         """
         names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)
@@ -154,14 +166,7 @@ class CocoSource(FileRowSource):
             if folder is not None:
                 names = shorter
                 documents.rename_images(shorter)
-        if folder is not None and has_all_images(self.tree, folder, names):
-            return folder
-        try:
-            return find_spread(self.tree, names, file.path, {file.split} - {""}) or folder
-        except AmbiguousSourceError:
-            if folder is None:
-                raise
-            return folder
+        return folder, names
 
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
         """Finds the folders of panoptic masks and of masks of stuff, by column. Leaves out a column whose folder is
