@@ -248,39 +248,24 @@ def _find_next_tar(file: IO[bytes], at: int, end: int) -> int | None:
 def _add_member(
     builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "", *, inner: set[str] | None = None
 ) -> None:
-    """Adds a member to the index.
-
-    - A tar within the tar adds its members under a folder of its name.
-    - Directories add nothing.
-    - Sparse files, pipes and devices become files without data.
+    """Adds a member to the index. Directories add nothing; sparse files, pipes and devices become files without data.
+    Raises :class:`SourceError` for a path that leads out of the archive or has two spellings. For a tar, also raises as
+    :func:`_add_inner_tar` does.
 
     Args:
         builder: Index to add to.
         file: The tar; its position is unchanged.
         member: The member.
         folder: Folder for the members of an inner tar, with a slash.
-        inner: Folders of the inner tars so far; that of ``member`` is added. None within an inner tar: a tar there is a
-            plain file.
-
-    Raises:
-        SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings.
-        One of :data:`TAR_FAULTS`: An inner tar is damaged.
+        inner: Names of the inner tars so far, for :func:`_add_inner_tar`; None within an inner tar, whose tars are
+            plain files.
     """
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
     if member.issparse():
         builder.add_file(name, Member(0, NOWHERE, 0), folder)
     elif member.isreg() and inner is not None and name.endswith(".tar"):
-        plain = normalise_member_name(name[:-4])
-        if plain is None or plain.decode("utf-8", "surrogateescape") in inner:
-            raise SourceError(f"{printable(name)} is there twice, or leads out of the archive: unpack it")
-        inside = plain.decode("utf-8", "surrogateescape")
-        inner.add(inside)
-        position = file.tell()
-        take = _PlainFiles(builder, file.fileno(), f"{inside}/")
-        for each in _read_members(file, member.offset_data, member.offset_data + member.size, take):
-            _add_member(builder, file, each, f"{inside}/")
-        file.seek(position)
+        _add_inner_tar(builder, file, member, inner)
     elif member.isreg():
         builder.add_file(name, Member(member.size, member.offset_data, member.size, modified_ns=modified), folder)
     elif member.islnk():
@@ -289,6 +274,25 @@ def _add_member(
         builder.add_symbolic_link(name, member.linkname, folder)
     elif not member.isdir():
         builder.add_file(name, Member(0, NOWHERE, 0), folder)  # a pipe, a device
+
+
+def _add_inner_tar(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, inner: set[str]) -> None:
+    """Adds the members of a tar within the tar, in a folder of its name. Adds the name to ``inner``. The position of
+    ``file`` is unchanged.
+
+    Raises :class:`SourceError` for two tars of one name, and for paths that :func:`_add_member` refuses. Raises one of
+    :data:`TAR_FAULTS` if the inner tar is damaged.
+    """
+    plain = normalise_member_name(member.name[:-4])
+    if plain is None or plain.decode("utf-8", "surrogateescape") in inner:
+        raise SourceError(f"{printable(member.name)} is there twice, or leads out of the archive: unpack it")
+    inside = plain.decode("utf-8", "surrogateescape")
+    inner.add(inside)
+    position = file.tell()
+    take = _PlainFiles(builder, file.fileno(), f"{inside}/")
+    for each in _read_members(file, member.offset_data, member.offset_data + member.size, take):
+        _add_member(builder, file, each, f"{inside}/")
+    file.seek(position)
 
 
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
