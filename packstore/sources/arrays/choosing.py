@@ -337,8 +337,9 @@ def _choose_axes(
     """Chooses the axis of the samples, and the order of the other axes. The option ``layout`` decides, or else the
     shape. Files have axis 0 and no order.
 
-    Raises :class:`AmbiguousSourceError` if neither layout nor shape decides. Raises :class:`SourceError` if the array
-    cannot be images or does not fit the layout, and for too many channels.
+    Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and for MATLAB's reversed axes without a
+    layout. Raises :class:`SourceError` if the array cannot be images or does not fit the layout, and for too many
+    channels.
     """
     info = image.info
     if info.content == "files":
@@ -374,8 +375,8 @@ def _choose_axes(
 
 
 def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
-    """Lists the layouts that fit a shape. Layouts with the samples last are only listed if their number, ``length``, is
-    known."""
+    """Lists the layouts that fit a shape, with 1 or 3 channels if there are four axes. If the number of samples,
+    ``length``, is known, lists only those with this number. If it is None, lists none with the samples last."""
     if len(shape) == 3:
         found = ["NHW", "HWN"] if length is not None else ["NHW"]
     else:

@@ -88,8 +88,8 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
 
 def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
     """Makes the array of names of classes a column, if it has the class of each sample: a text for each, and texts
-    repeat. Else returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be
-    read."""
+    repeat. Else, and for several parts, returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if
+    the texts cannot be read."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]
@@ -168,7 +168,8 @@ def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
 
 
 def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
-    """Reads all class numbers of a part, a group of arrays that belong together; empty without labels."""
+    """Reads all class numbers of a part, a group of arrays that belong together; empty without labels. Raises
+    :class:`OSError` or :class:`ValueError` if they cannot be read."""
     chosen = part.columns.get("label")
     if chosen is None or not chosen.length:
         return np.zeros(0, np.int64)

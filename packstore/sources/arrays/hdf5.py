@@ -82,8 +82,11 @@ class _OpenHdf5(OpenArrays):
 
     def _list_datasets(self) -> list[ArrayInfo]:
         """Describes all datasets; visits each group once. Skips soft links within the file, since their targets are
-        listed. Raises :class:`SourceError` for links to other files or to nothing, and for more than 10,000 datasets
-        and groups."""
+        listed.
+
+        Raises :class:`SourceError` for links to other files or to nothing, and for more than 10,000 datasets and
+        groups. Raises as :meth:`_describe_dataset` does.
+        """
         import h5py
 
         found: list[ArrayInfo] = []

@@ -231,8 +231,8 @@ class _OpenIdx(OpenArrays):
         return np.frombuffer(data, info.dtype).reshape(stop - start, *info.shape[1:])
 
     def _verify_gzip(self, zipped: GzipReader, size: int) -> None:
-        """Decompresses the whole file once. Raises :class:`ValueError` if its checksum is wrong, or its content does
-        not have ``size`` bytes."""
+        """Decompresses the whole file, and notes that it is verified. Raises :class:`ValueError` if its checksum is
+        wrong, or its content does not have ``size`` bytes."""
         try:
             zipped.seek(size)
             more, found = len(zipped.read(1)), zipped.tell()

@@ -324,7 +324,8 @@ class CocoSource(FileRowSource):
 
     def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
         """Returns the message for a file of annotations without images. It has the folders where images were expected,
-        and the place of the first image, if that is in the source."""
+        and the place of the first image, if that is in the source. For an empty ``name``, it says that the file names
+        no images."""
         said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"
         if not name:
             return f"{said}: it names none"

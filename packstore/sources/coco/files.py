@@ -209,7 +209,7 @@ def _split_from_name(kind: str, token: str, folder: str) -> str:
     first of these that exists:
 
     - a word of ``token`` that is a known split
-    - ``token`` without its year, if the name has a kind
+    - ``token`` without its year, if the name has a kind, and ``token`` is no word such as ``default``
     - the folder's name, if it is a known split
     - ``""``
     """
