@@ -71,6 +71,7 @@ class LabelStudioSource(DocumentSource):
 
         - Choices become tags.
         - A shape becomes an object, with the first of its labels. A rectangle is rotated about its top left corner.
+        - An ellipse becomes its box, or the rotated box if it is rotated.
         - A point becomes a point.
         - Texts, ratings, relations and brush masks are skipped.
 

@@ -73,7 +73,8 @@ class MotsSource(DocumentSource):
         return [*self._files, *(file for file in heads if is_file(self.tree, file))]
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns of the annotations, and ``instance_mask`` if a frame has a mask file."""
+        """Declares the columns of the annotations, and ``instance_mask`` if a frame has a mask file. Opens masks to see
+        if they have one channel."""
         rows = (row for split in self.splits() for row in self.file_rows(split))
         masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
         found = dict(super().fields())

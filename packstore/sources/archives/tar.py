@@ -57,7 +57,8 @@ def is_tar(start: bytes) -> bool:
 
 
 class OpenTar:
-    """Open tar, whose files any thread reads by offset. Opening decompresses a compressed tar into a temporary file."""
+    """Open tar, whose files any thread reads by offset. Opening decompresses a compressed tar into a temporary file,
+    and raises :class:`SourceError` if that fails."""
 
     def __init__(self, path: Path) -> None:
         """Opens a tar; decompresses a compressed one into a temporary file. Raises :class:`SourceError` for a

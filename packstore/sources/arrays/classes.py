@@ -53,7 +53,8 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
 
 
 def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-    """Makes an array of texts the labels. No array may have class numbers, and the texts must certainly be classes.
+    """Makes an array of texts the labels, if no array has class numbers. In its part it must be the only one with a
+    name for labels, and its texts must certainly be classes. Reads all its texts.
 
     Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Before that,
     an array of names of classes becomes a column, as :func:`_add_repeated_names` decides. Raises :class:`OSError` or
@@ -136,6 +137,9 @@ def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tupl
     - their origin, for messages
     - the names, None if unusable
     - True if they certainly are classes
+
+    Yields nothing for an array of more than 1,048,576 texts. Raises :class:`OSError` or :class:`ValueError` if texts
+    cannot be read.
     """
     if roles.classes is not None:
         file, info = roles.classes

@@ -330,8 +330,14 @@ class ArraySource(RowSource):
         return total // max(1, min(_PROBED, chosen.length))
 
     def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
-        """Declares the column ``name`` of an array: image, label, text, mask, files or numbers. Raises
-        :class:`SourceError` if no column holds its dtype."""
+        """Declares the column ``name`` of an array. Raises :class:`SourceError` if no column holds its dtype.
+
+        - ``image`` and ``label`` are an image and a label.
+        - Texts are a text.
+        - Files are images if the first of them is a JPEG or PNG file, else bytes.
+        - Whole numbers ``(N, H, W)`` of at most 32 bits are masks, if ``mask`` is in the name.
+        - Other numbers are an array.
+        """
         info = chosen.info
         if name == "image":
             mode = None if info.content == "files" else pixel_mode(chosen)

@@ -22,9 +22,11 @@ _INFO = "dataset_info.json"
 
 
 def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
-    """Loads the dataset with all its splits, without connections. Raises :class:`UsageError` for a missing path, and
-    for a file. Also raises it for a version of the library below 4, which runs scripts. Raises the errors of the
-    library."""
+    """Loads the dataset of a folder, or of ``FOLDER:CONFIG``, with all its splits and without connections.
+
+    Raises :class:`UsageError` for a missing path, and for a file. Also raises it for a version of the library below 4,
+    which runs scripts. Raises the errors of the library.
+    """
     folder, _, config = rest.rpartition(":")
     configured = bool(folder and config) and Path(folder).is_dir() and not Path(rest).exists()
     path = require_path(folder if configured else rest)
