@@ -19,15 +19,14 @@ _POINT, _USER_DEFINED = 2, 32767
 def read_geotiff(data: bytes) -> dict[str, Any] | None:
     """Reads the GeoTIFF tags of a TIFF's first page, as JSON values.
 
-    Returns None for a file that is not a TIFF, or has no such tags. Otherwise these, each of which may be None but
-    ``tags`` and ``keys``:
+    Returns None for a file that is not a TIFF, or has none of these tags but ``nodata``. Otherwise returns:
 
     - ``tags``: values by number.
     - ``keys``: values of the GeoKeys by number.
-    - ``crs``: such as ``EPSG:32633``.
-    - ``transform``: ``[a, b, c, d, e, f]`` with ``x = a * column + b * row + c``, ``y = d * column + e * row + f``,
-      from the corner of the first pixel.
-    - ``nodata``: text of GDAL's tag.
+    - ``crs``: such as ``EPSG:32633``, or None.
+    - ``transform``: ``[a, b, c, d, e, f]``, or None. From the corner of the first pixel, ``x = a * column + b * row +
+      c`` and ``y = d * column + e * row + f``.
+    - ``nodata``: text of GDAL's tag, or None.
 
     Raises:
         ValueError: The tags are damaged.

@@ -66,7 +66,7 @@ def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
     """Reads the header of a mask's PNG file.
 
     Raises:
-        DecodeError: The file is not a PNG of one channel, or has more than ``max_pixels`` pixels.
+        DecodeError: The file is not a PNG of one channel, is damaged, or has more than ``max_pixels`` pixels.
     """
     if len(data) < _HEADER.size or bytes(data[:8]) != _SIGNATURE:
         raise DecodeError("the mask is not a PNG file")

@@ -60,7 +60,8 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
     Values other than uint8 are resized in floating point (float32, for int32 float64) and rounded to their dtype.
 
     Raises:
-        TooLargeError: An intermediate image has more than :data:`packstore.images.decoders.MAX_PIXELS` pixels.
+        TooLargeError: An intermediate image has more than :data:`packstore.images.decoders.MAX_PIXELS` pixels, and more
+            than ``image``.
     """
     if image.shape[:2] == (height, width):
         return image

@@ -186,7 +186,8 @@ class Decoder:
         *,
         info: ImageInfo | None = None,
     ) -> NDArray[Any]:
-        """Decodes the pixels of a box, bit-exact with :meth:`decode`.
+        """Decodes the pixels of a box, bit-exact with :meth:`decode`. Ignores EXIF orientation: the box is one of the
+        stored image.
 
         Decodes as little as possible, so damage elsewhere goes unnoticed:
 
@@ -327,8 +328,9 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Re
     different: the decoder ``engine`` decodes them itself, other decoders use simplejpeg if it is installed.
 
     Raises:
-        UsageError: An unknown name; ``max_pixels`` below 1; a decoder that is not available here (with the reason); an
-            environment variable ``PACKSTORE_TURBOJPEG`` that does not name TurboJPEG's library.
+        UsageError: An unknown name; ``max_pixels`` below 1; a decoder, or for ``"auto"`` any decoder, that is not
+            available here (with the reason). An environment variable ``PACKSTORE_TURBOJPEG`` that does not name
+            TurboJPEG's library.
     """
     if max_pixels < 1:
         raise UsageError(f"max_pixels should be at least 1, got {max_pixels}")

@@ -239,7 +239,9 @@ def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[
 
 
 def _describe_special_kind(data: bytes, info: ImageInfo) -> ImageDescription:
-    """Describes a file of :data:`KINDS`; decodes it if it has alpha. Raises :class:`DecodeError` if that fails."""
+    """Describes a file of :data:`KINDS`; decodes it if it has alpha.
+
+    Raises :class:`DecodeError` if decoding or counting its frames fails."""
     kind = KINDS[info.kind]
     mode, frames = kind.find_mode(data, info), kind.count_frames(data)
     if not mode.has_alpha:

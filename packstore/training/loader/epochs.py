@@ -311,8 +311,10 @@ class Epochs:
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
         """Yields groups as :meth:`iterate_groups`, each preceded by a tensor of the same ids on ``device``.
 
-        The tensor is int64, and counts records from the split's first. A device other than the CPU computes the order
-        itself. So the host neither computes nor copies the order while batches are gathered.
+        The tensor is int64, and counts records from the split's first.
+
+        A device other than the CPU computes the order itself, unless there is a sampler or the host needs the ids. The
+        host then neither computes nor copies the order while batches are gathered.
 
         Args:
             device: Device of the tensor.
