@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -226,7 +227,7 @@ def test_set_epoch_of_the_sampler_is_the_loaders(dataset: PackedDataset) -> None
     epochs = [keys(counted) for _ in range(4)]
     assert len({tuple(epoch) for epoch in epochs}) == 4
     told = make()
-    for epoch in (2, 3, 0):
+    for epoch in (2, 3, 0, np.int64(2)):
         told.sampler.set_epoch(epoch)  # type: ignore[union-attr]
         assert keys(told) == epochs[epoch]
         assert told.state_dict()["epoch"] == epoch

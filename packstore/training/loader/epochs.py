@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sized
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from numbers import Integral
 from operator import index
 from typing import Any
 
@@ -173,10 +174,10 @@ class Epochs:
 
         Returns None if the user has set none, or the sampler has no ``set_epoch``."""
         epoch = getattr(self._sampler, "epoch", None)
-        if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, int) or epoch == self._sampler_epoch:
+        if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, Integral) or epoch == self._sampler_epoch:
             return None
         self._sampler_epoch = epoch
-        return epoch
+        return epoch if isinstance(epoch, int) else index(epoch)
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
         """Calls the sampler's ``set_epoch``, if it has that method. :meth:`take_epoch_of_sampler` then ignores this
