@@ -86,7 +86,7 @@ def open_source(
             Only some kinds take such a file (``flat``).
         max_pixels: See :class:`SourceOptions`.
         packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
-            ambiguous. Its options are used in place of options that are not given.
+            ambiguous. Its options for arrays, ``ignore``, ``columns`` and ``frames`` replace those that are not given.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
@@ -101,7 +101,7 @@ def open_source(
 
     Raises:
         AmbiguousSourceError: ``kind`` is None, and several kinds match, or none reads all annotations of the images.
-        UsageError: An unknown kind, or an option that the kind or the bridge does not use.
+        UsageError: An empty path, an unknown kind, or an option that the kind or the bridge does not use.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
@@ -187,7 +187,7 @@ def _open_files(
 def find_described_folder(file: Path, options: SourceOptions, named: Kind | None) -> tuple[Path, SourceOptions] | None:
     """Finds the folder that an annotation file describes: the file's own folder or the folder above.
 
-    Such files are ``data.yaml``, ``captions.csv`` and ``instances_train.json``. Opens each folder as a source, and asks
+    Such a file is ``data.yaml``, ``captions.csv`` or ``instances_train.json``. Opens each folder as a source, and asks
     the source for its describing files. Returns the folder and its options, which ignore the siblings of ``file``.
     Siblings have the same suffix or a similar one (``.json`` and ``.jsonl``). Returns None if the file describes no
     folder, is at a URL, or has more than 256 siblings.
@@ -219,8 +219,8 @@ def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | Non
 
 
 def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptions) -> bool:
-    """Tells if the source of a kind, opened for a folder, names a file as one that describes its images. False if the
-    folder cannot be opened."""
+    """Opens ``folder`` as ``kind``, and tells if ``file`` is one of the describing files. False if the folder cannot be
+    opened."""
     try:
         with closing(kind.open(folder, replace(options, named=True))) as source:
             names = source.describing_files() if isinstance(source, TreeRowSource) else ()

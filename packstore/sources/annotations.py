@@ -91,8 +91,8 @@ def describe_annotations(tree: Tree) -> list[str]:
 
 
 def find_further_files(tree: Tree) -> list[Finding]:
-    """Finds suspected annotations in files that are no images, in each folder. Leaves out masks, and files that are
-    common to many folders."""
+    """Finds suspected annotations that are no images, folder by folder. Does not look for files that many folders have,
+    see :func:`_find_in_each_folder`."""
     contents = list_contents(tree)
     return _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))
 

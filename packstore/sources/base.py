@@ -322,8 +322,8 @@ class Source(ABC):
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries ready for :meth:`read`. Does the part of reading for which one thread or other processes are
-        needed. This base yields the entries unchanged."""
+        """Yields entries ready for :meth:`read`. Does the work that must happen in one thread, or in other processes.
+        This base yields the entries unchanged."""
         return entries
 
     def workers(self) -> int:
@@ -342,7 +342,7 @@ class Source(ABC):
         return islice(self.entries(split), 0, count * step, step)
 
     def identity(self) -> str:
-        """Returns a text that distinguishes this source from others, to resume an interrupted conversion: the path, and
+        """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and
         the options for arrays, ``ignore`` and ``columns``."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
         names += [f" ignore={pattern}" for pattern in self.options.ignore]
@@ -376,14 +376,14 @@ class Source(ABC):
         return False
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts the records, rows, arrays or columns within packed files that the source leaves out, by the reason for
-        it; empty in this base."""
+        """Counts the records, rows, arrays or columns in packed files that the source leaves out, by reason. Returns an
+        empty dict in this base."""
         return {}
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
         """Lists all files, and assigns each file its role by ``claims``. First adds the files of :meth:`claim_files` to
-        the claims. The reason for an ignored file is its pattern. If only one ``split`` was surveyed, the reason for
-        an image without a claim is another split."""
+        the claims. Files that ``--ignore`` hides are left out for that reason. If only one ``split`` was surveyed,
+        images without a claim are left out as images of other splits."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
         rules = compile_ignore_rules(self.options.ignore)

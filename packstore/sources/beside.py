@@ -166,8 +166,8 @@ def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple
 
 
 def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
-    """Finds the first of ``folders`` in which most of ``paths`` exist. Returns None if no path exists in any
-    folder."""
+    """Finds the folder with the largest number of existing ``paths``. If several have as many, returns the first.
+    Returns None if no path exists in any folder."""
     wanted: dict[str, set[str]] = {}
     for path in paths:
         within, _, name = path.rpartition("/")

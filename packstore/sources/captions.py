@@ -351,7 +351,7 @@ def _strip_quotes(caption: str) -> str:
 
 
 def _find_image_folder(tree: Tree, file: str) -> str | None:
-    """Finds the folder to which most names in the file are relative, or returns None if no image is there."""
+    """Finds the folder that contains most of the images that a file names. Returns None if none exists."""
     names = tree.names("").folders
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
     paths = (line.file for line in _read_captions(tree, file))

@@ -113,7 +113,7 @@ class ClipsSource(FrameFilesSource):
         )  # fmt: skip
 
     def read_as(self, reading: Reading) -> None:
-        """Chooses how all frames are read from now on, instead of in the mode that holds them all."""
+        """Sets the reading of all frames. It replaces the mode that holds all frames."""
         self._reading = reading
 
     @property
@@ -124,7 +124,7 @@ class ClipsSource(FrameFilesSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields an entry for each clip. Before the first entry, reads all files once, and raises the errors of
-        :meth:`_are_files`."""
+        :meth:`_are_files`. Raises :class:`NotInSourceError` at once for an unknown split."""
         clips = self._list_clips(split)  # raises for an unknown split at once
         return (entry for entry, *_ in clips)
 

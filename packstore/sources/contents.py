@@ -180,7 +180,8 @@ def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the last suffix in lower case with its dot, or ``""`` for none."""
+    """Returns the last suffix in lower case with its dot, or ``""`` for none. A name whose only dot comes first has no
+    suffix."""
     stem, dot, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and dot and suffix else ""
 

@@ -128,7 +128,7 @@ class CopiedSource(Source):
         self._end()
 
     def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries without times of change, which are other ones in each run. Errors name the URL."""
+        """Yields entries with 0 as their time of change. Errors name the URL."""
         with self._urls_in_errors(self.path):
             for entry in entries:
                 yield entry._replace(changed_ns=0)

@@ -205,7 +205,8 @@ class DatasetSource(SampleSource):
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Reads the samples of entries, in this process or by worker processes. Yields the entries in order, with the
-        sample as ``ref``, or a :class:`FailedSample`. Yields entries that already have a sample unchanged."""
+        sample as ``ref``, or a :class:`FailedSample`. Yields entries that already have a sample unchanged. Raises
+        :class:`SourceError` if a worker process ends too early."""
         for number, some in groupby(entries, lambda entry: self._part_number(entry)):
             part = self._parts[number]
             workers = self._worker_count(part)
@@ -357,7 +358,7 @@ class StreamSource(SampleSource):
         return self.make_survey({self._first[0].split: 0}, sizes, counted=False)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the samples of all splits; ignores ``split``. The second call yields an iterator that raises
+        """Yields the samples of all splits; ignores ``split``. The iterator of a second call raises
         :class:`SourceError`."""
         found, self._entries = self._entries, chain(_raise_used_up(self.path))
         return found

@@ -88,14 +88,15 @@ class TreeRowSource(RowSource):
         return list_files(self.tree)
 
     def _stat_inside(self, file: str) -> FileStat:
-        """Returns size and times of a file that a list names. Raises :class:`OSError`, also for a path outside the
-        source."""
+        """Returns size and times of a file that a list names. Raises :class:`OSError` for a missing file, and for a
+        path outside of the source."""
         if "\0" in file or (".." in file and ".." in file.split("/")):
             raise OSError(errno.EINVAL, "is not a path within the source")
         return self.tree.stat(file)
 
     def _stat_or_missing(self, file: str) -> FileStat:
-        """Returns size and times of a file that a list names; size -1 if it is missing."""
+        """Returns size and times of a file that a list names. The size is -1 if the file is missing, or outside of the
+        source."""
         try:
             return self._stat_inside(file)
         except OSError:
@@ -136,8 +137,8 @@ class FileRowSource(TreeRowSource):
         """Yields the rows of a split, lazily, the same at each call; their values are plain."""
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of :meth:`file_rows` with sizes of their files, and the time of the newest. A missing main
-        image yields a row whose reading fails."""
+        """Yields the rows of :meth:`file_rows` with sizes of their files, and the latest of their times. Reading the
+        row of a missing main image fails."""
         for file, values, own_key in self.file_rows(split):
             key = file if own_key is None else own_key
             try:
@@ -171,7 +172,8 @@ class FileRowSource(TreeRowSource):
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. A missing
-        optional file becomes None. Raises :class:`ValueError` for any other missing file."""
+        optional file becomes None. Raises :class:`ValueError` for any other missing file, and :class:`SampleError` for
+        a file that cannot be read."""
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")

@@ -97,7 +97,8 @@ class FlatSource(FolderSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields the images of the folder, or those that the labels file names. The first call reads the whole labels
-        file. Raises :class:`NotInSourceError` for an unknown split."""
+        file, and raises :class:`SourceError` if it is malformed. Raises :class:`NotInSourceError` for an unknown
+        split."""
         if self._labels is not None:
             summary = self._summarise_once(self._labels)
             return self._yield_labelled(self._labels, summary, self._choose_splits(summary.splits, split))
@@ -216,6 +217,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
       (``images``).
     - ``PARTIAL``: such images and annotations.
     - ``POSSIBLE``: any other folder.
+    - ``NO``: no folder and no archive.
     """
     if options.labels is not None:
         return Certainty.CERTAIN

@@ -20,7 +20,7 @@ _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many 
 
 
 class FolderSource(Source):
-    """Source whose samples are files in its folder or archive.
+    """Source whose samples are files in its folder or archive. Raises :class:`SourceError` for any other path.
 
     The key of a sample is its path relative to the folder, with ``/``. ``ref`` is None, but
     :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` if reading must refuse it.

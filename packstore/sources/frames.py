@@ -61,7 +61,7 @@ class FrameFilesSource(WrappedSource):
         return f"{self._source.identity()} frames={self.options.frames}"
 
     def survey_files(self, split: str | None) -> Survey:
-        """Surveys the wrapped source. Raises :class:`UsageError` if it has no image files."""
+        """Surveys the wrapped source. Raises :class:`UsageError` if it has no image files, or can be read only once."""
         survey = self._source.survey(split)
         if survey.encoding != "original" or not survey.counted:
             raise UsageError(

@@ -136,7 +136,7 @@ _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths
 
 
 def _pattern_to_regex(pattern: str) -> str:
-    """Converts a pattern to a regular expression, which matches the begin of each path that the pattern hides. Raises
+    """Converts a pattern to a regular expression, for ``re.match`` on paths that the pattern may hide. Raises
     :class:`UsageError` for an unusable pattern."""
     body = pattern.removeprefix("/").removesuffix("/")
     parts = body.split("/")

@@ -76,7 +76,7 @@ class _SplitFolder:
 
     @property
     def is_unlabelled(self) -> bool:
-        """Images are directly in the folder, without class folders."""
+        """True if images are directly in the folder, and class folders are not."""
         return not self.classes and self.images > 0
 
 
@@ -248,8 +248,8 @@ class ImageFolderSource(FolderSource):
     def _enter_image_folders(
         self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
     ) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if each split has only that folder, which then is not a class. Returns
-        the folders unchanged if the user names the kind of source."""
+        """Replaces ``train`` by ``train/images`` if that is the only folder in each split. A folder of a generic name
+        is then not a class. Returns the folders unchanged if the user names the kind of source."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders

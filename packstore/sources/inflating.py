@@ -163,7 +163,7 @@ class InflatedFile:
 
 
 def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """Skips padding: zeros at the begin of ``data``, and further zeros in ``file``. Returns the data after them, or
+    """Skips padding: zeros at the start of ``data``, and further zeros in ``file``. Returns the data after them, or
     ``b""`` at the end. Raises :class:`zlib.error` for more than 64 MiB of zeros."""
     zeros = 0
     while True:

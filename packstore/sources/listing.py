@@ -195,7 +195,7 @@ def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list
 
 
 def skip_reason(name: str) -> str:
-    """Returns the reason why a file or directory is left out, in words that follow a number: ``3`` *hidden*."""
+    """Returns the reason why a file or directory is left out, in words that fit after a number: ``hidden`` after 3."""
     if name[0] == ".":
         return "hidden"
     if name.lower() in SYSTEM_NAMES:
@@ -221,8 +221,8 @@ def hide_ignored(
     names: Names,
     ignored: Counter[str] | None,
 ) -> Listing:
-    """Returns a listing without the entries that ``rules`` hide. ``names`` are all names of the directory. Adds the
-    number of those left out to ``ignored``, by reason, unless it is None."""
+    """Returns a listing without the entries that ``rules`` hide. ``names`` are all names in the directory. Unless
+    ``ignored`` is None, adds to it the number of names left out, by reason."""
     prefix = f"{directory}/" if directory else ""
     kept = [n for n, name in enumerate(listing.images) if not rules.hides(prefix + name)]
     folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
@@ -251,8 +251,8 @@ NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see pa
 
 
 def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
-    """Returns the message about a folder without images: its printable name, the five most frequent reasons for which
-    entries were left out, and ``advice``."""
+    """Returns the message about a folder without images. ``name`` is printable. The message has the five most frequent
+    reasons for leaving entries out, and ``advice``."""
     found = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
     return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
 

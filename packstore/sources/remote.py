@@ -50,7 +50,7 @@ class NeedsCopyError(SourceError):
 class Bucket:
     """Lists directories of a bucket, and finds objects in it. Thread-safe.
 
-    Caches directories with up to 200,000 names in all, and always the last directory. Drops the oldest first.
+    Caches directories with up to 200,000 names in all, and always the last one. Drops the least recently used first.
 
     Attributes:
         objects: All objects of the bucket.

@@ -42,8 +42,8 @@ class Row(NamedTuple):
         ref: Reference for :meth:`RowSource.read_values`: plain values, valid for any opening of the same source.
         size_bytes: Size of the main image in the source.
         value_bytes: Estimated bytes of the other values.
-        modified_ns: Time of modification of the newest of its files.
-        changed_ns: Time of change of that file.
+        modified_ns: Latest time of modification of its files.
+        changed_ns: Latest time of change of its files.
         sizes: Bytes of the other values that are files, by name.
     """
 
@@ -210,8 +210,9 @@ class RowSource(Source):
         return self.rows(split)
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a row, and converts it to a sample by the schema. Raises the errors of :meth:`read_values`, and
-        :class:`SampleError` for a row without an image."""
+        """Reads a row, and converts it to a sample by the schema. Raises the errors of :meth:`read_values`. Raises
+        :class:`SampleError` for a row without an image, and :class:`ValueError` for a value that does not fit the
+        schema."""
         values = self.read_values(entry.ref)
         if values.get(self.schema.main) is None:
             raise SampleError(entry.key, "has no image")
@@ -223,8 +224,8 @@ class RowSource(Source):
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
-    """Sorts names of splits, each once, in packing order: first those of :data:`SPLIT_ORDER`, in any case, then others
-    by name."""
+    """Returns the different names of splits in packing order. First come names of :data:`SPLIT_ORDER`, whatever their
+    case. Other names follow alphabetically."""
     return tuple(sorted(set(splits), key=lambda name: (_packing_place(name), name)))
 
 

@@ -118,7 +118,7 @@ class BetonSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the begin of the main image; its end is unknown. Returns None if the file was replaced since it was
+        """Locates the start of the main image; its end is unknown. Returns None if the file was replaced since it was
         opened."""
         number, index = ref
         beton = self._betons[number]
