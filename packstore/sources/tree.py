@@ -397,7 +397,7 @@ class FolderTree(Tree):
 
 
 class _OpenDirectory:
-    """Open directory. Closes when it is garbage."""
+    """Open directory, closed when nothing refers to it any more. Raises :class:`OSError` if it cannot be opened."""
 
     def __init__(self, root: str, path: str) -> None:
         self.descriptor = -1

@@ -73,6 +73,8 @@ def nbytes_of(value: Any) -> int:
     - Path: the size of its file, 0 without a file.
     - Pillow image: 3 bytes for each pixel.
     - List or tuple: every item counts as the first.
+    - Dict: all its values.
+    - Bytes, text, array or tensor: its own size.
     - None, number or unknown type: 8.
     """
     if type(value) is bytes:
@@ -322,8 +324,8 @@ def _infer_by_type(name: str, value: Any) -> Field | None:
 
 
 def _infer_file_field(name: str, value: Any) -> Field:
-    """Infers the field of a file: an image, a mask, or bytes. ``name`` decides first. A path is then an image, and the
-    first bytes of other files decide."""
+    """Infers the field of a file: an image, a mask, or bytes. A path is a mask or an image, by ``name``. For bytes,
+    ``name`` and the first bytes decide."""
     if is_path(value):
         return Mask() if looks_like_mask(name) else Image()
     start = bytes(memoryview(value)[:16])

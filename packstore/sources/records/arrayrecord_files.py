@@ -78,8 +78,8 @@ class _ChunkIndex:
 
 
 class ArrayRecordFiles:
-    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches up to 64 chunks. Beyond 64 MiB, keeps
-    only the last two. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
+    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the last chunks: always two, at most 64,
+    and up to 64 MiB. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
     installed."""
 
     fault = "{}, record {}: its chunk cannot be read"

@@ -197,7 +197,7 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _allocation_tables(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """For each file, offsets and sizes of the allocated pieces, sorted by offset."""
+        """Offsets and sizes of the allocated pieces of each file, sorted by offset."""
         found = []
         for number, beton in enumerate(self._betons):
             count = (beton.nbytes - beton.table_at) // _ALLOCATED.itemsize

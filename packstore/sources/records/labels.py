@@ -104,8 +104,8 @@ def _parse_lines(text: str) -> list[tuple[int | None, str]]:
 
 
 def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
-    """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``), as
-    text. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
+    """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``) in
+    text form. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
     found: list[tuple[int | None, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):
@@ -122,8 +122,12 @@ def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
 def find_numbering(
     path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNameFile | None, *, named: bool
 ) -> Numbering:
-    """Finds the numbering of the classes of ``label``: from names beside the data, from names in the data, or from 0.
-    Numbers from 1 are accepted if names in the data confirm the numbering of TF-slim.
+    """Finds the numbering of the classes of ``label``. Takes the first of these that applies.
+
+    - A file of names beside the data.
+    - Names in the data, for all numbers from 0; from 1 in features of TF-slim.
+    - ImageNet's numbers from 1, if WordNet ids in the data confirm them.
+    - Numbers from 0, without names.
 
     Args:
         path: Path of the source, for messages.

@@ -261,7 +261,7 @@ class MdsSource(ShardSource):
         return "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
     def _locate_values(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns begin and end of each value of a sample. Raises :class:`ValueError` if they do not fill the
+        """Returns start and end of each value of a sample. Raises :class:`ValueError` if they do not fill the
         sample."""
         shard = self._shards[number]
         unsaid = sum(size is None for size in shard.sizes)

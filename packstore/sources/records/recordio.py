@@ -306,8 +306,8 @@ class RecordioSource(ShardSource):
 
     def drop_identities(self, index: _RecordIndex) -> int:
         """Removes InsightFace's records without an image from an index: the first record, and the records of identities
-        at the end. Returns their number. Other writers' records without an image have other numbers of labels, and
-        stay: returns 0."""
+        at the end. Returns their number. If the numbers of labels are not InsightFace's, removes nothing and returns
+        0."""
         stop = len(index.sizes)
         while stop and not index.sizes[stop - 1]:
             stop -= 1
@@ -323,8 +323,8 @@ class RecordioSource(ShardSource):
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
         """Reads paths of images by number from the ``.lst`` file beside a file. Returns None if there is none. A line
-        of InsightFace has no number, and gets that of the line. Raises :class:`SourceError` for a file that cannot be
-        read, or is no list, and for a number that comes twice."""
+        of InsightFace has no number, and gets the number of the line. Raises :class:`SourceError` for a file that
+        cannot be read, or is no list, and for a number that comes twice."""
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None

@@ -95,8 +95,8 @@ class TfdsSource(ExampleSource):
         return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """Decodes the features of an example, by column; a missing feature gives None, and boxes become pixels. Raises
-        :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
+        """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels.
+        Raises :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
         found: dict[str, Any] = {}
         for name, leaf in self._column_leaves.items():
             try:

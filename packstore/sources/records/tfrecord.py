@@ -158,11 +158,13 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _main_feature(self) -> str:
-        """Name of the feature of the main image. Raises :class:`SourceError` if there is none. The first of
+        """Name of the feature of the main image: the first of these that exists.
 
-        - a feature of image files with a usual name;
-        - a feature with one image file in each record;
-        - the feature of raw pixels.
+        - A feature of image files with a usual name.
+        - A feature with one image file in each record.
+        - The feature of raw pixels.
+
+        Raises :class:`SourceError` if there is none.
         """
         assert self.index
         images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
