@@ -235,7 +235,7 @@ def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, pa
 
     If recognition is ambiguous, opens the path as the kind in ``packed_as``. If recognition fails otherwise, does so
     only if ``packed_as`` has options for arrays. Raises :class:`NeedsCopyError` for a URL if the kind reads only local
-    copies, and :class:`SourceError` if the path cannot be reached or is of no known kind.
+    copies. Raises :class:`SourceError` if the path cannot be reached, or is of no known kind.
     """
     try:
         place.stat()

@@ -184,8 +184,8 @@ def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -
 
 
 def holds_yolo_labels(tree: Tree, folder: str) -> bool:
-    """Tells if the first ``.txt`` file with content begins with a line of YOLO labels: a class and four or more
-    numbers. Looks in the folder and the folders below it, in 64 at most. Skips ``classes.txt``."""
+    """Tells if the first ``.txt`` file with content begins with a line of YOLO labels. Such a line is a class, and four
+    or more numbers. Looks in the folder and the folders below it, in 64 at most. Skips ``classes.txt``."""
     waiting = [folder]
     for place in waiting:  # grows within the loop
         names = tree.names(place)

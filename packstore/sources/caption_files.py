@@ -88,11 +88,11 @@ class CaptionFilesSource(FileRowSource):
 
 
 def find_caption_suffix(tree: Tree) -> str | None:
-    """Returns the suffix of the caption files: at least half of the images have one, and all their texts are captions.
+    """Returns the suffix of the caption files in a tree, or None. Reads all texts.
 
-    Returns None for other trees, and if files of two such suffixes have stems of images. Reads all texts. Raises
-    :class:`AmbiguousSourceError` if the texts are captions of an unknown encoding. Raises :class:`SourceError` if a
-    text cannot be read, or is not in the encoding that the user has named.
+    At least half of the images must have such a file, and all these files must be captions. Returns None if there are
+    caption files with two suffixes. Raises :class:`AmbiguousSourceError` if the texts are captions of an unknown
+    encoding. Raises :class:`SourceError` if a text cannot be read, or is not in the encoding that the user has named.
     """
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0

@@ -137,8 +137,8 @@ class CaptionsSource(FileRowSource):
 
 class _CaptionStore:
     """Stores the captions of each image in a temporary file. Keeps in memory the images' names, and some 20 bytes for
-    each caption. Raises :class:`SourceError` for a malformed line, an image in two splits, more than 100 splits, and if
-    the file cannot be written.
+    each caption. Raises :class:`SourceError` for a malformed line, an image in two splits, and more than 100 splits.
+    Also raises it if the temporary file cannot be written.
 
     Attributes:
         names: Names of the images.
@@ -284,8 +284,8 @@ def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
 
 
 def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
-    """Returns the positions of file, caption and split in a header; -1 for no split. Returns None if there is not
-    exactly one file and one caption, or if another column is neither a split nor a counter."""
+    """Returns the positions of file, caption and split in a header; -1 for no split. Returns None unless there is
+    exactly one file and one caption. Also returns None if another column is neither a split nor a counter."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
     captions = [n for n, name in enumerate(names) if name in _CAPTIONS]

@@ -224,7 +224,7 @@ class ClipsSource(FrameFilesSource):
 
     def _are_files(self) -> bool:
         """Tells if each file is a clip; if not, each folder is. The first call scans all files, and sets
-        ``options.frames``. Raises :class:`SourceError` if neither is clear, and :class:`UsageError` if the source has
+        ``options.frames``. Raises :class:`SourceError` if neither is clear. Raises :class:`UsageError` if there are
         neither files of several frames nor folders of frames."""
         if not self._is_decided:
             self.scan_files()

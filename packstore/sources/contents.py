@@ -132,8 +132,8 @@ def list_contents(tree: Tree) -> Contents:
 
 
 def find_lone_image_folder(tree: Tree) -> str | None:
-    """Finds the only folder with images in a tree, if it is at the top and has a generic name (``images``); else
-    None."""
+    """Finds the only folder with images in a tree. Returns None unless it is at the top, and has a generic name
+    (``images``)."""
     if not any(map(_CALLED_IMAGES.fullmatch, map(str.lower, tree.names("").folders))):
         return None
     holding = [path for path, each in list_contents(tree).folders.items() if each.images.count]

@@ -149,9 +149,9 @@ class CopiedSource(Source):
 
 
 def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
-    """Opens the bucket of a URL, and lists its objects: the object at the URL, else all objects below it, sorted by
-    name. Leaves out markers of folders (``NAME/``). Raises :class:`SourceError` if there is no object, or the bucket
-    cannot be reached."""
+    """Opens the bucket of a URL, and lists its objects. Lists the object at the URL, else all objects below it by name.
+    Leaves out markers of folders (``NAME/``). Raises :class:`SourceError` if there is no object, or the bucket cannot
+    be reached."""
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")

@@ -103,7 +103,8 @@ class SampleSource(Source):
         return int(entry.ref.nbytes)
 
     def make_entry(self, split: str, index: int, sample: NamedSample | FailedSample) -> Entry:
-        """Makes an entry with a sample in memory as ``ref``, and the size of its image: 0 for a failed sample."""
+        """Makes an entry with a sample in memory as ``ref``, and the size of its image. The size is 0 for a failed
+        sample."""
         size = nbytes_of(sample.values[self.schema.main]) if isinstance(sample, NamedSample) else 0
         return Entry(index_key(split, index), split, (), size, sample)
 

@@ -213,8 +213,8 @@ class FlatSource(FolderSource):
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a folder of images.
 
-    - ``CERTAIN``: there is a labels file, or images are directly in the folder, or only in a folder of a generic name
-      (``images``).
+    - ``CERTAIN``: there is a labels file.
+    - ``CERTAIN``: images are directly in the folder, or only in a folder of a generic name (``images``).
     - ``PARTIAL``: such images and annotations.
     - ``POSSIBLE``: any other folder.
     - ``NO``: no folder and no archive.

@@ -42,9 +42,9 @@ class FolderSource(Source):
         return printable(f"{self.path}/{directory}" if directory else str(self.path))
 
     def read(self, entry: Entry) -> bytes:
-        """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, has
-        changed, or is a pipe, a device or a cycle of links. Also raises it for a format that packstore does not read.
-        With :attr:`by_suffix`, raises it for an image without the suffix of an image."""
+        """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, or has
+        changed. Also raises it for a pipe, a device, a cycle of links, and a format that packstore does not read. With
+        :attr:`by_suffix`, raises it for an image without the suffix of an image."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
@@ -57,7 +57,7 @@ class FolderSource(Source):
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
         """Reads small files together, see :meth:`Source.read_together`. Returns None for all if their mean size is 16
-        KiB or more, if one is no regular file, or if one has no suffix of images."""
+        KiB or more. Also returns None for all if one is no regular file, or has no suffix of images."""
         if sum([entry.size_bytes for entry in entries]) >= _SMALL * len(entries):
             return [None] * len(entries)
         suffixes = {entry.key[entry.key.rfind(".") :] for entry in entries}

@@ -124,8 +124,8 @@ class FrameFilesSource(WrappedSource):
         return found, reader
 
     def read_frame(self, key: str, reader: native.FrameReader, frame: int, reading: Reading) -> NDArray[Any]:
-        """Decodes a frame, and converts it by ``reading`` to ``(H, W, C)``. Raises :class:`SampleError`, with the key
-        of the sample, for a damaged frame, and for transparent pixels that the mode would lose."""
+        """Decodes a frame, and converts it by ``reading`` to ``(H, W, C)``. Raises :class:`SampleError` with ``key``
+        for a damaged frame, and for transparent pixels that the mode would lose."""
         try:
             pixels, own = reader.read_frame(frame)
             drops = own.has_alpha and not reading.pixels.has_alpha and reading.alpha is None

@@ -79,9 +79,13 @@ def mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) 
 def find_masks(contents: Contents) -> dict[str, str]:
     """Finds folders of masks by their names and the names of their files. Returns a phrase about each, by path.
 
-    A folder of masks has a usual name (``masks``). Besides, it has files with the stems of another folder's images, or
-    is beside a folder with a usual name of images. If only two folders have images, and one is called ``images``, the
-    other needs no usual name. Equal stems alone prove nothing: in many datasets each class counts from 1.
+    A folder of masks has a usual name (``masks``). Besides, one of these is true:
+
+    - Its files have the stems of another folder's images.
+    - A folder beside it has a usual name of images.
+
+    If only two folders have images, and one is called ``images``, the other needs no usual name. Equal stems alone
+    prove nothing: in many datasets each class counts from 1.
     """
     found: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]

@@ -83,9 +83,9 @@ class MaskPair:
 def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
-    Returns an empty mapping if there are no pairs, several ways to pair folders, or a split that cannot be paired. A
-    split of images without masks gets a folder of masks that does not exist. For Cityscapes, the names of its folders
-    suffice. Raises :class:`OtherSizeError` if masks differ in size from their images.
+    Returns an empty mapping if there are no pairs, or several ways to pair folders. Also returns it if a split cannot
+    be paired. A split of images without masks gets a folder of masks that does not exist. For Cityscapes, the names of
+    its folders suffice. Raises :class:`OtherSizeError` if masks differ in size from their images.
     """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}
@@ -175,8 +175,8 @@ def _pair_by_names(tree: Tree, base: str) -> MaskPair | None:
 
 
 def _read_folder_name(name: str) -> tuple[str | None, str]:
-    """Returns the role of a folder by the words of its name, ``image``, ``mask`` or None, and its split, ``""`` for
-    none."""
+    """Returns role and split of a folder, by the words of its name. The role is ``image``, ``mask`` or None. The split
+    is ``""`` if there is none."""
     words = [word.lower() for word in _WORDS.findall(name)]
     role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
     return role, next((word for word in words if word in SPLIT_ORDER), "")
@@ -305,7 +305,7 @@ def _list_folders(tree: Tree, base: str) -> list[str]:
 
 def has_other_endings(tree: Tree, pair: MaskPair) -> bool:
     """Tells if the folder of images has further images of its samples: ``a_edge.png`` beside ``a.jpg``. At least three
-    images must have such an ending, and nine in ten of them must be beside an image of a pair."""
+    images must have the same ending. Nine in ten of them must be beside an image without it."""
     found = list_contents(tree).folders.get(pair.images)
     if found is None:
         return False

@@ -96,7 +96,7 @@ def find_split_like_folders(path: Path) -> list[str]:
 
 
 def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
-    """Returns the reason why the folders of images in a tree do not seem to be classes, and the folders to use instead.
+    """Returns the reason why folders of images do not seem to be classes. Also returns the folders to use instead.
     Returns None if they seem to be classes.
 
     The reasons are:

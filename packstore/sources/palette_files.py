@@ -28,9 +28,9 @@ ClassColours = list[tuple[str, tuple[int, int, int] | int]]
 
 
 def read_class_colours(tree: Tree, file: str) -> ClassColours:
-    """Reads the classes in a file, with their colours or pixel values. Returns an empty list for a file that is not a
-    palette, or has more than 1 MiB or 65,536 classes. Raises :class:`SourceError` for a palette in an unknown encoding,
-    and for a file that cannot be read."""
+    """Reads the classes in a file, with their colours or pixel values. Returns an empty list if the file is no palette,
+    is larger than 1 MiB, or has more than 65,536 classes. Raises :class:`SourceError` for a palette in an unknown
+    encoding, and for a file that cannot be read."""
     if tree.stat(file).size > _MAX_BYTES:
         return []
     data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
@@ -75,8 +75,8 @@ def _parse_csv(text: str) -> ClassColours:
 
 
 def _parse_json(text: str) -> ClassColours:
-    """Parses a list of objects with a title or name, and a colour. Raises :class:`ValueError`, :class:`KeyError`,
-    :class:`TypeError` or :class:`AttributeError` for other JSON."""
+    """Parses a list of objects with a title or name, and a colour; also in an object, as ``classes``. Raises
+    :class:`ValueError`, :class:`KeyError`, :class:`TypeError` or :class:`AttributeError` for other JSON."""
     document = parse_json(text.encode())
     found: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:

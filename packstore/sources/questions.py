@@ -43,9 +43,9 @@ def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: 
     - If the source is then recognised: the answer itself.
     - If the source is still ambiguous: the answers to both questions together. If the answer gives a path, and all
       answers to the next question give paths again: the answer itself.
-    - After an error, or after a third question: none.
+    - If it leads to an error, or to a third question: none.
 
-    Other answers are not tried, and none is if the user has named the kind: returns the answer itself.
+    Returns any other answer untried. If the user has named the kind, returns every answer untried.
     """
     patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
     if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):

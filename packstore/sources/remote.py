@@ -324,7 +324,8 @@ class ObjectTree(Tree):
         MD5. If the MD5 differs, reads again until two reads are equal. Raises :class:`RemoteError` after five different
         reads.
 
-        If two equal reads differ from their ETag, and no ETag has ever proved bytes, ETags are not used any more.
+        If two reads are equal, but differ from the ETag, later reads ignore ETags. They still use ETags if an ETag has
+        proved bytes before.
         """
         info, data = self._bucket.objects.read(name)
         digest = _MD5.fullmatch(info.etag or "") if self._md5 else None

@@ -113,7 +113,8 @@ class Schema:
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """All columns except the main image, each with its companions. Raises :class:`UsageError` for a reserved name,
-        a name of a companion, and for labels or points that belong to a field other than boxes."""
+        and for the name of a companion. Also raises it for labels or points that belong to a field other than
+        boxes."""
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
@@ -152,8 +153,8 @@ class Schema:
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them; does not read files.
 
-        Raises :class:`ValueError` for a value that does not fit its field, and for pixels in place of a file or the
-        reverse.
+        Raises :class:`ValueError` for a value that does not fit its field. Pixels do not fit a field of files, nor
+        files a field of pixels.
         """
         values = dict(taken.values)
         for name, field, plain_type in self._field_types:
@@ -289,7 +290,7 @@ def name_values(
 
     A sample is a dict, a tuple or an image. Values of a tuple have the names in ``positions``. A dict in a tuple adds
     its own values, unless its field is JSON. Raises :class:`ValueError` for a tuple of another length than
-    ``positions``, and for a key that is no text, path or whole number.
+    ``positions``. Also raises it for a key that is no text, path or whole number.
     """
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):

@@ -53,8 +53,8 @@ def make_schema(
         max_pixels: See :class:`Schema`.
 
     Raises:
-        UsageError: A field or an encoding must be declared, fields contradict each other, no field can be the main
-            image, or a sample has other parts than the first.
+        UsageError: A field or an encoding must be declared; or fields contradict each other; or no field can be the
+            main image; or a sample has other parts than the first.
     """
     positions = _name_positions(samples[0], declared)
     found = []
@@ -121,8 +121,8 @@ def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str
 
 
 def _name_second_value(value: Any) -> str:
-    """Returns the field name of the second value of an (image, value) tuple, by its type: ``mask``, ``text``,
-    ``target`` for a list, else ``label``."""
+    """Returns the field name of the second value of an (image, value) tuple, by its type. The name is ``mask``,
+    ``text``, ``target`` for a list or tuple, or ``label`` for anything else."""
     if is_pil(value):
         return "mask"
     if isinstance(value, str):
@@ -136,7 +136,7 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
     """Infers a field for each name in the samples. The field is optional if a sample lacks the value. A text under a
     name such as ``image`` is a path. ``classes`` are the class names of every label; None for unknown.
 
-    Raises :class:`UsageError` for a name that is no text, for a name without a value in any sample, and for values that
+    Raises :class:`UsageError` for a name that is no text, or has no value in any sample. Also raises it for values that
     fit no field.
     """
     fields: dict[str, Field] = {}
@@ -175,8 +175,8 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
     """Finds the field of boxes that labels or points belong to. It must be the only one, and all first samples must
-    have as many values as boxes. Returns False if there is not exactly one field of boxes, or if no sample has as many
-    values as boxes. Raises :class:`UsageError` if only some samples have."""
+    have as many values as boxes. Returns False if no sample has, or if there are none or several fields of boxes.
+    Raises :class:`UsageError` if only some samples have."""
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False

@@ -191,8 +191,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _folders_to_search_for_palette(pairs: Mapping[str, MaskPair]) -> list[str]:
-    """Lists the folders in which a palette may be: the root ``""``, the parents of folders of masks, and folders of
-    masks."""
+    """Lists the folders in which a palette may be: the root, the folders of masks, and their parents."""
     masks = [pair.masks for pair in pairs.values()]
     return ["", *(place.rpartition("/")[0] for place in masks), *masks]
 

@@ -40,9 +40,9 @@ class SplitFolders:
 def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> SplitFolders | None:
     """Finds the splits among the top ``directories`` of ``tree``; None if all are classes.
 
-    If all top folders have names of splits, they are splits. Beside other folders, folders with names of splits are
-    splits only if one of them contains folders of images: a class named ``train`` contains its images directly.
-    ``above`` identifies the root of ``tree`` and the directories above it.
+    If all top folders have names of splits, they are splits. If there are others, one folder with the name of a split
+    must contain folders of images. Without such a folder, all are classes: a class named ``train`` contains its images
+    directly. ``above`` identifies the root of ``tree`` and the directories above it.
     """
     names = sorted(directories)
     splits = tuple(name for name in names if name.lower() in SPLIT_ORDER)

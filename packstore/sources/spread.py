@@ -132,9 +132,8 @@ def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[
 
 
 def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields a key for each group of folders that a folder belongs to: the folder alone, all folders in its parent, and
-    all folders. For a folder of a split, also yields a key for the folders whose paths differ only in words for
-    splits."""
+    """Yields a key for each group of folders that contains a folder, see :func:`find_spread`. Only a folder of a split
+    has a key for folders that differ in the split."""
     yield "is", folder
     yield "in", folder.rpartition("/")[0]
     if split_of_folder(folder):

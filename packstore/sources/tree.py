@@ -128,8 +128,8 @@ class Tree(ABC):
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads ``size`` bytes of a file from ``place`` on; fewer at its end. Thread-safe.
 
-        Raises :class:`OSError` if the file cannot be read. In an archive, raises :class:`ValueError` for a damaged
-        entry, for an entry that is no plain file, and for a compression other than deflate."""
+        Raises :class:`OSError` if the file cannot be read. In an archive, raises :class:`ValueError` for an entry that
+        is damaged, no plain file, or compressed by other than deflate."""
 
     @abstractmethod
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:

@@ -207,8 +207,8 @@ def _infer_single_mode(value: Any) -> Mode:
 
 
 def _to_channels_last(value: Any) -> NDArray[Any]:
-    """Converts a Pillow image, a tensor ``(C, H, W)`` or an array ``(H, W, C)`` to an array ``(H, W, C)``. Two axes
-    are ``(H, W)``. Raises :class:`ValueError` for other numbers of axes."""
+    """Converts the pixels of an image to an array ``(H, W, C)``. The image is a Pillow image, a tensor ``(C, H, W)`` or
+    an array ``(H, W, C)``. Two axes are ``(H, W)``. Raises :class:`ValueError` for other numbers of axes."""
     if is_pil(value):
         return pixels_of_pillow(value)
     array = array_of(value)
@@ -249,8 +249,11 @@ def mask_dtype(array: NDArray[Any]) -> str:
 def infer_field(name: str, values: Sequence[Any]) -> Field:
     """Infers the field of a name from its values in the first samples, without None.
 
-    Raises :class:`ValueError` for values that must be declared: texts under a label's name, texts that are paths of
-    existing images, unknown types, and arrays that no field holds.
+    Raises :class:`ValueError` for values that must be declared:
+
+    - texts under a label's name;
+    - texts that are paths of existing images, unless the name is one of masks;
+    - unknown types, and arrays that no field holds.
     """
     value = values[0]
     known = _infer_by_type(name, value)

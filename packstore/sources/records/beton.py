@@ -208,8 +208,8 @@ class BetonSource(ShardSource):
         return found
 
     def _read_value(self, number: int, name: str, kind: int, value: Any) -> Any:
-        """Reads a value of a row by the type of its field: a number, an image, an array, bytes, or a parsed JSON value.
-        Raises :class:`ValueError` if it is damaged or too large."""
+        """Reads a value of a row by the type of its field. Returns a number, an image, an array, bytes, or a parsed
+        JSON value. Raises :class:`ValueError` if it is damaged or too large."""
         if kind in (_FLOAT, _INT):
             return value.item()
         if kind == _RGB:

@@ -55,7 +55,7 @@ class OpenFiles:
             raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
     def locate_span(self, number: int, start: int, size: int) -> Location | None:
-        """Locates ``size`` bytes of a file from ``start`` on, or returns None if the file was decompressed or has been
+        """Locates ``size`` bytes of a file from ``start`` on. Returns None if the file was decompressed, or has been
         replaced. Opens the file at the first call."""
         path = self._paths[number]
         if number not in self._plain:

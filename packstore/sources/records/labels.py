@@ -70,7 +70,7 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
     """Reads names of classes from ``labels.txt`` or a label map (``.pbtxt``). Returns None if there is no such file.
 
     ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Reads at most 16 MiB.
-    Raises :class:`SourceError` for a file that cannot be read or has two names for one number, and
+    Raises :class:`SourceError` for a file that cannot be read, or has two names for one number. Raises
     :class:`AmbiguousSourceError` for several files.
     """
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
@@ -176,7 +176,7 @@ def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
     """Numbers classes by the names in a file. If a name occurs twice, logs a warning, and returns a numbering without
-    names. Raises :class:`SourceError` if the names do not fit the numbers ``seen`` in the data, and
+    names. Raises :class:`SourceError` if the names do not fit ``seen``, the numbers in the data. Raises
     :class:`AmbiguousSourceError` if names without numbers may count from 0 or 1."""
     file, count = printable(beside.file), len(beside.names)
     if beside.numbers is None:

@@ -39,7 +39,8 @@ _MAX_RATIO = 256
 
 class LitdataSource(MdsSource):
     """Source of LitData chunks that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
-    Refuses nested items, pickles, encryption, compressions other than zstd, and formats that it does not know."""
+
+    Refuses nested items, pickles, encryption, compressions other than zstd, and unknown formats."""
 
     kind = "litdata"
 
@@ -113,8 +114,8 @@ def _parse_encoding(form: str) -> str:
 
 
 def _parse_names(spec: object, count: int) -> tuple[str, ...]:
-    """Parses the names of the values of an item from a ``data_spec``: keys of a dict, or positions in a tuple or list.
-    Raises :class:`ValueError` for nested items, other types, and a number of names other than ``count``."""
+    """Parses the names of the values of an item from a ``data_spec``. Names are keys of a dict, or positions in a tuple
+    or list. Raises :class:`ValueError` for nested items, other types, and a number of names other than ``count``."""
     if not isinstance(spec, str):
         raise ValueError("it has no data_spec")
     node = json.loads(spec)[1]

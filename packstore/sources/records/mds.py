@@ -50,9 +50,10 @@ _PROBED = 16
 
 
 class MdsSource(ShardSource):
-    """Source of MDS shards that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` … Raises
-    :class:`SourceError` for a path without shards, for shards with different columns, for values that are pickles, and
-    for a missing shard. Leaves out lists of images."""
+    """Source of MDS shards that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
+
+    Raises :class:`SourceError` for a path without shards, a missing shard, shards with different columns, and pickles.
+    Leaves out lists of images."""
 
     kind = "mds"
     _key_name: str | None = None
@@ -237,8 +238,12 @@ class MdsSource(ShardSource):
         return [self._read_offsets(number) for number in range(len(self._shards))]
 
     def _read_offsets(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
-        """Reads the offsets of a shard, and checks its size and count against the index. Returns the offsets of its
-        samples and of their end, the reason if something is wrong (else ``""``), and the size of the shard."""
+        """Reads the offsets of a shard, and checks its size and count against the index. Returns
+
+        - the offsets of its samples and of their end;
+        - the reason if something is wrong, else ``""``;
+        - the size of the shard.
+        """
         shard, none = self._shards[number], np.zeros(0, np.uint32)
         file = self._files[number]
         end = os.fstat(file.descriptor).st_size
@@ -276,8 +281,8 @@ class MdsSource(ShardSource):
         return spans
 
     def _measure_sample(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
-        """Returns the bytes of a sample's main image and of its other values, and its key if the shards have keys, else
-        None. For a damaged sample, returns the bytes of the whole sample, 0 and None."""
+        """Returns the size of a sample's main image, the size of its other values, and its key. The key is None if the
+        shards have no keys. For a damaged sample, returns the size of the whole sample, 0 and None."""
         shard, file = self._shards[number], self._files[number]
         try:
             spans = dict(zip(shard.names, self._locate_values(number, start, stop), strict=True))

@@ -145,7 +145,8 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _has_single_label(self) -> bool:
-        """True if each record has at most one label, or if the first of several is the class, as in InsightFace's."""
+        """True if each record has at most one label. Also True for InsightFace's records, whose first label is the
+        class."""
         assert self._indexes
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
@@ -305,9 +306,9 @@ class RecordioSource(ShardSource):
         return index
 
     def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes InsightFace's records without an image from an index: the first record, and the records of identities
-        at the end. Returns their number. If the numbers of labels are not InsightFace's, removes nothing and returns
-        0."""
+        """Removes InsightFace's records without an image from an index, and returns their number. They are the first
+        record, and the records of identities at the end. If the numbers of labels are not InsightFace's, removes
+        nothing and returns 0."""
         stop = len(index.sizes)
         while stop and not index.sizes[stop - 1]:
             stop -= 1

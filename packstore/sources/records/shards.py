@@ -126,8 +126,8 @@ def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[
 
 
 def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Lists possible shards in a folder and its folders of splits: up to 4 files with names of shards, and up to 4
-    without a suffix. Returns ``[]`` if ``path`` is no folder."""
+    """Lists possible shards in a folder and its folders of splits. Lists up to 4 files with names of shards, and up to
+    4 without a suffix. Returns ``[]`` if ``path`` is no folder."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -150,8 +150,8 @@ def refuse_missing_shards(path: Path, kind: str, missing: Sequence[str]) -> None
 
 
 def find_split_in_name(name: str) -> str:
-    """Returns the first part of a file's name that is a split, in lower case, or ``""`` if there is none. Parts are
-    separated by ``-``, ``_`` and ``.``."""
+    """Returns the first part of a file's name that is a split, in lower case. Parts are separated by ``-``, ``_`` and
+    ``.``. Returns ``""`` if there is no split."""
     parts = [part.lower() for part in re.split(r"[-_.]", name)]
     return next((part for part in parts if part in SPLIT_ORDER), "")
 

@@ -79,8 +79,8 @@ class FeatureColumns:
 
 
 def is_mask_leaf(leaf: Leaf) -> bool:
-    """Tells if a feature is a PNG of one channel whose name has ``mask`` or ``segmentation``, or whose description has
-    labels."""
+    """Tells if a feature is a mask: a PNG of one channel. Its name has ``mask`` or ``segmentation``, or its description
+    has labels."""
     named = "mask" in leaf.feature or "segmentation" in leaf.feature or "label" in leaf.said
     return leaf.what == "image" and leaf.shape[-1:] == (1,) and leaf.said.get("encodingFormat") == "png" and named
 

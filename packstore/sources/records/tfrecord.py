@@ -188,8 +188,8 @@ class TfrecordSource(ExampleSource):
     @cached_property
     def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
         """Names of the features with height, width and channels of raw pixels; None for channels that are not recorded.
-        The value is None if images are files, if height or width is missing, or if a feature is not one whole number
-        in each record."""
+        The value is None if images are files, or if height or width is missing. It is also None if one of these
+        features is not one whole number in each record."""
         assert self.index
         facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):
@@ -310,8 +310,8 @@ def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     """Returns features by the names of their columns: ``image/object/area`` becomes ``object_area``. ``of`` becomes
-    ``labels``. If two features would have one name, or it is ``image`` or ``boxes``, uses the whole name of the feature
-    and ``_``. Raises :class:`SourceError` if two features still would have one name."""
+    ``labels``. A name of two features, and ``image`` and ``boxes``, are replaced by the whole name of the feature and
+    ``_``. Raises :class:`SourceError` if two features still would have one name."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
