@@ -289,7 +289,7 @@ def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
 
 
 def _unused_option_error(kind: Kind, options: SourceOptions) -> UsageError:
-    """Returns the error for the first of the options (labels, columns, boxes, arrays) that a kind does not use."""
+    """Returns the error for options that a kind does not use. Names the first of labels, columns, boxes and arrays."""
     if options.labels is not None and not kind.takes_labels:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"

@@ -123,8 +123,8 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """Widens the pattern of a finding in a folder without images to the highest such folder above it. Returns a finding
-    in another folder unchanged."""
+    """Widens the pattern of a finding in a folder without images. The new pattern is for the highest folder without
+    images that contains it. Returns a finding in any other folder unchanged."""
     # A folder without images would be an empty class.
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
@@ -288,8 +288,8 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yields a finding for each suffix in a folder if at least three such files have the stems of images. In a folder
-    of fewer images, fewer files suffice. Skips the folders of programs (``logs``)."""
+    """Yields a finding for each suffix in a folder whose files have the stems of images. At least three files must have
+    such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``)."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))
@@ -305,8 +305,8 @@ def _find_sidecars(
 
 
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields a finding for ``.json`` files, and a finding for ``.xml`` files, if folders of images commonly have them.
-    At least two such folders, and at least half of all, must have a file."""
+    """Yields findings for ``.json`` and ``.xml`` files that many folders of images have. At least two folders, and half
+    of all folders of images, must have files of that suffix."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
     for suffix in (".json", ".xml"):
         having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]
@@ -325,8 +325,8 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
 
 
 def _is_work_folder(folder: str) -> bool:
-    """Tells if a folder, or a folder above it, has a name that programs use for their own files (``logs``). Such files
-    are numbered like images."""
+    """Tells if a folder is one of programs' own files, or in such a folder: ``logs``. Such files are numbered like
+    images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 

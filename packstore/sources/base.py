@@ -350,8 +350,8 @@ class Source(ABC):
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:
-        """Returns a text that changes when the source changes in a way that its entries do not show. The text is empty
-        if the entries show every change. Raises :class:`SourceError` if the source has vanished."""
+        """Returns a text that shows changes of the source that its entries do not show. The text is empty if the
+        entries show every change. Raises :class:`SourceError` if the source has vanished."""
         return ""
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
@@ -367,8 +367,8 @@ class Source(ABC):
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out, or None for the usual reason by its name. This base returns
-        :attr:`left_images` for images."""
+        """Returns the reason why a file is left out; None for the usual reason. This base returns :attr:`left_images`
+        for images, else None."""
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
 
     def expects_left(self, path: str) -> bool:
@@ -435,7 +435,8 @@ SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test",
 
 
 def find_split_in_path(path: str) -> str:
-    """Returns the first part of a folder's path that is the name of a split, in lower case; ``""`` if there is none."""
+    """Returns the first part of a folder's path that is the name of a split. The result is in lower case; ``""`` if
+    there is none."""
     return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 

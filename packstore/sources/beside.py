@@ -58,7 +58,7 @@ def join(folder: str, name: str) -> str:
 
 
 def clean_path(text: str) -> str:
-    """Returns a path from a list of files with ``/`` for ``\\``, without empty parts and ``.``. Raises
+    """Cleans a path from a list of files: replaces ``\\`` by ``/``, and removes empty parts and ``.``. Raises
     :class:`ValueError` if the path is empty or absolute, or has ``..``, a null character or a lone surrogate."""
     text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate, which no file name has
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]

@@ -60,7 +60,7 @@ class CaptionFilesSource(FileRowSource):
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each image of a split, with the path of its caption file, which may be missing."""
+        """Yields one row for each image of a split, with the path of its caption file. That file may be missing."""
         for folder, images in self._list_images():
             if (find_split_in_path(folder) if self._splits != {""} else "") != split:
                 continue

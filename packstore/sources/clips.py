@@ -199,8 +199,8 @@ class ClipsSource(FrameFilesSource):
             ), len(frames), height * width  # fmt: skip
 
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
-        """Scans a file like the base, and returns its number of frames, its height and width, and its modes. Records
-        the facts that decide if files or folders are clips."""
+        """Scans a file, and returns the same as the base. Records the facts that decide if files or folders are
+        clips."""
         found = super().scan_file(entry)
         count, size, _ = found
         name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()
@@ -237,8 +237,8 @@ class ClipsSource(FrameFilesSource):
         return self.options.frames == FILE_CLIPS
 
     def _refuse_folders_of_frames(self) -> None:
-        """Raises :class:`SourceError` if a folder seems to be a clip of numbered frames, beside files of several
-        frames. Tests only image folders."""
+        """Raises :class:`SourceError` if a folder seems to be a clip of numbered frames, too. Tests only image
+        folders."""
         for folder in self._folders.values() if self.kind == "imagefolder" else ():
             is_numbered = _NUMBERED.fullmatch(folder.file.rpartition("/")[2]) is not None
             if folder.files > 1 and is_numbered and not folder.several and folder.suffixes - self._animated_suffixes:

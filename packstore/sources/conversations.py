@@ -99,7 +99,7 @@ class ConversationSource(DocumentSource):
                 self.count_ignored(self.alone, identifier)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Returns the columns of a conversation as they are in the document, and its other content as JSON."""
+        """Returns the columns of a conversation unchanged, and its other content as JSON."""
         return Annotation(values=raw[0], json=raw[1])
 
     def fields(self) -> Mapping[str, Field]:

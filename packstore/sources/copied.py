@@ -135,8 +135,8 @@ class CopiedSource(Source):
 
     @contextmanager
     def _urls_in_errors(self, path: Path) -> Iterator[None]:
-        """Replaces paths of copies by URLs in the messages of each :class:`SourceError` and :class:`SampleError` that
-        the block raises."""
+        """Replaces paths of copies by URLs in messages of a :class:`SourceError` or :class:`SampleError` from the
+        block."""
         try:
             yield
         except SampleError as error:

@@ -198,7 +198,7 @@ class FileRowSource(TreeRowSource):
         return self.tree.locate(ref[0])
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the path of a file that is a value of the row, or None for any other value."""
+        """Returns the path of a file that is a value of the row. Returns None for any other value."""
         *_, rest = entry.ref
         files = _list_files_of(rest.get(column)) if isinstance(rest, Mapping) else ()
         return files[number].file if number < len(files) else None

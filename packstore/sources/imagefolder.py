@@ -236,8 +236,8 @@ class ImageFolderSource(FolderSource):
         return [replace(first, cycles=tuple(cycles)), *others]
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if a top folder has files but no images, and a name that classes do not have: ``logs``. False if the
-        user names the kind of source."""
+        """Tells if a top folder is no class: it has a name like ``logs``, and files but no images. False if the user
+        names the kind of source."""
         return (
             not self.options.named
             and _NO_IMAGES.fullmatch(name.lower()) is not None

@@ -19,9 +19,10 @@ _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trai
 
 
 class GzipReader(io.RawIOBase):
-    """File with the content of a gzip file (RFC 1952) or of a bare deflate stream, readable at any position.
+    """Decompressed content of a gzip file or deflate stream, as a file readable at any position.
 
-    A gzip file may have several members. Keeps some 50 KB for every 16 MiB that it has read. Not thread-safe.
+    A gzip file (RFC 1952) may have several members. Keeps some 50 KB for every 16 MiB that it has read. Not
+    thread-safe.
 
     Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
     member is verified at its end.

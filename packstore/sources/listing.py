@@ -143,8 +143,8 @@ def is_passed_over(name: str) -> bool:
 
 
 def is_image_name(name: str) -> bool | None:
-    """Tells by its name if a file is an image, also in a format that packstore does not read. Returns False for hidden
-    and system files, and None if the first bytes must decide."""
+    """Tells by its name if a file is an image. True also for formats that packstore does not read. False for hidden and
+    system files. Returns None if the first bytes must decide."""
     lower = name.lower()
     if lower.endswith(_SAMPLES):
         return name[0] != "."

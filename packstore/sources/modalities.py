@@ -86,7 +86,7 @@ class ModalitiesSource(FileRowSource):
         return {"image": Image(), **{called: self._declare_modality(name) for name, called in self._column_of.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each main image, with the images of the same stem in the other folders. Raises
+        """Yields one row for each main image. The row has the images of the same stem in other folders. Raises
         :class:`SourceError` for two images of one stem in a folder."""
         for place, folders in self._groups.items():
             if place.lower() != split:

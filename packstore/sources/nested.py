@@ -84,8 +84,8 @@ def find_only_folder(path: Path) -> Path | None:
 
 
 def find_split_like_folders(path: Path) -> list[str]:
-    """Returns all folders in a folder or archive if their names are like those of splits (``train2017``,
-    ``test_images``, ``fold_1``). Returns an empty list otherwise, and if all have exactly the names of splits."""
+    """Returns all folders in a folder or archive if their names are like those of splits. Examples are ``train2017``,
+    ``test_images`` and ``fold_1``. Returns an empty list for other names, and if all are exactly names of splits."""
     tree = open_tree(path)
     found = [] if tree is None else tree.names("").folders
     names = [name for name in found if not is_passed_over(name)]

@@ -10,8 +10,8 @@ from packstore.sources.tree import Tree
 
 
 def accept_arrays(tree: Tree) -> Tree:
-    """Returns a copy of a tree in which ``.npy`` files are images, if it has such files and no images. Else returns the
-    tree itself."""
+    """Returns a tree in which ``.npy`` files are images. If the tree has images, or no such files, returns the tree
+    itself; else a copy."""
     # Beside images, such files contain masks, depth or features.
     if tree.has_arrays or tree.holds_images("", tree.above):
         return tree

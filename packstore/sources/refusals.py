@@ -151,8 +151,8 @@ def not_a_folder_error(path: Path) -> SourceError:
 
 
 def refuse_page(path: Path) -> None:
-    """Raises :class:`SourceError` for a web page that was saved instead of data, and for a file that cannot be read.
-    Reads 512 bytes."""
+    """Raises :class:`SourceError` for a web page that was saved instead of data. Reads 512 bytes. Also raises it for a
+    file that cannot be read."""
     if _PAGE.match(first_bytes(path, 512)):
         raise SourceError(
             f"{printable(str(path))} is a web page (HTML), and no {printable(path.suffix) or 'data'}: its server asks "

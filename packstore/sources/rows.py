@@ -57,8 +57,7 @@ class Row(NamedTuple):
 
 
 class RecordForm(NamedTuple):
-    """Columns, encoding, mode and shape of the records that rows become, and the manifest if they come from a store;
-    see :class:`packstore.sources.base.Survey`."""
+    """Form of the records that rows become. The fields have the meanings of :class:`packstore.sources.base.Survey`."""
 
     columns: tuple[Column, ...]
     encoding: str
@@ -91,8 +90,8 @@ class RowSource(Source):
 
     @abstractmethod
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the values of a row by the names of :meth:`fields`, not yet in the stored form of their columns.
-        Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
+        """Reads the values of a row by the names of :meth:`fields`. They are not yet in the stored form of their
+        columns. Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
         :class:`OSError` for a row that cannot be read."""
 
     def files(self) -> Iterable[Path]:

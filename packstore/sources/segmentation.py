@@ -69,7 +69,7 @@ class SegmentationSource(FileRowSource):
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, each kind of mask that an image has, and the columns of palette and scenes."""
+        """Declares the image, each existing kind of mask, and the columns of palette and scenes."""
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
@@ -141,8 +141,8 @@ class SegmentationSource(FileRowSource):
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason for files that name the values of masks, and for images in folders of masks. For other
-        files, returns that of the base."""
+        """Returns the reason why a file is left out. Has own reasons for names of the values of masks, and for images
+        in folders of masks. For other files, returns that of the base."""
         if _MEANINGS.fullmatch(name):
             return "names of the values of masks, which a store does not keep"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):

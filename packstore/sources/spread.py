@@ -30,7 +30,7 @@ def find_spread(
     stems: bool = False,
     within: Collection[str] | None = None,
 ) -> list[str] | None:
-    """Returns the folder to which each of ``names`` is relative, if a group of folders has each name exactly once.
+    """Finds the folder of each of ``names``, if a group of folders has each name exactly once.
 
     A group of folders is one of these, without folders with names of masks or labels:
 
@@ -87,7 +87,7 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
 
 @lru_cache
 def split_of_folder(folder: str) -> str:
-    """Returns the only split in the words of a folder's path, or ``""`` for none or several. ``train2017`` is
+    """Returns the only split in the words of a folder's path. Returns ``""`` for none or several. ``train2017`` is
     ``train``, and ``test-dev`` is ``test``."""
     found = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
     found -= {"dev"} if "test" in found else set()  # test-dev

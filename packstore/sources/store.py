@@ -138,8 +138,8 @@ class StoreSource(Source):
         return self._as_array(record, data)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the image in the file that a linked store names, or in the store's own file. Returns None if the own
-        file is at a URL, or the image is not one range of it."""
+        """Locates the image in the store's file; in a linked store, in the file that it names. Returns None if the
+        store's file is at a URL, or if the image is not one range of it."""
         record: int = entry.ref
         if self.manifest.is_linked:
             link = read_link_values(self.reader, np.array([record]))

@@ -307,8 +307,8 @@ def looks_like_mask(name: str) -> bool:
 
 
 def _infer_by_type(name: str, value: Any) -> Field | None:
-    """Infers the field of a Pillow image, or of a torchvision tensor of image, mask, boxes or keypoints. Returns None
-    for other types, and for masks and keypoints of unusual shapes."""
+    """Infers the field of a Pillow image, or of a torchvision tensor with a type. Types are image, mask, boxes and
+    keypoints. Returns None for other values, and for masks and keypoints of unusual shapes."""
     if is_pil(value):
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
         return Mask() if numbers or looks_like_mask(name) else Image()

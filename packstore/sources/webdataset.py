@@ -89,8 +89,8 @@ class WebDatasetSource(ShardSource):
         return find_shards(self.path, _SUFFIXES).files
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each sample of a shard, with its own key and the sizes in the headers. The first call reads
-        the headers of all files in all shards."""
+        """Yields a row for each sample of a shard, with the sample's own key. Sizes are those in the headers. The first
+        call reads the headers of all files in all shards."""
         main = {extension for extension in self._all_extensions if self._column_of(extension) == self._main}
         for key, files in self._list_samples(number):
             size = modified = rest = 0
@@ -226,7 +226,7 @@ class WebDatasetSource(ShardSource):
         return found
 
     def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
-        """Finds columns of which a sample has two files with different extensions, such as a JPEG and a PNG."""
+        """Finds columns of which a sample has two files: ``a.jpg`` and ``a.png``."""
         found: set[str] = set()
         for extensions in self._count_extensions():
             names = Counter(columns[extension] for extension in set(extensions) if extension in columns)

@@ -106,8 +106,8 @@ def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Splits the path of a file into key and extension, at the first dot of the file's name. Removes ``./`` at the
-    start of the path. The extension is in lower case."""
+    """Splits a path into key and extension, at the first dot of the file's name. Removes ``./`` at the start of the
+    path. The extension is in lower case."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()

@@ -279,7 +279,7 @@ class BetonSource(ShardSource):
         return data
 
     def _read_row_blocks(self, number: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yields the rows of a file in blocks of up to 16,384, each with the number of its first row."""
+        """Yields the rows of a file in blocks of up to 16,384. Each block comes with the number of its first row."""
         for start in range(0, self._betons[number].samples, _BLOCK):
             yield start, self._read_rows(number, start, min(_BLOCK, self._betons[number].samples - start))
 

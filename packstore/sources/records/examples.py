@@ -103,7 +103,7 @@ class RecordFiles(Protocol):
         """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
-        """Locates the data of a record, or returns None if they are not plain bytes of the file."""
+        """Locates the data of a record. Returns None if they are not plain bytes of the file."""
 
     def close(self) -> None:
         """Closes all files; reading opens them again."""
@@ -212,7 +212,7 @@ class ExampleSource(ShardSource):
         return self.decode_example(read_example(message), message)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the data of the record that has the image, or returns None if its file is compressed."""
+        """Locates the data of the record that has the image. Returns None if its file is compressed."""
         return self._files.locate_span(*ref[:3])
 
     def close(self) -> None:

@@ -63,8 +63,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
 
 
 def _decode_column(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes the value of a column to an array, a list of files, or :class:`StoredBytes`, the bytes in the store.
-    Raises :class:`ValueError` for a missing feature, or another type of values."""
+    """Decodes the value of a column to an array, a list of files, or :class:`StoredBytes`. Raises :class:`ValueError`
+    for a missing feature, or another type of values."""
     if column.layout is not None or column.kind == "fixed":
         return _decode_array(column, features, message)
     if column.form == "numbers":

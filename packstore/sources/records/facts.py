@@ -182,8 +182,8 @@ class ExampleFacts:
 
 
 def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
-    """Returns the number of values, and the content of the first value, guessed from its first 256 bytes. The content
-    is ``""`` for values that are not bytes, and for no values."""
+    """Returns the number of values, and the content of the first value. Guesses the content from the first 256 bytes.
+    The content is ``""`` for values that are not bytes, and for no values."""
     count = feature.count(message)
     if feature.kind != "bytes" or not count:
         return count, ""

@@ -56,8 +56,8 @@ class Numbering:
     why: str = ""
 
     def __call__(self, number: int) -> int | None:
-        """Converts a number to the number of its class, or returns None for -1, which means no label. Raises
-        :class:`ValueError` for the number of no class."""
+        """Converts a number to the number of its class. Returns None for -1, which means no label. Raises
+        :class:`ValueError` for a number that no class has."""
         if number == -1:
             return None
         found = number - self.first if self.numbers is None else self.numbers.get(number, -1)

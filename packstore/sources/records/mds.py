@@ -97,9 +97,8 @@ class MdsSource(ShardSource):
         return in_packing_order(split for split, _ in self._indexes)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each sample of a shard, with the sizes of its image and of its other values. Yields a row of
-        size 0 for a sample at an impossible offset, and for each sample of a damaged shard. Reading such a row raises
-        an error."""
+        """Yields a row for each sample of a shard, with the sizes of its values. The size is 0 for a sample at an
+        impossible offset, and for all samples of a damaged shard. Reading such a row raises an error."""
         shard, (offsets, reason, _) = self._shards[number], self._shard_offsets[number]
         for i, key in enumerate(islice(keys, shard.samples)):
             start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
@@ -199,7 +198,7 @@ class MdsSource(ShardSource):
         return begins_like_image(data[:16])
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
-        """Declares the column of a value by its encoding, and by ``given``, its values in the first samples. Bytes are
+        """Declares the column of a value by its encoding. ``given`` are its values in the first samples. Bytes are
         images if the first value begins like an image. Arrays depend on all values. Raises :class:`SourceError` for
         arrays if there are no values, or no column holds them."""
         column = self._columns[name]

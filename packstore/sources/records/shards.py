@@ -117,8 +117,8 @@ def _list_sorted(folder: Path) -> list[Path]:
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
-    """Certain if ``path`` is a shard, or a folder with a shard and without images directly in it; else ``NO``. Tests
-    only the files of :func:`list_first_shards`, at most 8."""
+    """Certain if ``path`` is a shard, or a folder of shards without images directly in it; else ``NO``. Tests only the
+    files of :func:`list_first_shards`, at most 8. One shard suffices."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else list_first_shards(path, suffixes)

@@ -86,7 +86,7 @@ def is_mask_leaf(leaf: Leaf) -> bool:
 
 
 def is_pixel_tensor(leaf: Leaf) -> bool:
-    """Tells if a feature is a uint8 tensor ``(H, W, 1 or 3)``, which may be the pixels of an image."""
+    """Tells if a feature may be the pixels of an image: a uint8 tensor ``(H, W, 1 or 3)``."""
     return leaf.what == "tensor" and leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[2] in (1, 3)
 
 

@@ -92,8 +92,7 @@ class TfrecordSource(ExampleSource):
         )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts the features that repeat size or format of the image, and features of several files in one record.
-        Leaves out zeros."""
+        """Counts features that repeat size or format of the image, and features of several files. Leaves out zeros."""
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._repeated_features)
         found["features of several files each"] = len(self._file_list_features)
@@ -225,7 +224,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _file_list_features(self) -> frozenset[str]:
-        """Names of features with several files (bytes that are not all text) in a record, which no column can hold."""
+        """Names of features with several files in a record, which no column can hold. Files are bytes that are not all
+        text."""
         lists = (name for name, facts in self.facts.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
         return frozenset(name for name in lists if self.facts.features[name].looks != {"text"})
 
