@@ -237,7 +237,7 @@ class ClipsSource(FrameFilesSource):
         return self.options.frames == FILE_CLIPS
 
     def _refuse_folders_of_frames(self) -> None:
-        """Raises :class:`SourceError` if a folder seems to be a clip of numbered frames, too. Tests only image
+        """Raises :class:`SourceError` if a folder also seems to be a clip of numbered frames. Tests only image
         folders."""
         for folder in self._folders.values() if self.kind == "imagefolder" else ():
             is_numbered = _NUMBERED.fullmatch(folder.file.rpartition("/")[2]) is not None
