@@ -200,7 +200,10 @@ class _Verification:
             return self.run_checks()
 
     def run_checks(self) -> VerifyReport:
-        """Makes all checks; reads each image once. Returns the report."""
+        """Makes all checks, and compares the store with the source if one is open. Returns the report.
+
+        Reads each image once.
+        """
         options, comparison = self.options, self.comparison
         batches = None if comparison is None or comparison.has_same_shards() else comparison.batch_records
         further = ImageChecks(self.check_images, BATCH_RECORDS, batches) if self.decoders or batches else None
@@ -230,7 +233,8 @@ class _Verification:
         )
 
     def describe_checks(self, check: StoreCheck) -> Iterator[str]:
-        """Yields the checks that were made, in words."""
+        """Yields the checks that were made, in words. Says why seek indexes were not compared, and how many files the
+        source has."""
         manifest, options = self.reader.manifest, self.options
         yield from check.checks
         if check.key_digests:

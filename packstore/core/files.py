@@ -227,7 +227,10 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes a directory durable (fsync). Does nothing if the file system does not support that."""
+    """Makes a directory durable (fsync). Does nothing if the file system does not support that.
+
+    Raises :class:`OSError` for other failures.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -239,7 +242,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Makes a file durable, or a directory with everything in it (fsync)."""
+    """Makes a file durable, or a directory with everything in it (fsync). Raises :class:`OSError` if that fails."""
     if not path.is_dir():
         sync_file(path)
         return
@@ -269,7 +272,10 @@ def sync_file_system(path: Path) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Removes a directory if it is empty. Does nothing if it has content or does not exist."""
+    """Removes a directory if it is empty. Does nothing if it has content or does not exist.
+
+    Raises :class:`OSError` if an empty directory cannot be removed.
+    """
     with suppress(FileNotFoundError):
         try:
             path.rmdir()

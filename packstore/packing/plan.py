@@ -110,7 +110,8 @@ def plan_source(
 ) -> Plan:
     """Plans the conversion of an opened source: surveys it, and encodes a few samples to estimate sizes.
 
-    Closes the source if planning fails. Raises the errors of :func:`make_plan`.
+    Resolves mode, encoding, shape of the records, and the rule by which shards are cut. Closes the source if planning
+    fails. Raises the errors of :func:`make_plan`.
     """
     try:
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
@@ -227,8 +228,9 @@ def _check_paths(source: Path, destination: Path) -> None:
 def check_destination(destination: Path, options: ConvertOptions) -> None:
     """Raises :class:`DestinationError` if no store can be written to the path ``destination``.
 
-    Its directory does not exist, or something is there that may not be replaced. Raises :class:`UsageError` if a
-    cluster would write to a path. Accepts every URL: the run itself checks URLs.
+    Its directory does not exist, or something is there that may not be replaced. A store that a killed run has just
+    published is no obstacle. Raises :class:`UsageError` if a cluster would write to a path. Accepts every URL: the run
+    itself checks URLs.
     """
     shown = printable(str(destination))
     if isinstance(destination, UrlPath):
@@ -259,7 +261,8 @@ def _resolve_encoding(
     """Returns the encode options with all defaults filled in, and whether mean and standard deviation must be computed
     first.
 
-    Raises :class:`UsageError` for options that do not fit the encoding.
+    For more than 8 bits, a default of ``float16`` becomes ``float32``. Raises :class:`UsageError` for options that do
+    not fit the encoding.
     """
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"

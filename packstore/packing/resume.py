@@ -160,7 +160,8 @@ class ResumedRecords:
         self._images = [column.name for column in plan.survey.columns if column.holds_images]
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        """Yields the records up to the first one that cannot be verified."""
+        """Yields the records up to the first one that cannot be verified, and logs why it stops there. Advances
+        :attr:`rest`."""
         if self._run is None:
             return
         run, entries = self._run, self.rest

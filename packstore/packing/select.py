@@ -164,7 +164,8 @@ def plan_select(
 ) -> Composition:
     """Plans a selection: checks paths and options, and chooses the records.
 
-    Opens the store, which ``stack`` closes; writes nothing. Raises the errors of :func:`select`.
+    If records are left out, the new manifest has no counts of records and no skipped samples. Opens the store, which
+    ``stack`` closes; writes nothing. Raises the errors of :func:`select`.
     """
     refuse_empty(path, destination)
     refuse_nested_paths(destination, path)

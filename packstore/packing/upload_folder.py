@@ -48,8 +48,8 @@ def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
 def lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     """Locks a work folder for a URL; yields a local path for the store, and a work directory.
 
-    Deletes an unfinished store at that path, first and at the end. At the end also deletes the work directory. Raises
-    :class:`DestinationError` if 64 other processes write to the URL.
+    First deletes an unfinished store at that path. At the end deletes the work directory, an unfinished store, and the
+    folder if it is empty. Raises :class:`DestinationError` if 64 other processes write to the URL.
     """
     folder, work = _lock_free_folder(url)
     path = folder / url.name
