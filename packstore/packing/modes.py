@@ -50,7 +50,7 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         _refuse_narrower_mode(reading, survey, options.mode)
         return replace(reading, mode=options.mode, chosen=True)
     if ENCODINGS[survey.encoding].layout is not None:
-        return _resolve_array_reading(reading, options)
+        return _resolve_array_reading(reading)
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
     return replace(reading, mode=resolve_kept_mode(_read_first_mode(source, survey, options), options).name)
@@ -110,10 +110,10 @@ def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
         )
 
 
-def _resolve_array_reading(reading: Reading, options: ConvertOptions) -> Reading:
+def _resolve_array_reading(reading: Reading) -> Reading:
     """Returns how to read arrays: in their own mode, with two changes.
 
-    Values become 8 bits if ``depth`` is set. Alpha goes if ``alpha`` is set.
+    Values become 8 bits if ``reading`` has a ``depth``. Alpha goes if it has an ``alpha``.
     """
     mode = reading.pixels
     if reading.depth is not None and mode.dtype != "uint8":

@@ -199,7 +199,7 @@ class _Audit:
             report_duplicates(collector, manifest, table.rows, pixels, decoded, "same pixels")
             if options.near:
                 within, across = find_nearest_before(hashes, table.rows.splits, pixels, self.progress)
-                report_near(collector, manifest, table.rows, within, across)
+                report_near(collector, table.rows, within, across)
         return sizes
 
     def _collect_findings(self, seen: InspectionResults) -> None:

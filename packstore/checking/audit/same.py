@@ -170,7 +170,7 @@ class NearestRecords(NamedTuple):
 
 
 def report_near(
-    collector: FindingCollector, manifest: Manifest, rows: RecordLabels, within: NearestRecords, across: NearestRecords
+    collector: FindingCollector, rows: RecordLabels, within: NearestRecords, across: NearestRecords
 ) -> None:
     """Adds findings of pairs of records that are nearly the same picture, and findings of their different labels.
 
