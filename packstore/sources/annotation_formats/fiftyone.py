@@ -112,9 +112,11 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the entries of ``samples.json`` or ``labels.json``. The names in ``labels.json`` get the suffixes of
-        the images in ``data`` or beside the file. Raises :class:`ValueError` if two images differ in their suffixes
-        alone."""
+        """Yields the entries of ``samples.json`` or ``labels.json``. Adds the document's classes to the listed ones.
+
+        The names in ``labels.json`` get the suffixes of the images in ``data`` or beside the file. Raises
+        :class:`ValueError` if two images differ in their suffixes alone.
+        """
         yield from self.read_samples(document)
         if "samples" in document:
             return

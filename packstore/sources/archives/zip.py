@@ -157,8 +157,8 @@ def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[in
 
 
 def _decode_name(raw: bytes, flags: int) -> str:
-    """Decodes a name as UTF-8, if it is valid or its flag says so, else as code page 437. Bytes that are not UTF-8 in
-    spite of the flag become surrogates."""
+    """Decodes a name as UTF-8 if it is valid, or if its flag says so. Other names are of code page 437. Bytes that are
+    not UTF-8 in spite of the flag become surrogates."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -176,8 +176,8 @@ def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Seq
 def _assign_part(
     shown: str, split: str, arrays: list[_NamedArray], options: SourceOptions
 ) -> tuple[SplitArrays, set[int]]:
-    """Assigns roles to the arrays of one part of a split. Apart from images and labels, each array with a row per image
-    becomes a column.
+    """Assigns roles to the arrays of one part of a split. Apart from images, labels and names of classes, each array
+    with a row per image becomes a column.
 
     Returns the part, and the ``id()`` of each array in it. Flat images get a description with height and width. Raises
     :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are no images, the
@@ -213,9 +213,9 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
     """Finds the array of images: the first of these that exists.
 
     - the array that ``--image-key`` names
-    - the only candidate
+    - the only candidate, see :func:`_looks_like_images`
     - the only candidate named as images, if all others are masks or floating-point numbers
-    - the only matrix that may be flat images
+    - the only matrix that may be flat images, if it is uint8 or named as images
 
     Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none.
     """
@@ -271,9 +271,10 @@ def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: st
 def _looks_like_images(each: _NamedArray) -> bool:
     """Tells if an array may be images.
 
-    - Files may be images, if their name does not mean masks.
+    - Files may be images, if the array has one axis, and its name does not mean masks.
     - Numbers may be images if they are uint8, or their name means images. They need three axes, or four with 1 or 3
       channels.
+    - Empty arrays and images of one number are no images.
     """
     info, called = each.info, bool(each.words & IMAGE_WORDS)
     if info.content == "files":

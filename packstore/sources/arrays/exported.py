@@ -46,7 +46,7 @@ class ExportedArrays(ExportedRows, ArraySource):
         return found
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a value to that of the exported store: a file's bytes, or a copy of numbers in native byte order."""
+        """Converts a value to that of the exported store. Files become bytes, numbers a copy in native byte order."""
         return bytes(value) if chosen.info.content == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
 
 

@@ -30,7 +30,7 @@ def is_layout(layout: str) -> bool:
 
 
 def may_be_flat_images(info: ArrayInfo) -> bool:
-    """Tells if an array is a matrix of numbers, with a side of at least 64 for the numbers of an image."""
+    """Tells if an array is a matrix of numbers with a side of at least 64, enough for an image."""
     return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= LEAST
 
 
@@ -60,8 +60,8 @@ def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: in
 
 
 def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
-    """Proposes up to eight layouts with sizes, for gray or RGB images. One side is at most twice the other. If
-    ``length`` is known, proposes only layouts with ``length`` images."""
+    """Proposes up to eight layouts with the sizes closest to a square, for gray or RGB images. One side is at most
+    twice the other. If ``length`` is known, proposes only layouts with ``length`` images."""
     found = []
     for place in (0, 1):
         count, pixels = info.shape[place], info.shape[1 - place]

@@ -50,8 +50,8 @@ def cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def to_class_number(value: Any) -> int:
-    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, infinity or NaN, and several
-    numbers."""
+    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, infinity or NaN, and for other
+    than one number."""
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(f"label: found {array.size} numbers, expected one")

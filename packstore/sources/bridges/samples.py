@@ -169,8 +169,8 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
     - ``mask``: an image or a path
     - ``text``
     - ``captions``: a list of texts
-    - ``label``: the first number
-    - ``target``: any other value
+    - ``label``: the first other value that is no array of several numbers
+    - ``target``: any further value
 
     Raises :class:`ValueError` if two values would have one name.
     """

@@ -53,7 +53,7 @@ class CifarLayout:
         return (*self.meta, *(name for _, name in self.batches))
 
     def matches_directory(self, directory: str, files: Iterable[str]) -> bool:
-        """Tells if a directory has this layout, by its name, or by a meta file and one batch. Other files may be
+        """Tells if a directory has this layout. Its name suffices, or a meta file and one batch: other files may be
         missing."""
         there = set(files)
         return directory == self.directory or (

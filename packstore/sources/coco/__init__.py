@@ -153,8 +153,8 @@ class CocoSource(FileRowSource):
     def _find_main_folder(self, file: AnnotationFile, documents: SplitAnnotations) -> tuple[str | None, list[str]]:
         """Finds the folder that has most of the images; returns the folder, or None, and the names of the images.
 
-        If no folder has any, tries the names without their first folder, then without two, then three. Renames the
-        images in ``documents`` to the names that exist.
+        If no folder has any, tries the names without their first folder, then without two, then three, while all names
+        differ. Renames the images in ``documents`` to the names that exist.
         """
         names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)

@@ -176,8 +176,10 @@ def _is_named_by_split(folder: str, split: str) -> bool:
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
     """Yields the files of annotations in a folder: JSON objects with one of COCO's lists.
 
-    The list has to begin in the first 64 KiB of a file. For a file with COCO's name, the first 1 GiB is searched. Skips
-    files of a single image. If the folder has more than 16 JSON files, yields only files with COCO's names.
+    - The list has to begin in the first 64 KiB of a file. For a file with COCO's name, the first 1 GiB is searched.
+    - Without a kind in its name, a file also needs a value such as ``image_id`` in the first 64 KiB.
+    - Files of a single image are skipped.
+    - If the folder has more than 16 JSON files, only files with COCO's names count.
     """
     found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
     if len(found) > _PROBED:  # a file for each image

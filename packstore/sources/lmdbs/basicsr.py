@@ -41,8 +41,11 @@ class BasicSrSource(LmdbSource):
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each line of the lists. The row's key is the file name; its size is that of the pixels.
-        Raises :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer entries."""
+        """Yields a row for each line of the lists. The row's key is the file name, after the split if there are several
+        LMDBs. The row's size is that of the pixels.
+
+        Raises :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer entries.
+        """
         for number, database in self.list_databases(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:

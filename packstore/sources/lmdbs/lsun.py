@@ -31,7 +31,7 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if the database has a name of LSUN's, and images in more than half of its first 4 values."""
+        """Tells if the database has a name of LSUN's. More than half of its first 4 values also have to be images."""
         found = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
         return _match_name(database.path) is not None and 2 * sum(found) > len(found)
 
