@@ -1,4 +1,4 @@
-"""Finds the meaning of a table's columns (splits, boxes, classes, points, numbers) by the values of all rows."""
+"""Finds the roles of a table's columns (splits, boxes, classes, points, numbers) by the values of all rows."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ColumnFacts:
 
 @dataclass(slots=True)
 class ColumnRoles:
-    """Columns by their meaning. A meaning without a column is empty.
+    """Columns by their role. A role without a column is empty.
 
     Attributes:
         split: Column of splits.
@@ -138,7 +138,7 @@ class ColumnRoles:
         separator: Separator of classes in its cells.
         flags: Columns that are a class each.
         points: Name, and columns of x and y, of each point.
-        rest: All other columns; each becomes a column of the store.
+        rest: All columns without a role; each becomes a column of the store.
     """
 
     split: str = ""
@@ -154,10 +154,10 @@ class ColumnRoles:
 
 
 def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> ColumnRoles:
-    """Finds the meanings of all columns except those of images. Decides by their names and values.
+    """Finds the roles of all columns except those of images. Decides by their names and values.
 
-    Columns that the user names have their meaning from there. Looks for run lengths and points only if there are no
-    boxes. Looks for flags only if there is no label. Raises :class:`UsageError` for a named column that does not exist.
+    Columns that the user names by role have this role. Looks for run lengths and points only if there are no boxes.
+    Looks for flags only if there is no label. Raises :class:`UsageError` for a named column that does not exist.
 
     Args:
         facts: Facts of each column.

@@ -179,7 +179,7 @@ class PixelTableSource(TableSource):
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
         image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
-        return {"image": image} | self._build_values(self._rows.cells_of(ref), b"")
+        return {"image": image} | self._columns.build_values(self._rows.cells_of(ref), b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims nothing: the pixels are in the table."""

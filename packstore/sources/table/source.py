@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,17 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask
+from packstore.core.fields import Field, Image, Mask
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import SourceOptions, Survey
 from packstore.sources.beside import infer_mask_field
-from packstore.sources.boxes import to_corners
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import suffix_of
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
-from packstore.sources.table.box_cells import is_blank, parse_number_cell
-from packstore.sources.table.boxes import find_convention, measure_images, read_row_boxes, read_sides
-from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
-from packstore.sources.table.columns import convert_runs, find_roles
+from packstore.sources.table.boxes import find_convention, measure_images
+from packstore.sources.table.columns import find_roles
 from packstore.sources.table.finding import (
     find_sample_submissions,
     find_tables,
@@ -37,13 +32,8 @@ from packstore.sources.table.finding import (
 from packstore.sources.table.image_rows import ImageRows, NamedRow
 from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.joining import JoinedRows, join_tables
-from packstore.sources.table.open_images import (
-    find_descriptions,
-    find_hierarchies,
-    read_descriptions,
-    read_hierarchy,
-)
 from packstore.sources.table.reading import TEXT
+from packstore.sources.table.record_columns import RecordColumns, number_further
 from packstore.sources.table.splits import assign_splits
 from packstore.sources.values import looks_like_mask
 
@@ -51,15 +41,15 @@ _MOST_FURTHER, _MEASURED, _NAMED = 64, 512, 8
 
 
 class TableSource(FileRowSource):
-    """Source of the images that tables name, in the order in which they are first named. Rows that name no image are
-    left out.
+    """Source of the images that tables name, in the order in which they are first named. Leaves out rows that name no
+    image.
 
     All rows of an image are one sample. It has the boxes of all rows. Values that differ between rows become lists;
     keypoints are those of the first row.
 
     Opening reads all rows into a temporary file. It raises :class:`AmbiguousSourceError` for an image that two tables
     name, and if boxes fit several conventions. It raises :class:`SourceError` for an image in two splits, and for more
-    than 64 further images of a column.
+    than 64 further images of a column. It raises it also if no table names images.
     """
 
     kind = "table"
@@ -81,6 +71,9 @@ class TableSource(FileRowSource):
         self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
         self._split_names, self._split_of = assign_splits(self.tree.name(), self._tables, self._rows, self._roles.split)
         self._convention = self._find_convention()
+        self._columns = RecordColumns(
+            self.tree, self._table_files, self._rows, self._roles, self._further, self._convention
+        )
         self.evidence = self._describe_evidence()
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
@@ -146,7 +139,7 @@ class TableSource(FileRowSource):
         where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
         changed = [
             f"{called} ({printable(name)}{where})"
-            for name, called in self._column_names.items()
+            for name, called in self._columns.names.items()
             if called != name.lower()
         ]
         if not changed:
@@ -166,148 +159,32 @@ class TableSource(FileRowSource):
             values: dict[str, Any] = {"entry": image}
             for name, paths in self._rows.list_different(image, self._further).items() if self._further else ():
                 for n, path in enumerate(paths, 1):
-                    values[self._column_names[name if n == 1 else f"{name} {n}"]] = InTree(path)
+                    values[self._columns.names[number_further(name, n)]] = InTree(path)
             yield FileRow(self._rows.image_path(image), values)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns:
-
-        - ``image`` and further images.
-        - ``boxes``; with ``segmentations`` if the rows have masks.
-        - ``label`` or ``labels``, and ``tags``: classes of rows without a box.
-        - ``parents``: the classes above.
-        - Flags: ``label``, or ``labels`` with ``uncertain`` and ``unmentioned``.
-        - ``keypoints`` with ``keypoint_labels``.
-        - A column for each other column of the tables.
-        """
-        roles = self._roles
+        """Declares the image, further images, and the columns that :class:`RecordColumns` declares."""
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
             for n in range(1, most + 1):
-                found[self._column_names[name if n == 1 else f"{name} {n}"]] = self._declare_further_image(name)
-        if roles.boxes or roles.runs:
-            found["boxes"] = Boxes()
-        if roles.runs:
-            found["segmentations"] = Json()
-        if roles.label:
-            classes = self._class_column.names
-            if roles.boxes or roles.runs:
-                found["labels"] = Labels(classes, of="boxes")
-                if self._has_tags:
-                    found["tags"] = Labels(classes, of=False, optional=True)
-            elif roles.several or roles.label in self._varying_columns:
-                found["labels"] = Labels(classes, of=False, optional=True)
-            else:
-                found["label"] = Label(classes, optional=self._lacks_values(roles.label))
-        if self._parents:
-            found["parents"] = Json()
-        if roles.flags:
-            found |= self._flag_columns.fields
-        if roles.points:
-            found["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
-            found["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
-        for name in roles.rest:
-            found[self._column_names[name]] = self._typed_columns[name][0]
-        return found
+                found[self._columns.names[number_further(name, n)]] = self._declare_further_image(name)
+        return found | self._columns.declare_fields()
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image and its further images, and converts the cells of all its rows. Raises :class:`ValueError`
         for a missing file, and for a cell that cannot be converted."""
         found = dict(super().read_values(ref))
         rows = self._rows.cells_of(found.pop("entry"))
-        return found | self._build_values(rows, found[self.main])
-
-    def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
-        """Builds all values of an image but the image, from the cells of its rows.
-
-        Keypoints, and columns that never differ within an image, come from the first row. Raises :class:`ValueError`
-        for a cell that cannot be converted.
-        """
-        roles = self._roles
-        found, boxed = self._read_boxes(rows, image)
-        if roles.label:
-            found |= self._read_classes(rows, boxed)
-        if self._parents:
-            labels = found["labels"] if "labels" in found else [found["label"]]
-            found["parents"] = [self._parents.get(each, ()) for each in labels or ()]
-        if roles.flags:
-            found |= self._flag_columns.flag_values(rows)
-        if roles.points:
-            found |= self._read_points(rows[0])
-        for name in roles.rest:
-            convert = self._typed_columns[name][1]
-            values = [convert(cells.get(name)) for cells in rows]
-            found[self._column_names[name]] = values if name in self._varying_columns else values[0]
-        return found
-
-    def _read_boxes(
-        self, rows: list[dict[str, Any]], image: bytes
-    ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
-        """Reads the boxes of an image, as corners in pixels; or run lengths of masks, with the boxes around them.
-
-        Returns the values, and the rows that have boxes, each with the number of its boxes. Raises :class:`ValueError`
-        for a malformed cell.
-        """
-        roles = self._roles
-        if roles.boxes:
-            raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
-            boxes = to_corners([box for each in raw for box in each], self._convention, image)
-            return {"boxes": boxes}, [(cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each]
-        if roles.runs:
-            masked = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
-            masks = [convert_runs(cells[roles.runs], *read_sides(image)) for cells in masked]
-            values = {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
-            return values, [(cells, 1) for cells in masked]
-        return {}, []
-
-    def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-        """Reads the classes of an image.
-
-        - With boxes: ``labels`` has one class for each box; ``tags`` has the classes of rows without a box.
-        - Without boxes: ``label`` or ``labels`` of the image, None if it has no class.
-
-        A repeated class of an image counts once, unless other columns differ between its rows. Raises
-        :class:`ValueError` if boxes and classes differ in number.
-        """
-        label, column = self._roles.label, self._class_column
-        if self._roles.boxes or self._roles.runs:
-            labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
-            with_box = [cells for cells, _ in boxed]
-            tags = [each for cells in rows if cells not in with_box for each in column.all_classes(cells.get(label))]
-            return {"labels": labels} | ({"tags": tags} if self._has_tags and tags else {})
-        classes = [each for cells in rows for each in column.all_classes(cells.get(label))]
-        if not self._roles.several and label not in self._varying_columns:
-            return {"label": classes[0] if classes else None}
-        kept = classes if self._pairs_classes else list(dict.fromkeys(classes))
-        return {"labels": kept if classes else None}
-
-    def _read_points(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads the keypoints of a row and their names, as the columns ``keypoints`` and ``keypoint_labels``.
-
-        If any row of the tables lacks a coordinate, points have a third number: 2, or 0 for a missing point.
-        """
-        found: list[list[float | None]] = []
-        for _, x, y in self._roles.points:
-            point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
-            if self._hides_points:
-                point = [0.0, 0.0, 0.0] if None in point else [*point, 2.0]
-            found.append(point)
-        return {"keypoints": found, "keypoint_labels": [name for name, _, _ in self._roles.points]}
+        return found | self._columns.build_values(rows, found[self.main])
 
     def describing_files(self) -> Iterable[str]:
         """Returns the tables, and the files that describe their classes."""
-        return [*self._table_files, *self._class_files]
+        return [*self._table_files, *self._columns.class_files]
 
     @property
     def _table_files(self) -> list[str]:
         """Paths of all tables, joined ones included."""
         return [file for table in self._tables for file in table.files]
-
-    @cached_property
-    def _class_files(self) -> list[str]:
-        """Files that describe classes, beside the tables."""
-        hierarchies = find_hierarchies(self.tree, self._table_files) if self._parents else []
-        return [*find_descriptions(self.tree, self._table_files), *hierarchies]
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the files as the base does. Claims Kaggle's sample submissions, and tables that repeat others, as
@@ -326,34 +203,6 @@ class TableSource(FileRowSource):
             self._rows.close()
         super().close()
 
-    @cached_property
-    def _column_names(self) -> dict[str, str]:
-        """Names in the store of further images and of columns without a special meaning, by their names in the table.
-
-        A name that is only a number becomes ``columnNUMBER``. A name that is taken, or not allowed, is changed.
-        """
-        taken = [
-            "image",
-            "boxes",
-            "segmentations",
-            "label",
-            "labels",
-            "tags",
-            "keypoints",
-            "keypoint_labels",
-            *(["parents"] if self._parents else []),
-            UNCERTAIN,
-            BLANK,
-        ]
-        free = [name for name in taken if name not in ("label", "labels", "tags")]
-        used = taken if self._roles.label or self._roles.flags else free
-        further = [
-            name if n == 1 else f"{name} {n}" for name, most in self._further.items() for n in range(1, most + 1)
-        ]
-        own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *self._roles.rest)}
-        names = make_column_names(own.values(), used)
-        return {name: names[called] for name, called in own.items()}
-
     def _declare_further_image(self, name: str) -> Image | Mask:
         """Declares a column of further images, as optional images.
 
@@ -364,87 +213,6 @@ class TableSource(FileRowSource):
             return Image(optional=True)
         rows = (cells.get(name) for _, cells in islice(self._rows, _MEASURED))
         return infer_mask_field(self.tree, (path for path in rows if path is not None))
-
-    @cached_property
-    def _pairs_classes(self) -> bool:
-        """True if other values of an image's rows differ, too. The classes then belong to them row by row."""
-        return any(name in self._varying_columns for name in self._roles.rest)
-
-    def _lacks_values(self, name: str) -> bool:
-        """Tells if some row has no value of a column, or an empty text."""
-        facts = self._rows.facts[name]
-        return facts.values.count < len(self._rows) or facts.values.missing > 0 or facts.empty
-
-    @cached_property
-    def _varying_columns(self) -> frozenset[str]:
-        """Columns that have different values in the rows of some image. Only the column of labels and those without
-        a special meaning can be among them."""
-        found: set[str] = set()
-        names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
-        for number in self._rows.images_with_several():
-            rows = self._rows.cells_of(number)
-            found.update(n for n in names if n not in found and any(c.get(n) != rows[0].get(n) for c in rows))
-            if len(found) == len(names):
-                break
-        return frozenset(found)
-
-    @cached_property
-    def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
-        """Field of each column without a special meaning, and the function that converts its cells.
-
-        If values differ among the rows of an image, the field holds a list for each image. It is a list of numbers if
-        no value is missing, else JSON.
-        """
-        found: dict[str, tuple[Field, Any]] = {}
-        for name in self._roles.rest:
-            declared, convert = self._rows.facts[name].values.declare_field("", None)
-            optional = self._lacks_values(name)
-            if name in self._varying_columns:
-                number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
-                dtype = declared.dtype if isinstance(declared, Array) and number and not optional else ""
-                declared = Array(dtype, ragged=True) if dtype else Json()
-            elif not isinstance(declared, Json):
-                declared = replace(declared, optional=optional)
-            found[name] = declared, convert
-        return found
-
-    @cached_property
-    def _class_column(self) -> ClassColumn:
-        """Classes of the column of labels. Raises :class:`SourceError` for more than 65,536."""
-        return ClassColumn(self.tree.name(), self._roles, self._rows.facts[self._roles.label], self._class_titles)
-
-    @cached_property
-    def _class_titles(self) -> Mapping[str, str]:
-        """Names of classes by their identifiers, from Open Images' descriptions."""
-        return read_descriptions(self.tree, find_descriptions(self.tree, self._table_files))
-
-    @cached_property
-    def _parents(self) -> Mapping[str, Sequence[str]]:
-        """Classes above each class, by their names; empty without names of classes or a hierarchy."""
-        if not self._roles.label or self._class_column.names is None:
-            return {}
-        return read_hierarchy(self.tree, find_hierarchies(self.tree, self._table_files), self._class_titles)
-
-    @cached_property
-    def _flag_columns(self) -> FlagColumns:
-        """The columns that are a class each. Raises :class:`SourceError` if one has other values than 0, 1, -1 and
-        blank."""
-        return FlagColumns(self.tree.name(), self._roles.flags, self._rows)
-
-    @cached_property
-    def _has_tags(self) -> bool:
-        """True if some row has a class and no box."""
-        roles = self._roles
-        return any(
-            self._class_column.all_classes(cells.get(roles.label))
-            and (is_blank(cells.get(roles.runs)) if roles.runs else not read_row_boxes(cells, roles.boxes))
-            for _, cells in self._rows
-        )
-
-    @cached_property
-    def _hides_points(self) -> bool:
-        """True if some row lacks a coordinate of a point."""
-        return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
 
     def _find_convention(self) -> str:
         """Finds the convention of boxes, or returns the convention that the user names. Returns ``""`` without boxes.
