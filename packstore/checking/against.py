@@ -33,7 +33,7 @@ _CAPPED = 256
 
 
 def read_source_split(manifest: Manifest) -> str | None:
-    """Reads from the manifest which split of its source a store was packed from; None for all of it."""
+    """Reads from the manifest which split of its source a store was packed from. None for the whole source."""
     split = manifest.options.get("split")
     return split if isinstance(split, str) else None
 
@@ -197,7 +197,7 @@ class Comparison:
 
     @property
     def ledger_summary(self) -> str | None:
-        """Text with the numbers of files in the source and of files left out; None for a source without files.
+        """Text with the numbers of files in the source and of files left out. None for a source without files.
 
         Says if other files are left out than at packing. After :meth:`compare_summaries`, also says if an independent
         count agrees.

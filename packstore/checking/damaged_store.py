@@ -312,9 +312,9 @@ def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Man
 
 
 def _longest_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | None:
-    """Returns the longest list of a column's classes in the shards' manifests; None if no manifest has a list.
+    """Returns the longest list of a column's classes in the shards' manifests. None if no manifest has a list.
 
-    Classes are only appended, so the longest list has all.
+    Classes are only appended: the longest list has all.
     """
     known = [m.column(name).classes for m in manifests if m.has_column(name)]
     return max((classes for classes in known if classes is not None), key=len, default=None)

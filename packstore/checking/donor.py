@@ -108,7 +108,7 @@ class Donor:
             raise CannotReplaceError(f"the source's image cannot be linked: {error}") from error
 
     def make_fields(self, record: int) -> Mapping[str, Any]:
-        """Returns a record's values of all columns but the image; None for values that the source does not have.
+        """Returns a record's values of all columns but the image. None stands for values that the source does not have.
 
         Raises :class:`CannotReplaceError` if no sample was located, or if the sample cannot be read.
         """
@@ -137,8 +137,8 @@ class Donor:
             raise CannotReplaceError(f"the source's image cannot be used: {error}") from error
 
     def _make_fields_from(self, entry: Entry) -> dict[str, Any]:
-        """Makes a record's values of all columns but the image from a sample; None for values that the source does not
-        have.
+        """Makes a record's values of all columns but the image from a sample. None stands for values that the source
+        does not have.
 
         Encodes the image for the column ``shape``. If the source is a store, takes columns that its samples lack
         directly from that store. Raises :class:`CannotReplaceError` if the sample cannot be read.

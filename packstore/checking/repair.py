@@ -325,7 +325,7 @@ class _Repair:
         return image, fields
 
     def _read_damaged_image(self, record: int) -> Any:
-        """Reads a record's image from the damaged store in its stored form: an image file or an array of pixels.
+        """Reads a record's image from the damaged store: an image file or an array of pixels, as stored.
 
         Returns None if it cannot be read.
         """

@@ -105,8 +105,9 @@ class _ColumnResults(NamedTuple):
 
 
 class StoreCheck:
-    """One check of one open store: :meth:`find_problems` yields every problem, at most one a record; afterwards the
-    attributes have details.
+    """One check of one open store. :meth:`find_problems` yields every problem, at most one a record.
+
+    Afterwards the attributes have details.
 
     Attributes:
         checks: Checks that were made, in order, in words.
@@ -348,10 +349,10 @@ class StoreCheck:
         return bad_of
 
     def _report_images(self, file: StoreFile, columns: _ColumnResults, bad: dict[int, Mismatch]) -> Iterator[Problem]:
-        """Yields a problem for each of the file's mismatched records ``bad``; adds records with a damaged image to
+        """Yields a problem for each of the file's mismatched records ``bad``. Adds records with a damaged image to
         :attr:`images`.
 
-        Then yields a problem for each damaged column of which no problem names a record; adds the column to
+        Then yields a problem for each damaged column of which no problem names a record. Adds such a column to
         :attr:`unproven`.
         """
         unsound = "checksum" in columns.unsound

@@ -307,7 +307,7 @@ class _Verification:
     def _find_undecodable(
         self, column: Column, decoder: Decoder, images: Mapping[int, Buffer], value: ValueGetter
     ) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record with an image in ``column`` that cannot be read or does not decode.
+        """Yields number and problem of each record with an undecodable or unreadable image in ``column``.
 
         ``images`` has the records to check, with their main images. Skips missing values.
         """
@@ -330,8 +330,10 @@ class _Verification:
                     yield record, f"{which} does not decode: {image}"
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record with a wrong seek index: unreadable, or not the index of its image
-        file."""
+        """Yields number and problem of each record with a wrong seek index.
+
+        It cannot be read, or is not the index of the image file.
+        """
         for record, index in zip(images, make_indexes([*images.values()]), strict=False):
             try:
                 stored = bytes(value(SEEK_INDEX.name, record))

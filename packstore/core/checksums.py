@@ -77,7 +77,7 @@ def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
 
 
 def _row_bytes(column: Column, value: Any) -> bytes:
-    """Returns the bytes of a value in its row: a ragged value's hash, a fixed value's bytes, nothing for None."""
+    """Returns the bytes of a value in its row. For a ragged value these are its hash, for None there are none."""
     if value is None:
         return b""
     if column.kind == "ragged":

@@ -199,7 +199,7 @@ def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
 
 
 def make_lazy_column(column: Column, count: int, read: Callable[[int], Buffer]) -> LazyRagged | LazyArray:
-    """Returns a column that reads each value on access; ``read`` returns the bytes of a value by its number."""
+    """Returns a column that reads each value on access. ``read`` returns the bytes of a value by its number."""
     return LazyArray(column, count, read) if column.kind == "fixed" else LazyRagged(count, read)
 
 

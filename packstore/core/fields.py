@@ -25,7 +25,9 @@ RESERVED = (*(name for name in INTERNAL if name != "image"), "manifest")
 
 @dataclass(frozen=True, slots=True)
 class Image(Field):
-    """An image: a path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, a tensor ``(C, H, W)``.
+    """An image of a sample.
+
+    A path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, or a tensor ``(C, H, W)``.
 
     Attributes:
         encoding: Encoding of the stored image; None stores files unchanged. An image that is not a file needs

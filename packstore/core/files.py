@@ -44,7 +44,7 @@ def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
-    """Returns the error text for the first of ``paths`` that is a URL, or None if all are local."""
+    """Returns the error text for the first of ``paths`` that is a URL. None if all are local."""
     for path in paths:
         url = None if path is None else split_url(path)
         if url is not None:
@@ -122,9 +122,10 @@ def file_size_limit() -> int | None:
 
 @contextmanager
 def beyond_standard_streams() -> Iterator[None]:
-    """Keeps files that are opened in the block off the descriptors 0 to 2, even if the process has closed these.
+    """Keeps files that are opened in the block off the descriptors 0 to 2.
 
-    Otherwise printed text (C libraries write warnings to descriptor 2) would end up in the store.
+    A process may have closed these. Then printed text (C libraries write warnings to descriptor 2) would end up in the
+    store.
     """
     held: list[int] = []
     try:

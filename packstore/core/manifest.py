@@ -272,12 +272,13 @@ class Manifest:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Class names of the column ``label``; None if there is no such column or its classes have no names."""
+        """Class names of the column ``label``. None without such a column, or if its classes have no names."""
         return self.column("label").classes if self.has_column("label") else None
 
     @property
     def has_label(self) -> bool:
-        """True if the column ``label`` exists and has one class a record, not a list of classes or text."""
+        """True if the column ``label`` has one class a record. False without it, and if it has lists of classes or
+        text."""
         return any(column.name == "label" and column.type == "label" for column in self.columns)
 
     def split(self, name: str) -> Split:

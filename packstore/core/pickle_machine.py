@@ -255,7 +255,7 @@ def _push_tuple(count: int) -> _Operation:
 
 
 def _store_in_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes and notes the top of the stack under it."""
+    """Returns an operation that reads an index of ``size`` bytes, and notes the top of the stack under it."""
     return lambda m: m.memo.__setitem__(m.read_number(size), m.stack[-1])
 
 

@@ -65,7 +65,7 @@ def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool =
 
 
 class _Bars:
-    """Draws tqdm bars with images/s, MB/s and time left: one bar for each stage, or a single bar that counts stages."""
+    """Draws tqdm bars with images/s, MB/s and time left. One bar for each stage, or a single bar that counts stages."""
 
     def __init__(self, count_stages: bool) -> None:
         self.count_stages = count_stages

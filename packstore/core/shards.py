@@ -158,7 +158,7 @@ class ShardTable(Sequence[Shard]):
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """First record of each shard, and at the end the number of all records: ``int64``, shape ``(length + 1,)``.
+        """First record of each shard, ``int64 (length + 1,)``. The last element is the number of all records.
 
         Raises :class:`ManifestError` if the rows were not read.
         """

@@ -21,9 +21,10 @@ from packstore.stores.link_files import Location
 
 
 class AddedSource(Source):
-    """Source of an append: maps a source's class numbers and splits to the store's, prefixes keys, leaves out samples.
+    """Source of an append: adapts a source to the store.
 
-    Its methods ignore ``split``: the samples to add were chosen before.
+    Maps class numbers and splits to the store's, prefixes keys, leaves out samples. Its methods ignore ``split``: the
+    samples to add were chosen before.
 
     Attributes:
         left_out: Keys of samples that are left out, prefix included.

@@ -412,9 +412,10 @@ def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
 
 
 def max_shard_bytes(plan: AppendPlan) -> int:
-    """Returns the maximum bytes of images of a new shard: the option, else the size of the store's largest shard.
+    """Returns the maximum bytes of images of a new shard.
 
-    If the store is one file, returns a number that no shard reaches.
+    It is the option, else the size of the store's largest shard. If the store is one file, returns a number that no
+    shard reaches.
     """
     size = plan.options.shard_size
     if isinstance(size, str):
@@ -423,8 +424,10 @@ def max_shard_bytes(plan: AppendPlan) -> int:
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
-    """Raises :class:`StoreError` if the new records would differ from the store's in columns, their order,
-    normalisation or EXIF handling."""
+    """Raises :class:`StoreError` if the new records would not fit the store.
+
+    Columns, their order, normalisation and EXIF handling must be equal.
+    """
     manifest = plan.manifest
     made = {column.name: column for column in list_store_columns(conversion, conversion.make_encoder())}
     names = list(made)

@@ -325,7 +325,7 @@ def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
 
 
 def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
-    """Returns the manifest's entry about the origin of a new store's records: the names of the stores they come from.
+    """Returns the manifest's entry about the origin of a new store's records: the names of their stores.
 
     Cuts the names to 1,000 characters. For a single store adds its dataset digest.
     """

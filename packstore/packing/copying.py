@@ -150,7 +150,7 @@ class RecordCopier:
 
 
 def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps class numbers to new ones: in the array of a fixed column, or in each stored value of a ragged column."""
+    """Maps class numbers to new ones. Takes the array of a fixed column, or the stored values of a ragged column."""
     if isinstance(labels, np.ndarray):
         return numbers[labels]
     return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]

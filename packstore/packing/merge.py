@@ -182,7 +182,7 @@ def plan_merge(
 
 
 def largest_shard_bytes(manifest: Manifest) -> int | None:
-    """Returns the bytes of images of a store's largest shard, at least 1; None for a store of one file."""
+    """Returns the bytes of images of a store's largest shard, at least 1. None for a store of one file."""
     return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
@@ -278,10 +278,10 @@ def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], lef
 def _make_split_pieces(
     reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
-    """Returns the pieces that one store adds to a split: links to its shards, or copies of its records.
+    """Returns the pieces that one store adds to a split. Empty if the store lacks the split, or if no record is left.
 
-    ``parts`` are the shards to link; None copies the records without the keys ``left_out``. Empty if the store lacks
-    the split, or if no record is left.
+    They are links to the shards ``parts``. If ``parts`` is None, they are copies of the records without the keys
+    ``left_out``.
     """
     manifest = reader.manifest
     if parts is not None:

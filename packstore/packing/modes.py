@@ -23,7 +23,7 @@ from packstore.sources.base import Source, Survey
 
 
 def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> Reading:
-    """Resolves how to read the images of a source: their mode, and what happens to deeper values, alpha and frames.
+    """Resolves how to read the images of a source: their mode, and the options for depth, alpha and frames.
 
     Reads image files as RGB unless an option says otherwise; with ``keep``, opens the first image to learn its mode.
     Arrays and stores have a mode of their own.

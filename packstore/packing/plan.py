@@ -258,11 +258,10 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
 def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> tuple[EncodeOptions, bool]:
-    """Returns the encode options with all defaults filled in, and whether mean and standard deviation must be computed
-    first.
+    """Returns the encode options with all defaults filled in.
 
-    For more than 8 bits, a default of ``float16`` becomes ``float32``. Raises :class:`UsageError` for options that do
-    not fit the encoding.
+    Also returns whether mean and standard deviation must be computed first. For more than 8 bits, a default of
+    ``float16`` becomes ``float32``. Raises :class:`UsageError` for options that do not fit the encoding.
     """
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"

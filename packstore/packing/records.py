@@ -183,8 +183,10 @@ def append_batch(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cut
 
 
 def list_store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
-    """Returns all columns of a plan's store in their order: image, shape, the survey's columns, key, checksums, seek
-    index, links."""
+    """Returns all columns of a plan's store in their order.
+
+    The order: image, shape, the survey's columns, key, checksums, seek index, links.
+    """
     image, *shape = encoder.columns()
     index = (SEEK_INDEX,) if plan.index else ()
     links = LINK_COLUMNS if plan.options.link else ()

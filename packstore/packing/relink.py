@@ -59,10 +59,11 @@ def relink(
     links: Literal["absolute", "relative"] | None = None,
     progress: bool | ProgressCallback = False,
 ) -> RelinkReport:
-    """Rewrites a linked store with new links, after its files were moved or to make it movable together with them.
+    """Rewrites a linked store with new links.
 
-    All files must exist at the new paths. Images of files whose size or time of modification has changed are read and
-    compared with their checksums. The new store replaces the old one when it is complete.
+    Use it after the files were moved, or to make the store movable together with them. All files must exist at the new
+    paths. Images of files whose size or time of modification has changed are read and compared with their checksums.
+    The new store replaces the old one when it is complete.
 
     Args:
         store: The store, a path or a URL.

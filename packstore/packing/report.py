@@ -108,9 +108,9 @@ def make_report(
 def find_palette_classes(
     plan: Plan, manifest: Manifest, palette: Counter[int], labels: Counter[int] | None = None
 ) -> tuple[str, ...]:
-    """Returns the classes whose records are all PNG files with a palette; ``""`` for a whole store without classes.
+    """Returns the classes whose records are all PNG files with a palette.
 
-    Returns none if the labels come with the samples.
+    Returns ``""`` for a whole store without classes. Returns none if the labels come with the samples.
 
     Args:
         plan: The conversion.

@@ -217,10 +217,10 @@ def _count_moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str,
 def _select_columns(
     manifest: Manifest, options: SelectOptions
 ) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
-    """Returns the new store's columns, new class numbers by column, and the old class numbers whose records are left
-    out.
+    """Returns the new store's columns, and how class numbers change.
 
-    Raises :class:`UsageError` if ``drop_columns`` or ``relabel`` does not fit the store.
+    The second value maps old class numbers to new ones, by column. The third has the old class numbers whose records
+    are left out. Raises :class:`UsageError` if ``drop_columns`` or ``relabel`` does not fit the store.
     """
     dropped = set(options.drop_columns)
     needed = {*_NEEDED, *(companion.name for column in manifest.columns for companion in column.companions)}
@@ -304,7 +304,7 @@ def _split_names(manifest: Manifest) -> list[str]:
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> dict[str, NDArray[np.int64]]:
-    """Applies the condition, the audit report and the random draws; returns the ascending record numbers of each new
+    """Applies the condition, the audit report and the random draws. Returns the ascending record numbers of each new
     split.
 
     ``where`` None means all records. Leaves out records whose class is in ``gone``, and empty splits. Reports progress.
@@ -378,8 +378,7 @@ def _make_pieces(
     parts: ShardList | None,
     labels: Mapping[str, NDArray[np.int64]],
 ) -> list[Piece]:
-    """Returns the pieces of the new store: a link for each shard whose records are all chosen, else copies of the
-    chosen records.
+    """Returns the pieces of the new store. Links each shard whose records are all chosen, and copies the other records.
 
     ``parts``: the store's shards; None to copy all records.
     """

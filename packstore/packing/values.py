@@ -132,7 +132,7 @@ def count_stored_bytes(values: Mapping[str, Any]) -> int:
 
 
 def stack_values(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Collects the values of several records by column: a list for a ragged column, an array for a fixed one.
+    """Collects the values of several records by column. Ragged columns become lists, fixed ones arrays.
 
     Leaves out columns that the first record lacks. Empty without records.
     """

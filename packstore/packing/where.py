@@ -204,8 +204,7 @@ class _Parser:
         return compare_rows
 
     def resolve_column(self, token: _Token) -> tuple[Callable[[RecordColumns], NDArray[Any]], Column | None]:
-        """Returns a getter of the column's values, and the column; None instead of the column for ``key`` and
-        ``split``.
+        """Returns a getter of the column's values, and the column. The column is None for ``key`` and ``split``.
 
         Adds the name to :attr:`columns` and consumes no token. Raises :class:`UsageError` if there is no such column,
         or if it has several values a record.
@@ -255,7 +254,7 @@ class _Parser:
     def parse_like(
         self, get: Callable[[RecordColumns], NDArray[Any]], column: Column | None
     ) -> Callable[[RecordColumns], Mask]:
-        """Parses the pattern of ``like``, with ``*`` and ``?``; returns the test of keys, splits or names of classes.
+        """Parses the pattern of ``like``, with ``*`` and ``?``. Returns the test of keys, splits or names of classes.
 
         Raises :class:`UsageError` for a column without class names.
         """

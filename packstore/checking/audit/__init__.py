@@ -209,7 +209,8 @@ class _Audit:
 
 
 def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
-    """Returns height and width of each image, ``(N, 2)``, if the manifest has one shape for all images; else None."""
+    """Returns height and width of each image, ``(N, 2)``. None if the manifest does not have one shape for all
+    images."""
     column = reader.manifest.image
     if column.layout is None or column.kind != "fixed":
         return None

@@ -293,7 +293,7 @@ class ImageInspector:
                 seen.findings.append(("mask_value", record, what))
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
-        """Decodes a record's image files in a column beside the main image; adds findings of mode, damage and
+        """Decodes a record's image files in a column beside the main image. Adds findings of mode, damage and
         truncation.
 
         Skips a missing value. Raises :class:`UnreachableError` if the store at a URL cannot be reached.

@@ -135,9 +135,10 @@ class RecordHashes:
         self._file.close()
 
     def store(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
-        """Stores the hashes of records from ``start`` on, ``(n, 1 + windows, 4)``: whole image first, then its windows.
+        """Stores the hashes of records from ``start`` on, ``(n, 1 + windows, 4)``.
 
-        ``valid``: whether the hashes of each record mean anything.
+        The first hash of a record is of the whole image, the others are of windows. ``valid``: whether the hashes of
+        each record mean anything.
         """
         rows = slice(start, start + len(valid))
         self.whole[rows], self.valid[rows] = hashes[:, 0], valid
@@ -196,7 +197,7 @@ def report_near(
 def find_nearest_before(
     hashes: RecordHashes, splits: NDArray[np.int32], same: NDArray[np.uint64], progress: ProgressCallback
 ) -> tuple[NearestRecords, NearestRecords]:
-    """Finds for each record the nearest earlier one within its split, and the nearest earlier one in another split.
+    """Finds for each record the nearest earlier record: one in its split, and one in another split.
 
     Near means at most :data:`THRESHOLD` different bits. Hashes are cut into 16 bands of 16 bits. Only records with an
     equal band are compared, and each with at most 1,024 others. Some near pairs are missed (tools/bench/audit.py

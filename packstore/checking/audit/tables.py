@@ -102,7 +102,7 @@ def _read_classes(reader: Reader, column: Column, start: int, collector: Finding
 
 
 def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Returns a hash of each record's list of classes, the same for any order; -1 for a missing list.
+    """Returns a hash of each record's list of classes, equal for any order. A missing list becomes -1.
 
     A list with a number without a class becomes a finding and -1. ``start`` is the file's first record.
     """

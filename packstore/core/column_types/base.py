@@ -151,7 +151,7 @@ class Column:
 
     @property
     def record_nbytes(self) -> int:
-        """Size in bytes of one record's value in a fixed column, or of one row in a ragged column."""
+        """Bytes of one record's value in a fixed column, of one row in a ragged column."""
         return math.prod(self.shape) * ITEM_SIZE[self.dtype]
 
     @property
@@ -188,9 +188,9 @@ class Column:
 
     @property
     def one_by_one(self) -> bool:
-        """True if an LMDB keeps each value under its own key: types of large values, and columns over 1 GiB.
+        """True if an LMDB keeps each value under its own key.
 
-        False for columns of single numbers.
+        These are types of large values, and columns over 1 GiB, but never columns of single numbers.
         """
         if self.kind == "fixed":
             return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
@@ -278,7 +278,7 @@ class ColumnType(ABC):
         """Converts a stored value like :func:`packstore.core.columns.from_stored`."""
 
     def files(self, column: Column, raw: Buffer) -> Sequence[Buffer]:
-        """Returns the image files in a stored value: one, several for a list, none if the type holds no files.
+        """Returns the image files in a stored value: one, or several for a list. Empty if the type holds no files.
 
         Raises :class:`StoreError` if a list is damaged.
         """
