@@ -330,10 +330,7 @@ class _Verification:
                     yield record, f"{which} does not decode: {image}"
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record with a wrong seek index.
-
-        It cannot be read, or is not the index of the image file.
-        """
+        """Yields number and problem of each record with a wrong seek index: unreadable, or not its image file's."""
         for record, index in zip(images, make_indexes([*images.values()]), strict=False):
             try:
                 stored = bytes(value(SEEK_INDEX.name, record))

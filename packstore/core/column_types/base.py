@@ -190,7 +190,7 @@ class Column:
     def one_by_one(self) -> bool:
         """True if an LMDB keeps each value under its own key.
 
-        These are types of large values, and columns over 1 GiB, but never columns of single numbers.
+        It does for types of large values and for columns over 1 GiB, but never for columns of single numbers.
         """
         if self.kind == "fixed":
             return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
