@@ -289,7 +289,8 @@ def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[Finding]:
     """Yields a finding for each suffix in a folder whose files have the stems of images. At least three files must have
-    such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``)."""
+    such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``), and suffixes
+    of models, scripts, archives and films."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))

@@ -223,9 +223,9 @@ class ClipsSource(FrameFilesSource):
         return next(iter(self._depths))
 
     def _are_files(self) -> bool:
-        """Tells if each file is a clip; if not, each folder is. The first call scans all files, and sets
-        ``options.frames``. Raises :class:`SourceError` if neither is clear. Raises :class:`UsageError` if there are
-        neither files of several frames nor folders of frames."""
+        """Tells if each file is a clip; if not, each folder is. Unless the user has chosen ``clips:files``, the first
+        call scans all files, and sets ``options.frames``. Raises :class:`SourceError` if neither is clear. Raises
+        :class:`UsageError` if there are neither files of several frames nor folders of frames."""
         if not self._is_decided:
             self.scan_files()
             if self._animated:

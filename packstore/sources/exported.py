@@ -123,7 +123,8 @@ class ExportedFiles(ExportedRows):
             yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the image file of a row. Raises :class:`ValueError` if it is missing or no regular file."""
+        """Reads the image file of a row. Raises :class:`ValueError` if it is missing or no regular file, and
+        :class:`SampleError` if it cannot be read."""
         file, size, modified, problem = ref
         if size < 0:
             raise ValueError(problem)
@@ -183,8 +184,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
-    """Opens an export by the kind of source that reads its format, else as files. Raises :class:`SourceError` for a
-    missing or damaged manifest, and :class:`NeedsCopyError` at a URL if the kind reads only local files."""
+    """Opens an export by the kind of source that reads its format, else as files. Sets the evidence. Raises
+    :class:`SourceError` for a missing or damaged manifest, and :class:`NeedsCopyError` at a URL if the kind reads only
+    local files."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:

@@ -54,8 +54,9 @@ class ModalitiesSource(FileRowSource):
     """Source of images in several folders. Images of the main folder are ``image``. Each folder beside it is a column,
     with its images of the same names.
 
-    The main folder has a usual name, such as ``rgb``; else it is the first by name without a name of masks. A split
-    without this folder is refused. Images of other folders without a main image are left out.
+    The main folder has a usual name, such as ``rgb``; else it is the first by name without a name of masks. A tree
+    without such folders, and a split without the main folder, are refused. Images of other folders without a main image
+    are left out.
     """
 
     kind = "modalities"

@@ -42,8 +42,8 @@ class SegmentationSource(FileRowSource):
     """Images with masks in the column ``mask``. The value is missing for an image without a mask.
 
     Cityscapes also has ``instance_mask``, ``train_mask`` and ``polygons``, ADE20K ``scene``, if their files exist. With
-    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask. Masks of another
-    size than their images are refused.
+    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask. A tree without
+    such masks, and masks of another size than their images, are refused.
     """
 
     kind = "segmentation"

@@ -290,7 +290,8 @@ class ExampleSource(ShardSource):
         return next((name for name in KEYS if name in self.facts.features), "")
 
     def _index_file(self, number: int) -> _ShardIndex:
-        """Indexes the records of file ``number`` up to the first wrong length, and adds to :attr:`facts`."""
+        """Indexes the records of file ``number``, and adds to :attr:`facts`. Stops at a wrong length, and records its
+        place as damage."""
         index = _ShardIndex()
         try:
             for place, length, message in self._files.walk_records(number):

@@ -231,8 +231,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
-        """Numbering of the classes of each label feature. Adds the reasons for it to :attr:`evidence`. Raises the
-        errors of :func:`find_class_names` and :func:`find_numbering`."""
+        """Numbering of the classes of each label feature. TF-slim's boxes have that of their images' classes. Adds the
+        reasons to :attr:`evidence`. Raises the errors of :func:`find_class_names` and :func:`find_numbering`."""
         assert self.index
         beside: ClassNameFile | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         facts, labels = self.facts.features, self.facts.labels
