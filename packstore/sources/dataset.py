@@ -82,8 +82,8 @@ class SampleSource(Source):
 
     def read(self, entry: Entry) -> Sample:
         """Converts the sample in ``Entry.ref`` by the schema. If the key is of :func:`index_key`, its index becomes the
-        sample's number. Raises :class:`SampleError` if the program failed to read the sample, or a value does not fit
-        the schema."""
+        sample's number. Raises :class:`SampleError` if the program failed to read the sample, with its traceback as a
+        note. Also raises it if a value does not fit the schema."""
         ref = entry.ref
         if isinstance(ref, FailedSample):
             error = SampleError(entry.key, ref.reason)
@@ -399,8 +399,9 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the ``classes`` that the datasets have, or None if no dataset has them. Joins several names of one class
-    by commas. Raises :class:`UsageError` if the datasets have different names."""
+    """Returns the ``classes`` that the datasets have, or None if no dataset has them. A ``Subset`` has those of its
+    dataset. Joins several names of one class by commas. Raises :class:`UsageError` if the datasets have different
+    names."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)

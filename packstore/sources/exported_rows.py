@@ -247,8 +247,9 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value to its stored form. Of an array with the column's dtype, checks only shape and classes: the
-    exported store had the same numbers. Raises :class:`ValueError` for a value that does not fit the column."""
+    """Converts a value to its stored form. :class:`StoredBytes` have that form already. Of an array with the column's
+    dtype, checks only shape and classes: the exported store had the same numbers. Raises :class:`ValueError` for a
+    value that does not fit the column."""
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)
