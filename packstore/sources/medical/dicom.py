@@ -48,12 +48,13 @@ class DicomSource(HeaderScanSource):
     The options of ``--column``:
 
     - ``image=``: the pixels are stored values, rescaled or windowed; stored values by default.
-    - ``image=volumes``: each series is a record, a volume and its middle slice.
+    - ``image=volumes``: each series is a record, a volume and its middle slice. ``volumes:rescaled`` and
+      ``volumes:window`` convert its values; ``volumes:gaps`` allows missing slices.
     - ``keep=KEYWORD``: keeps an element that may identify a person. Without this, such elements are left out.
     - ``keep=file``: adds a column with the whole file; only the first frame of a file has it.
 
     Opening raises :class:`UsageError` for any other value, for an unknown keyword, and for whole files with volumes.
-    Reading headers raises :class:`SourceError` if gray images of more than 8 bits lie beside coloured ones.
+    Declaring the image raises :class:`SourceError` if gray images of more than 8 bits lie beside coloured ones.
     """
 
     kind = "dicom"

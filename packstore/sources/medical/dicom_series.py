@@ -64,13 +64,13 @@ def group_by_series(files: Sequence[DicomFile]) -> list[list[DicomFile]]:
 
 
 def choose_mode(where: str, files: Sequence[DicomFile], form: str) -> Mode:
-    """Chooses the mode that holds the pixels of all images, in the ``form`` that the user chooses.
+    """Chooses the mode that holds the pixels of all images.
 
     float32 if some images are floating point. int32 if no integer type holds all possible values; reading an image with
     a larger value then fails.
 
-    ``where``: the source, for messages. Raises :class:`SourceError` if some images are gray of more than 8 bits, and
-    others have colours.
+    ``where``: the source, for messages. ``form``: the pixels are ``stored``, ``rescaled`` or through a ``window``.
+    Raises :class:`SourceError` if some images are gray of more than 8 bits, and others have colours.
     """
     ranges = {_pixel_range(file.header, form) for file in files if file.header is not None}
     channels = max((each for each, *_ in ranges), default=1)
@@ -94,7 +94,7 @@ def choose_mode(where: str, files: Sequence[DicomFile], form: str) -> Mode:
 def _pixel_range(header: DicomHeader, form: str) -> tuple[int, int, int, bool]:
     """Returns (channels, least value, greatest value, True for floating point) of the pixels of an image.
 
-    ``form``: ``window``, ``rescaled`` or ``stored``, the conversion that the pixels have had.
+    ``form``: the pixels are ``stored``, ``rescaled`` or through a ``window``. Colours stay as stored.
     """
     if form == "window" and header.channels == 1:
         return 1, 0, 255, False

@@ -46,8 +46,10 @@ class HeaderScanSource(TreeRowSource):
         return None
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Scans all headers, then counts the rows. Both report progress; the count does not report below the number
-        of scanned files."""
+        """Scans all headers, then counts the rows. Both report progress.
+
+        The count reports nothing below the number of scanned files, since progress never goes back.
+        """
         self._progress = progress
         self._choose_splits(split)
         files = self.scan_headers()

@@ -122,8 +122,8 @@ class VocSource(FileRowSource):
         )
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for a path out of the source, or an image in several
-        sets."""
+        """Yields the rows of a split. Raises :class:`SourceError` for a path out of the source, and for all errors
+        of :meth:`splits`."""
         suffixes = self._odd_suffixes
         for stem in self._list_stems(split):
             values: dict[str, Any] = {

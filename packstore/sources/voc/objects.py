@@ -79,7 +79,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _get_text(value: Any, name: str, default: str | None = None) -> str:
-    """Returns the text of the element ``name``. Returns ``default``, if there is one, for a missing or empty element.
+    """Returns the text of the element ``name``; empty if the element is. With a ``default``, a missing or empty element
+    has the default.
 
     Raises :class:`ValueError` if the element occurs several times. Raises it also if the element is missing and there
     is no default.

@@ -51,7 +51,7 @@ class YoloSource(FileRowSource):
       box.
 
     Opening raises :class:`SourceError` if no images are found. Listing raises it for an image that is listed twice. A
-    label with a fraction more than 1% below 0 or above 1 is a bad sample.
+    box or polygon with a fraction below -0.01 or above 1.01 makes a bad sample.
     """
 
     kind = "yolo"
@@ -232,7 +232,7 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
 
 
 def _check_fractions(places: list[float]) -> list[float]:
-    """Returns fractions unchanged. Raises :class:`ValueError` if one is more than 1% below 0 or above 1."""
+    """Returns fractions unchanged. Raises :class:`ValueError` if one is below -0.01 or above 1.01."""
     outside = next((place for place in places if not _LEAST <= place <= _MOST), None)
     if outside is not None:
         raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
@@ -248,7 +248,7 @@ def _has_labels(tree: Tree, images: str) -> bool:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises YOLO in a folder or archive: a file like ``data.yaml``, or labels in or beside a folder of images.
 
-    - ``CERTAIN``, in general.
+    - ``CERTAIN`` if there are no other annotations.
     - ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images.
     - ``NO`` for other paths.
 

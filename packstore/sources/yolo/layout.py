@@ -105,11 +105,10 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
-    """Finds the folders of images by split, if the folder ``labels`` has the labels of all images. Returns ``{}``
-    otherwise.
+    """Finds the folders of images by split, if the labels of all images lie in the one folder ``labels``.
 
-    Looks only at the folders ``within``; None looks at all. Raises :class:`AmbiguousSourceError` if several groups of
-    folders have the images.
+    Returns ``{}`` otherwise, and if the folder ``images`` itself has some of the images. Looks only at the folders
+    ``within``; None looks at all. Raises :class:`AmbiguousSourceError` if several groups of folders have the images.
     """
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
