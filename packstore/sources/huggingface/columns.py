@@ -211,7 +211,11 @@ def _choose_field_names(main: str, columns: list[str], labels: list[str]) -> dic
 
 
 def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
-    """Makes the name of the field for the paths of files, and adds it to ``used``. A list of paths gets a plural."""
+    """Makes the name of the field for the paths of files, and adds it to ``used``. ``wanted``: the name, unless it is
+    used.
+
+    A list of paths gets a plural.
+    """
     found = next(iter(make_column_names([f"{wanted}s" if is_list else wanted], used).values()))
     used.add(found)
     return found

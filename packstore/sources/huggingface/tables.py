@@ -130,7 +130,7 @@ class HfTableSource(ScannedTables):
         return found
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields the rows of a file. Their sizes are means of their row group."""
+        """Yields the rows of a file, each with the next of ``keys``. Their sizes are means of their row group."""
         file = self._file_sizes[number]
         for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
             sizes = {name: each[group] for name, each in file.further.items()}

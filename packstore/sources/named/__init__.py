@@ -31,7 +31,7 @@ _MAX_LIST_BYTES = 1 << 30
 class NamedSource(FileRowSource):
     """Base of published data sets whose images are files that lists name.
 
-    The given path is the data set's folder, or a folder up to three levels above. The latter holds nothing else but
+    The given path is the data set's folder, or a folder up to three levels above. A folder above holds nothing else but
     archives, as torchvision leaves it. Opening raises :class:`SourceError` for a path of another layout, and if a
     required file is missing.
 

@@ -57,7 +57,7 @@ class Flowers102(NamedSource):
 
     @cached_property
     def _split_images(self) -> dict[str, NDArray[int64]]:
-        """Numbers of the images of each split, from 1."""
+        """Numbers of the images of each split, from 1. Raises :class:`SourceError` if they are not whole."""
         return {split: to_whole_numbers(*self.read_mat("setid.mat", key)) for split, key in _SETS.items()}
 
 

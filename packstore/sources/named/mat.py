@@ -319,7 +319,7 @@ class _MatReader:
             start = after
 
     def read_array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
-        """Reads name and value of the array between two offsets."""
+        """Reads name and value of the array between the offsets ``start`` and ``end``."""
         flags, shape, name, at = self.read_array_header(start, end)
         return name, self.read_value(flags, shape, at, end, depth)
 
@@ -375,7 +375,8 @@ class _MatReader:
         return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
 
     def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
-        """Reads the values of the ``count`` arrays in a cell or struct. Refuses any other number of them."""
+        """Reads the values of the ``count`` arrays of a cell or struct, between the offsets ``at`` and ``end``.
+        Refuses any other number of them."""
         found = [value for _, value in self.read_arrays(at, end, depth + 1)]
         if len(found) != count:
             raise _MatError(f"{len(found)} values, expected {count}")

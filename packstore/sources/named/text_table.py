@@ -76,7 +76,8 @@ class TextTable:
     def require_line(self, key: str, fields: int, expected: str) -> list[str]:
         """Returns the fields of the first line whose first field is ``key``.
 
-        Raises :class:`SourceError` if there is no such line, or it does not have ``fields`` fields.
+        Raises :class:`SourceError` with the ``expected`` format, if there is no such line, or it does not have
+        ``fields`` fields.
         """
         line = self.find_line(key)
         if line is None or len(line) != fields:

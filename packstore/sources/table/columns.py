@@ -217,14 +217,15 @@ def _remove_columns(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
 
 
 def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
-    """Finds the column of splits by its name and values; empty for none."""
+    """Finds the column of splits among ``free`` columns, by its name and values; empty for none."""
     return next(
         (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled), ""
     )
 
 
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
-    """Finds the columns of boxes. Returns them, their convention if the names imply it, and the column of classes.
+    """Finds the columns of boxes among ``free`` columns. Returns them, their convention if the names imply it, and the
+    column of classes.
 
     Without a header, goes by the types of all columns: those of RetinaNet, SKU-110K or makesense. Only then is there a
     column of classes.
@@ -249,7 +250,7 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
 
 
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
-    """Finds pairs of columns such as ``nose_x`` and ``nose_y``. Returns the name and both columns of each.
+    """Finds pairs of ``free`` columns such as ``nose_x`` and ``nose_y``. Returns the name and both columns of each.
 
     Values must be positions in pixels: none is negative, and some exceed 2. Returns ``()`` otherwise, and for fewer
     than three pairs.
@@ -274,7 +275,7 @@ def _point_name(column: str) -> str:
 
 
 def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    """Finds the column of classes; ``""`` if there is none.
+    """Finds the column of classes among ``free`` columns; ``""`` if there is none.
 
     With a header, takes a column whose name is that of labels; texts before numbers. Otherwise takes the only column
     that is left, in two cases:
@@ -310,7 +311,7 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
 
 
 def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
-    """Finds columns of 0 and 1 that are a class each; -1 and blank cells may occur.
+    """Finds ``free`` columns of 0 and 1 that are a class each; -1 and blank cells may occur.
 
     Returns none if there are fewer than four, or if no column has a 1. With ``alone``, two are enough if there are no
     other columns.

@@ -245,10 +245,11 @@ def _is_image_column(name: str, way: Naming) -> bool:
 
 
 def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
-    """Finds the column of the main image. If some columns are not of masks, it is one of these.
+    """Finds the column of the main image among the ``likely`` columns, which name images.
 
-    A column with a usual name wins, otherwise the one that names most images. Raises :class:`AmbiguousSourceError` if
-    several columns have names with suffixes, and none has a usual name.
+    If some of these are not of masks, it is among them. A column with a usual name wins, otherwise the one that names
+    most images. Raises :class:`AmbiguousSourceError` if several columns have names with suffixes, and none has a usual
+    name.
     """
     best = max((way.images, not way.by_stem) for way in likely.values())
     names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
@@ -267,7 +268,8 @@ def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> st
 
 
 def _name_same_images(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: str, other: str) -> bool:
-    """Tells if two columns name the same images, row by row."""
+    """Tells if columns ``one`` and ``other`` name the same images, row by row. ``names``: names of the columns that
+    ``counters`` call by number."""
     back = {shown: name for name, shown in names.items()}
     return counters[back.get(one, one)].list_named() == counters[back.get(other, other)].list_named()
 

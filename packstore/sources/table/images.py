@@ -244,6 +244,8 @@ def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) 
     - Rows name equally many images in both, and some row names an image in both.
     - Both share equally many words with ``hint``, the path of the table.
     - Neither is the table's folder.
+
+    ``bases``: number of rows that name an image, by folder. ``hits``: this number for all folders.
     """
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()

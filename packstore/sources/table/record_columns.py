@@ -128,7 +128,7 @@ class RecordColumns:
         return {}, []
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-        """Reads the classes of an image.
+        """Reads the classes of an image. ``boxed``: its rows with boxes, each with the number of boxes.
 
         - With boxes: ``labels`` has one class for each box; ``tags`` has the classes of rows without a box.
         - Without boxes: ``label`` or ``labels`` of the image, None if it has no class. A repeated class counts once,
