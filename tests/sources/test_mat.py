@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,12 @@ def test_damage_is_said(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(SourceError, match=r"is damaged|is no MAT file"):
         open_source(path, layout="NHW:12x8")
+    scipy_io.savemat(tmp_path / "plain.mat", {"other": LABELS})  # uncompressed, so its file stays open
+    (tmp_path / "both.mat").write_bytes((tmp_path / "plain.mat").read_bytes() + data[128:])
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(SourceError, match="is damaged"):
+        open_source(tmp_path / "both.mat", layout="NHW:12x8")
+    assert os.listdir("/proc/self/fd") == before
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(SourceError):
         open_source(path, layout="NHW:12x8")

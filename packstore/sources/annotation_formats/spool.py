@@ -14,7 +14,7 @@ from packstore.sources.archives.index import OpenFile
 
 class Spool:
     """List of values, written as JSON to a temporary file and read back by number. Takes 8 bytes of memory for each
-    value."""
+    value. Making one writes all values, and raises :class:`OSError` if that fails."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         """Writes all values. Raises :class:`OSError` if the file cannot be written."""

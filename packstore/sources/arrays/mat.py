@@ -46,10 +46,9 @@ class _OpenMat(OpenArrays):
         if first_bytes(path, len(_MAGIC)) != _MAGIC:
             raise SourceError(f"{shown} is no MATLAB file of versions 5 to 7; save it again with -v7")
         self._arrays = find_arrays(path)
-        self._readers = {}
-        for name, array in self._arrays.items():
+        for array in self._arrays.values():  # before any is opened
             check_adler32(shown, path, array)
-            self._readers[name] = open_array(path, array)
+        self._readers = {name: open_array(path, array) for name, array in self._arrays.items()}
 
     def list_arrays(self) -> Sequence[ArrayInfo]:
         """Describes all arrays of numbers; vectors have one axis."""

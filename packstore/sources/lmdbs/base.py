@@ -104,10 +104,11 @@ class SplitDatabase(NamedTuple):
 
 class LmdbSource(RowSource):
     """Base of sources with one LMDB of another program, or several in a folder. Several are named by split:
-    ``train.lmdb``, ``ilsvrc12_val_lmdb``. Opening raises :class:`SourceError` if there is no LMDB, and for one that is
-    damaged or not of this kind.
+    ``train.lmdb``, ``ilsvrc12_val_lmdb``.
 
-    The reference of a row begins with the number of its database.
+    Opening raises :class:`SourceError` if there is no LMDB, and for one that is damaged or not of this kind. Opening
+    raises :class:`AmbiguousSourceError` if the names of several do not have one split each. The reference of a row
+    begins with the number of its database.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
