@@ -123,9 +123,12 @@ def test_damage_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"is damaged|is no MAT file"):
         open_source(path, layout="NHW:12x8")
     scipy_io.savemat(tmp_path / "plain.mat", {"other": LABELS})  # uncompressed, so its file stays open
-    (tmp_path / "both.mat").write_bytes((tmp_path / "plain.mat").read_bytes() + data[128:])
+    scipy_io.savemat(tmp_path / "large.mat", {"faces": np.resize(IMAGES, (400, 400, 4))}, do_compression=True)
+    large = bytearray((tmp_path / "large.mat").read_bytes())
+    large[-1] ^= 1  # the checksum
+    (tmp_path / "both.mat").write_bytes((tmp_path / "plain.mat").read_bytes() + large[128:])
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(SourceError, match="is damaged"):
+    with pytest.raises(SourceError, match="is damaged: Adler-32"):
         open_source(tmp_path / "both.mat", layout="NHW:12x8")
     assert os.listdir("/proc/self/fd") == before
     path.write_bytes(path.read_bytes()[:200])
