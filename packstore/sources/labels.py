@@ -210,7 +210,8 @@ class LabelsFile:
 
         - for no rows, or more than 100 splits;
         - for a class number below 0 or beyond 64 bits;
-        - for a file with different labels or splits.
+        - for a file with different labels or splits;
+        - for the reasons of :meth:`rows`.
         """
         names: set[str] = set()
         splits: set[str] = set()

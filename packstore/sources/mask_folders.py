@@ -81,7 +81,7 @@ def find_masks(contents: Contents) -> dict[str, str]:
 
     A folder of masks has a usual name (``masks``). Besides, one of these is true:
 
-    - Its files have the stems of another folder's images.
+    - Its files have the stems of at least half of another folder's images, perhaps with a word at their end.
     - A folder beside it has a usual name of images.
 
     If only two folders have images, and one is called ``images``, the other needs no usual name. Equal stems alone

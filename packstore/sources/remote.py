@@ -136,7 +136,8 @@ def cache_buckets() -> Iterator[None]:
 class RemotePath(UrlPath):
     """URL with the methods of a path: type, size and listing. Sources at a URL read files by :class:`ObjectTree`.
 
-    Its methods raise :class:`SourceError` if the store cannot be reached."""
+    Its methods raise :class:`SourceError` if the store cannot be reached. They raise :class:`UsageError` for a folder
+    in a store that cannot list."""
 
     def bucket_and_name(self) -> tuple[Bucket, str]:
         """Returns the bucket of the URL, and the name in it. Outside of :func:`cache_buckets`, the bucket is new."""
