@@ -57,8 +57,8 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
         reading: Mode and options with which it is read.
 
     Returns:
-        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". Empty also for CMYK,
-            whose colours are converted; for alpha that is opaque everywhere; and for files that cannot be opened.
+        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". These lose nothing: CMYK,
+            whose colours are converted; alpha that is opaque everywhere; files that cannot be opened.
 
     Raises:
         HeaderError: As :func:`examine_losses`.

@@ -79,7 +79,7 @@ def hamming_distances(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[n
 
 
 def count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Counts the one bits of each word."""
+    """Counts the bits of each word that are 1."""
     counted: NDArray[np.uint8]
     if hasattr(np, "bitwise_count"):  # numpy 2
         counted = np.bitwise_count(words)
@@ -91,7 +91,7 @@ def count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
 @functools.cache
 def _make_bit_counts() -> NDArray[np.uint8]:
-    """Returns the number of one bits of each 16-bit number, for numpy 1."""
+    """Returns for each 16-bit number how many of its bits are 1. Needed for numpy 1."""
     bits = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16)
     counted: NDArray[np.uint8] = bits.sum(1).astype(np.uint8)
     return counted

@@ -156,7 +156,7 @@ def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int
     Args:
         image: uint8 ``(H, W, C)``.
         covering: ``(height, width)``, neither smaller than the image's.
-        size: ``(height, width)`` of the result; one of the two equals that of ``covering``.
+        size: ``(height, width)`` of the result. Its height or its width equals that of ``covering``.
     """
     # As torch: first along the rows, then along the columns, rounded to uint8 in between.
     height, width = image.shape[:2]

@@ -1,4 +1,4 @@
-"""TIFF files of many pages, and those that Pillow has no mode for, by tifffile. Tags are those of TIFF 6.0."""
+"""TIFF files of many pages, and TIFF files that Pillow has no mode for, by tifffile. Tags are those of TIFF 6.0."""
 
 from __future__ import annotations
 

@@ -255,14 +255,14 @@ class Encoding(ABC):
 
     @classmethod
     def choose_for_source(cls, source: type[Encoding]) -> type[Encoding]:
-        """Returns the encoding in which images of a source with the encoding ``source`` are stored. By default returns
+        """Returns the encoding in which images of a source with the encoding ``source`` are stored. By default, returns
         this encoding."""
         return cls
 
     @classmethod
     def stores_unchanged(cls, source: type[Encoding]) -> bool:
-        """Tells if images of a source with the encoding ``source`` can be stored unchanged. By default only those of
-        the same encoding."""
+        """Tells if images of a source with the encoding ``source`` can be stored unchanged. By default, True for the
+        same encoding alone."""
         return source is cls
 
     @abstractmethod
@@ -289,11 +289,12 @@ class Encoding(ABC):
         return describe_value_difference(np.abs(values - wanted), allowed, f"{allowed} of {int(self.mode.white)}")
 
     def versions(self) -> dict[str, str]:
-        """Returns name and version of each library on which the records' bytes depend, by its role. By default only
-        that of the decoder. Loads the libraries; raises :class:`UsageError` if one is not available.
+        """Returns name and version of each library on which the records' bytes depend, by its role. By default, the
+        decoder alone.
 
-        The manifest records them; an interrupted conversion resumes only with the same versions.
-        """
+        Loads the libraries. Raises :class:`UsageError` if a library is not available.
+
+        The manifest records them; an interrupted conversion resumes only with the same versions."""
         return {"decoder": self.images.decoder.version}
 
     def columns(self) -> tuple[Column, ...]:

@@ -172,7 +172,7 @@ def normalize(pixels: NDArray[Any], tables: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_float32(values: NDArray[Any], encoding: str) -> NDArray[np.float32]:
-    """Converts values of an encoding to float32, exactly; those of bfloat16 are uint16 bit patterns."""
+    """Converts values of an encoding to float32, exactly. Values of bfloat16 are uint16 bit patterns."""
     if encoding == "bfloat16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

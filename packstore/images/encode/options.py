@@ -172,6 +172,6 @@ def _check_size(size: Any) -> None:
 
 
 def _check_range(what: str, value: object, most: int) -> None:
-    """Raises :class:`UsageError` unless ``value`` is a whole number from 1 to ``most``."""
+    """Raises :class:`UsageError` unless ``value`` is a whole number (not a bool) from 1 to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise UsageError(f"{what} should be a whole number from 1 to {most}, got {value!r}")

@@ -218,7 +218,7 @@ class NumberField(BatchField):
     """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads all values at once, as one tensor, also those of failed rows.
+        """Reads all values at once, as one tensor. Reads failed rows, too.
 
         Raises as :meth:`find_missing`. Raises every error of the reader, even if ``context.errors`` collects errors."""
         missing = self.find_missing(context)

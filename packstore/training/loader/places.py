@@ -24,7 +24,7 @@ from packstore.training.loader.programs import NO_PROGRAMS, Programs
 class WorkDivision:
     """Tells where each operation of a list runs, and the conversion to the final format.
 
-    A loader makes one, and one for each view (list of operations for further crops of a record).
+    There is one for the loader's operations, and one for those of each view.
 
     Attributes:
         crops: First operations: they run as crops while images are decoded, or in the engine's pass over images in

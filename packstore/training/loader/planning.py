@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(eq=False)
 class BatchGroup:
-    """Consecutive batches that the first thread to prepare one of them plans together. Thread-safe.
+    """Consecutive batches that are planned together, by the first thread that prepares any of them. Thread-safe.
 
     Attributes:
         ids: Ids of the records of all batches in the group.

@@ -120,7 +120,7 @@ class StoredImages(ABC):
 
 
 class FileImages(StoredImages):
-    """Reads image files by a decoder, and builds requests to the engine for those that it decodes itself."""
+    """Reads image files by a decoder, and builds requests to the engine for whole batches of files."""
 
     are_files = True
 

@@ -73,7 +73,7 @@ class ViewSteps:
     def iterate_image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
         """Yields an :class:`ImageSet` for each view: its crops, on which decoding threads call the user's functions.
 
-        ``sections`` are the views' parts of a batch buffer; ``ids`` are those of the records."""
+        ``sections``: parts of a batch buffer, by view. ``ids``: ids of the records."""
         for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
             yield ImageSet(steps, plan.row_format.as_images(section), view.all_crop_ids(ids), view.count)
 
@@ -95,7 +95,7 @@ class ViewSteps:
     def build_from_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
         """Builds the batch's dict or list of views from whole images ``(B, 3, H, W)``: runs all operations, normalises.
 
-        ``ids`` are those of the records, on the same device."""
+        ``ids``: ids of the records, on the same device."""
         made = []
         for view, steps in self._steps:
             with self._stats.measure("augment"):
