@@ -44,7 +44,7 @@ from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision, skip_before
-from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed
+from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed, spoilt
 from tests.makers.typed import png as typed_png
 
 NAMES = ("mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id", "right")
@@ -306,6 +306,25 @@ def test_damaged_records_are_named_or_left_out(tmp_path: Path) -> None:
     sound = flat(load(whole, **options), "image")
     for found, expected in zip(flat(batches, "image"), [*sound[:4], *sound[5:]], strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("normalize", [None, "imagenet"])
+def test_a_batch_of_damaged_records_is_empty_in_every_form(tmp_path: Path, normalize: str | None) -> None:
+    made = spoilt(tmp_path / "a.h5", {}, ["mask", "label"], image=[0, 1])
+    for form in ("list", "padded"):
+        options: dict[str, Any] = {"augment": [RandomShortestSize([20, 30])], "normalize": normalize}
+        empty, full = load(
+            made, ("image", "mask", "label"), batch_size=2, on_error="skip", collate={"image": form}, **options
+        )
+        assert (len(empty["label"]), len(full["label"])) == (0, 2)
+        for name in ("image", "mask"):
+            if form == "list":
+                assert (len(empty[name]), len(full[name])) == (0, 2)
+                continue
+            values, lengths = empty[name]
+            assert values.dtype == full[name].values.dtype
+            assert values.shape == (0, *full[name].values.shape[1:-2], 0, 0)
+            assert lengths.shape == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["ssd", "detr"])

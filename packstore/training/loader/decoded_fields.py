@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import DecodeError, PackstoreError, UsageError
+from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.training.augment.clips import place_clip
@@ -80,9 +80,10 @@ class MaskRows(TensorRows):
         """
         if self.shapes is None:
             return super().build_value(there, kept, ids)
-        masks, shapes = split_flat(next(there), select_rows(self.shapes, kept).tolist()), next(there)
+        flat, shapes = next(there), next(there)
+        masks = split_flat(flat, select_rows(self.shapes, kept).tolist())
         if self.form == "padded":
-            return pad_to_largest(masks, shapes, self.fill_value)
+            return pad_to_largest(masks, shapes, flat.new_empty((0,) * shapes.shape[1]), self.fill_value)
         return fill_missing(masks, self.missing, kept)
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
@@ -229,17 +230,22 @@ def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[to
     return [values[start:stop].view(*shape) for start, stop, shape in zip([0, *ends], ends, shapes, strict=False)]
 
 
-def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
+def pad_to_largest(
+    values: Sequence[torch.Tensor], sizes: torch.Tensor, example: torch.Tensor, fill: float = 0
+) -> Padded:
     """Pads tensors ``(…, h, w)`` at the end of each axis with ``fill``, to the largest height and width.
 
-    Returns one tensor, with ``sizes``. Raises :class:`UsageError` without tensors.
+    Returns one tensor, with ``sizes``.
 
-    ``sizes``: heights and widths, int64 ``(B, 2)``. With more columns, as many of the last axes are padded."""
-    if not values:
-        raise UsageError("a batch without images cannot be padded")
+    Args:
+        values: The tensors; empty if all records of the batch have failed.
+        sizes: Heights and widths, int64 ``(B, 2)``. With more columns, as many of the last axes are padded.
+        example: Tensor with the dtype and the first axes of all, since there may be no tensors.
+        fill: The padding.
+    """
     axes = sizes.shape[1]
-    largest = [max(each.shape[axis] for each in values) for axis in range(-axes, 0)]
-    result = values[0].new_full((len(values), *values[0].shape[:-axes], *largest), fill)
+    largest = [max((each.shape[axis] for each in values), default=0) for axis in range(-axes, 0)]
+    result = example.new_full((len(values), *example.shape[:-axes], *largest), fill)
     for row, each in zip(result, values, strict=True):
         row[(..., *(slice(length) for length in each.shape[-axes:]))] = each
     return Padded(result, sizes)

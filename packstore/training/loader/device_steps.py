@@ -23,6 +23,7 @@ from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.decoded_fields import pad_to_largest
+from packstore.training.loader.finish import stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import WorkDivision
@@ -81,6 +82,8 @@ class DeviceSteps:
         self._operations = tuple(map(self._with_timing, division.on_batches))
         self._floats = manifest.holds_floats
         self._stored = TENSOR_DTYPES[mode.dtype]
+        stored = stored_format(manifest.image, mode)
+        self._example = torch.empty((1, stored.channels, 0, 0), dtype=stored.dtype, device="cpu")
         self._normalizer = normalizer
 
     @property
@@ -203,7 +206,8 @@ class DeviceSteps:
                 tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
                 found = tiles.build_images(found, self._options.channels_last)
             elif form == "padded":
-                found = pad_to_largest(found, sizes)
+                example = found[0] if found else self.convert_batch(self._example.to(sizes.device))[0]
+                found = pad_to_largest(found, sizes, example)
             return self.call_transform(found), DrawnForBatch(tiles=tiles)
 
     def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
