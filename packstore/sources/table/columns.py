@@ -104,7 +104,7 @@ class ColumnFacts:
         return self.values.count - self.values.missing
 
     def find_separator(self) -> str:
-        """Returns the separator of classes within cells; empty if each cell is one class.
+        """Returns the separator of classes within cells; empty if each cell is one class, or :attr:`texts` is None.
 
         - ``|`` separates if it occurs.
         - ``;`` and ``,`` separate if some part of a cell is also a whole cell. There must be fewer different parts than

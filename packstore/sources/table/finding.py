@@ -268,8 +268,8 @@ def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> st
 
 
 def _name_same_images(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: str, other: str) -> bool:
-    """Tells if columns ``one`` and ``other`` name the same images, row by row. ``names``: names of the columns that
-    ``counters`` call by number."""
+    """Tells if columns ``one`` and ``other`` name the same images, row by row. ``names``: name of each column by its
+    key in ``counters``."""
     back = {shown: name for name, shown in names.items()}
     return counters[back.get(one, one)].list_named() == counters[back.get(other, other)].list_named()
 
