@@ -42,7 +42,7 @@ class Bdd100kSource(DocumentSource):
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts boxes, run lengths and closed polygons to objects. An object with run lengths has the box of the
-        whole image. ``json`` has the whole frame; open lines and curves are there alone."""
+        whole image. ``json`` has the whole frame. Only ``json`` has open lines and curves."""
         annotation = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = nonempty_text(each["category"])

@@ -115,9 +115,9 @@ class WildReceiptSource(DocumentSource):
 
 
 def _list_class_names(head: Any) -> list[str]:
-    """Returns the names of classes by number; ``[]`` if ``head``, the ``metainfo``, has none. It has a list of names,
-    or of ids with names. A number without a name gets itself as name. Raises :class:`ValueError` for an id above
-    65,535."""
+    """Returns the names of classes by number. ``head``, the ``metainfo``, has a list of names, or of ids with names;
+    without a list returns ``[]``. A number without a name gets itself as name. Raises :class:`ValueError` for an id
+    above 65,535."""
     listed = head.get("classes") or head.get("CLASSES") or head.get("category") or head.get("categories") or []
     if all(isinstance(each, str) for each in listed):
         return list(listed)

@@ -52,7 +52,7 @@ TAR_FAULTS = (
 
 
 def is_tar(start: bytes) -> bool:
-    """Tells by its first bytes if a file may be a tar. They have the magic of a header, or of a compression."""
+    """Tells if a file may be a tar: its first bytes have the magic of a tar header, or of a compression."""
     return start[257:262] == b"ustar" or _match_compression(start) is not None
 
 
@@ -137,8 +137,8 @@ def _match_compression(start: bytes) -> str | None:
 
 
 class _PlainFiles:
-    """Adds runs of plain files to an index, thousands by one call of the engine. It is called with the offset of a
-    header, and returns the offset of the next header that is not added.
+    """Adds runs of plain files to an index, thousands by one call of the engine. A call takes the offset of a header,
+    and returns the offset of the next header that is not added.
 
     With ``may_be_tars``, a run with a ``.tar`` among its files is not added.
     """

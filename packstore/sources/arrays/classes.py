@@ -88,8 +88,8 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
 
 
 def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
-    """Makes the array of names of classes a column, if it names the class of each sample. It then has a text for each,
-    and texts repeat. Else, and for several parts, returns the roles unchanged. Raises :class:`OSError` or
+    """Makes the array of names of classes a column, if it names the class of each sample: a text for each, of which
+    some are equal. Else, and for several parts, returns the roles unchanged. Raises :class:`OSError` or
     :class:`ValueError` if the texts cannot be read."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles

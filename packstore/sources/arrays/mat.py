@@ -38,8 +38,8 @@ class MatSource(ArraySource):
 
 
 class _OpenMat(OpenArrays):
-    """Open ``.mat`` file, whose vectors have one axis, as labels need. Opening verifies the checksums of all arrays. It
-    raises :class:`SourceError` for damage, and for another format."""
+    """Open ``.mat`` file, whose vectors have one axis, as labels need. Opening verifies the checksums of all arrays,
+    and raises :class:`SourceError` for damage, and for another format."""
 
     def __init__(self, path: Path) -> None:
         shown = printable(str(path))

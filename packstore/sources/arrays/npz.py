@@ -39,8 +39,8 @@ _CHUNK = 1 << 20
 
 
 class NpzSource(ArraySource):
-    """Samples of ``.npz`` or ``.npy`` files. Arrays of Python objects are never unpickled: if the images or labels are
-    such, opening raises :class:`SourceError`. Other such arrays are left out."""
+    """Samples of ``.npz`` or ``.npy`` files. Arrays of Python objects are never unpickled: as images or labels they
+    raise :class:`SourceError` at opening, other ones are left out."""
 
     kind = "npz"
     suffixes = (".npz", ".npy")
@@ -121,8 +121,11 @@ class _OpenNpy(_OpenNumpyArrays):
 class _OpenNpz(_OpenNumpyArrays):
     """Open ``.npz`` file: a zip of ``.npy`` files. Bytes ``x`` with ``x_offsets`` become one array of files.
 
-    Opening raises :class:`SourceError` for damage, encryption and more than 10,000 members. It also raises it for a
-    member that is no array, and for two members of one name.
+    Opening raises :class:`SourceError`:
+
+    - for damage and encryption
+    - for more than 10,000 members
+    - for a member that is no array, and two members of one name
     """
 
     def __init__(self, path: Path) -> None:

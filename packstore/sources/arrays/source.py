@@ -399,8 +399,8 @@ class ArraySource(RowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, None if there are none. They are labels that are texts, or else the names of
-        :func:`find_class_names`. Raises :class:`SourceError` if labels or names cannot be read."""
+        """Names of the classes: labels that are texts, or else the names of :func:`find_class_names`. None if there are
+        none. Raises :class:`SourceError` if labels or names cannot be read."""
         if self._text_classes is not None:
             return self._text_classes
         try:

@@ -75,8 +75,8 @@ def _serialise_without_attributes(item: Any) -> str:
 
 
 def _find_image(item: Any) -> Path | Callable[[], bytes]:
-    """Returns the path of an image's file. For an image without a file of its own, returns a function that makes its
-    bytes. They are the bytes within another file, or else its pixels as PNG.
+    """Returns the path of an image's file. For an image within another file, returns a function that returns its bytes.
+    For an image that is only pixels, returns a function that encodes them as PNG.
 
     For an image without data, returns a path that does not exist: reading it reports the problem.
     """

@@ -46,8 +46,8 @@ def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]
 
 @contextmanager
 def record_opened_files() -> Iterator[list[Path]]:
-    """Yields a list of the files that Python opens within the block, in this thread. Each is appended when it is
-    opened. Needs the audit hook: the list stays empty until the first :func:`restrict_library`."""
+    """Yields a list, to which each file that Python opens within the block, in this thread, is appended. Needs the
+    audit hook: the list stays empty until the first :func:`restrict_library`."""
     found: list[Path] = []
     token = _opened.set(found)
     try:

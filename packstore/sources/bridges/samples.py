@@ -191,8 +191,8 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by ``names``, in order. It drops None, and values beyond the
-    names.
+    """Returns a function that names the values of a sample by ``names``, in order. The function drops None, and values
+    beyond the names.
 
     ``convert``: Functions that convert values, by name.
     """

@@ -272,14 +272,14 @@ class CocoSource(FileRowSource):
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out; None for other files. Files of annotations without images have
-        one, and images that no annotations name."""
+        """Returns the reason why a file is left out, or None for the usual reason by its name. Files of annotations
+        whose images are missing have a reason of their own, and images that no annotations name."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts parts of files of annotations that no column holds, by reason. Such are licenses, and annotations of
-        images that are not listed."""
+        """Counts parts of files of annotations that no column holds, by reason: licenses, annotations of images that
+        are not listed, and others."""
         counts: Counter[str] = Counter()
         for documents in dict.fromkeys(each.documents for each in self._splits.values()):
             counts.update(documents.ignored)
@@ -323,9 +323,9 @@ class CocoSource(FileRowSource):
             )
 
     def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
-        """Returns the message for a file of annotations without images. It has the folders where images were expected,
-        and the place of the first image, if that is in the source. For an empty ``name``, it says that the file names
-        no images."""
+        """Returns the message for a file of annotations without images. The message has the folders where images were
+        expected, and the place of the first image, if that is in the source. For an empty ``name``, it says that the
+        file names no images."""
         said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"
         if not name:
             return f"{said}: it names none"

@@ -150,8 +150,7 @@ class SplitAnnotations:
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
         """Adds the annotations of a file to their images, without ``image_id``. Keypoints are merged into the object
-        with the same id. If there is no such object, they become one. Leaves out and counts annotations of unlisted
-        images."""
+        with the same id, or else become an object themselves. Leaves out and counts annotations of unlisted images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])

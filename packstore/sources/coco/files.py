@@ -157,8 +157,8 @@ def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
     """Finds the folder with most of the masks ``names`` of an annotation file; returns None if no folder has any.
 
-    The folder has the file's name without suffix, plus ``end``. It lies beside the file, one folder above, or in
-    ``images`` in one of these. Without ``end``, it may also be the file's own folder.
+    The folder's name is that of the file without suffix, plus ``end``. The folder is beside the file, one level above,
+    or in ``images`` in one of these. Without ``end``, it may also be the file's own folder.
     """
     beside = file.path.rpartition("/")[0]
     stem = file.path.rpartition("/")[2].rpartition(".")[0]

@@ -217,7 +217,7 @@ def is_lmdb(path: Path) -> bool:
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Lists the LMDBs in a folder, sorted. They are folders, or files whose name ends in ``.lmdb``, ``.mdb`` or
+    """Lists the LMDBs in a folder, sorted. An LMDB is a folder, or a file whose name ends in ``.lmdb``, ``.mdb`` or
     ``_lmdb``.
 
     Passes over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or has images or other folders in it.

@@ -37,8 +37,8 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
-        """Finds the LMDBs with names of LSUN's: ``path`` itself, or those in the folder ``path``. They are in the order
-        of splits, then of the publisher's classes. Ignores others."""
+        """Finds the LMDBs with names of LSUN's, at ``path`` or in the folder ``path``; ignores others. Sorts them by
+        split, then in the publisher's order of classes."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
         order = in_packing_order(split for split, _, _ in found)
