@@ -306,9 +306,9 @@ class StoreCheck:
     ) -> Generator[Problem, None, list[dict[int, Mismatch]]]:
         """Reads each image once, in threads; yields the problems that the further checks find. Reports progress.
 
-        Returns for each of ``files`` the records that do not match their checksum, numbered from its first record.
-        ``reader`` reads the whole store, or only the file if ``files`` has one. If an image has no readable checksum
-        and there are no further checks, does not read it.
+        Returns for each of ``files`` the records that do not match their checksum or cannot be read, numbered from its
+        first record. ``reader`` reads the whole store, or only the file if ``files`` has one. If an image has no
+        readable checksum and there are no further checks, does not read it.
         """
         checks, total = self._image_checks, len(self._reader)
         starts = [columns.start for columns in files]

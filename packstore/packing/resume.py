@@ -101,7 +101,8 @@ class PositionTracker:
         palette: Sequence[int] = (),
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Counts entries that were read, and keeps them in memory until :meth:`digest_entries`.
+        """Counts entries that were read, and keeps them in memory until :meth:`digest_entries`. Collects the skipped
+        samples.
 
         Does not count an image in ``oriented``, ``palette`` or ``unified`` again if an interrupted run has counted it.
 

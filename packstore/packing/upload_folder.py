@@ -75,7 +75,7 @@ def _lock_free_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
 
 
 def note_publishing(note: Path, request: Mapping[str, Any], version: int, manifest: Manifest) -> None:
-    """Notes in the file ``note`` which version this run is about to publish: request, number and digest.
+    """Writes the file ``note`` before this run publishes: its request, and the number and digest of the new version.
 
     Raises :class:`DestinationError` if the file cannot be written.
     """

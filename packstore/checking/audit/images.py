@@ -266,8 +266,8 @@ class ImageInspector:
         """Adds findings of a mask to ``seen``: damage, another size than its image's ``size``, values beyond the
         classes.
 
-        The value for "no class" is allowed. Skips a missing mask. Raises :class:`UnreachableError` if the store at a
-        URL cannot be reached.
+        The value 255 for "no class" is allowed. Skips a missing mask. Raises :class:`UnreachableError` if the store at
+        a URL cannot be reached.
         """
         try:
             found = self._read_mask(name, record)
