@@ -137,8 +137,10 @@ class CaptionsSource(FileRowSource):
 
 class _CaptionStore:
     """Stores the captions of each image in a temporary file. Keeps in memory the images' names, and some 20 bytes for
-    each caption. Raises :class:`SourceError` for a malformed line, an image in two splits, and more than 100 splits.
-    Also raises it if the temporary file cannot be written.
+    each caption. Raises :class:`SourceError`
+
+    - for a malformed line, an image in two splits, and more than 100 splits;
+    - if the temporary file cannot be written.
 
     Attributes:
         names: Names of the images.
@@ -217,7 +219,7 @@ def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
 
 
 def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each line of JSON Lines, a table, or Flickr's files. Raises
+    """Yields line number and caption of each line. Files are JSON Lines, tables, or Flickr's files. Raises
     :class:`ValueError` or :class:`csv.Error` for a malformed line."""
     if file.lower().endswith(".jsonl"):
         for number, raw in enumerate(io.BytesIO(data), 1):

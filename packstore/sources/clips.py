@@ -179,8 +179,8 @@ class ClipsSource(FrameFilesSource):
         return self._group_clips(files)
 
     def _group_clips(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
-        """Makes a clip of each file, or of each folder of frames in the order of their numbers. Yields the entry of
-        each clip, its number of frames, and the pixels of one frame."""
+        """Makes a clip of each file, or of each folder of frames. Frames of a folder are in the order of their numbers.
+        Yields the entry of each clip, its number of frames, and the pixels of one frame."""
         if self._are_files():
             for file, at in files:
                 count = self._counts[at]

@@ -174,9 +174,11 @@ def link_copies(
 ) -> Iterator[Path]:
     """Fetches objects into the cache, and yields the path of links to the copies. Removes the links after the block.
 
-    Raises :class:`SourceError` if the objects exceed the cache's budget or the limit of open files. Also raises it if
-    an object's name cannot be a file's path, or the disk refuses a write. Raises :class:`StoreError` if an object
-    cannot be fetched.
+    Raises :class:`StoreError` if an object cannot be fetched. Raises :class:`SourceError`
+
+    - if the objects exceed the cache's budget or the limit of open files;
+    - if an object's name cannot be a file's path;
+    - if the disk refuses a write.
     """
     name = str(path).partition("://")[2].partition("/")[2]
     total = sum(info.nbytes for info in found)

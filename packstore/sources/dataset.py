@@ -82,8 +82,11 @@ class SampleSource(Source):
 
     def read(self, entry: Entry) -> Sample:
         """Converts the sample in ``Entry.ref`` by the schema. If the key is of :func:`index_key`, its index becomes the
-        sample's number. Raises :class:`SampleError` if the program failed to read the sample, with its traceback as a
-        note. Also raises it if a value does not fit the schema."""
+        sample's number. Raises :class:`SampleError`
+
+        - for a value that does not fit the schema;
+        - if the program failed to read the sample, with its traceback as a note.
+        """
         ref = entry.ref
         if isinstance(ref, FailedSample):
             error = SampleError(entry.key, ref.reason)
@@ -388,7 +391,8 @@ def _examine_dataset(split: str, data: Any) -> _SplitData:
 
 
 def _refuse_shared(splits: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` if two splits are the same iterator, of which each would read only some samples."""
+    """Raises :class:`UsageError` if two splits are the same iterator. Each split would read only some of its
+    samples."""
     seen: dict[int, str] = {}
     for split, data in splits.items():
         if isinstance(data, Iterator) and seen.setdefault(id(data), split) != split:

@@ -100,8 +100,8 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
 
 
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
-    """Converts a text as :func:`to_utf8` does, and returns its error, or None, instead of raising it. With an error,
-    the text is decoded by a possible encoding."""
+    """Converts a text as :func:`to_utf8` does, but returns the error; None without one. If there is an error, the text
+    is decoded by a possible encoding."""
     place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
     if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
         return data, None
@@ -131,7 +131,7 @@ def _describe_line(data: bytes, place: int) -> str:
 
 
 def _find_non_utf8(data: bytes) -> int | None:
-    """Returns the place of the first byte that is not UTF-8, or None if there is none."""
+    """Returns the place of the first byte that is not UTF-8, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for begin in range(0, len(data), _STEP):
         kept = len(decoder.getstate()[0])

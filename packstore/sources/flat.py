@@ -62,9 +62,11 @@ class FlatSource(FolderSource):
         self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples. Raises :class:`SourceError` for a folder without images directly in it. Raises it also for a
-        labels file that names no file or a missing file, or has a malformed line. Raises :class:`NotInSourceError` for
-        an unknown split."""
+        """Counts samples. Raises :class:`NotInSourceError` for an unknown split. Raises :class:`SourceError`
+
+        - for a folder without images directly in it;
+        - for a labels file that names no file or a missing file, or has a malformed line.
+        """
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose_splits(("",), split)
@@ -196,8 +198,8 @@ class FlatSource(FolderSource):
         return (split,)
 
     def _stat_image(self, labels: LabelsFile, row: LabelRow) -> tuple[int, int | None, int, int]:
-        """Returns size, ``ref``, time of modification and time of change of a file that a row names. ``ref`` is None
-        for a regular file, else :data:`NO_FILE`. Raises :class:`SourceError` if the file is missing, or a folder."""
+        """Returns size, ``ref``, time of modification and time of change of a row's file. ``ref`` is None for a regular
+        file, else :data:`NO_FILE`. Raises :class:`SourceError` if the file is missing, or a folder."""
         try:
             found = self.tree.stat(row.file)
         except OSError as error:

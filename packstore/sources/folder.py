@@ -42,9 +42,12 @@ class FolderSource(Source):
         return printable(f"{self.path}/{directory}" if directory else str(self.path))
 
     def read(self, entry: Entry) -> bytes:
-        """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, or has
-        changed. Also raises it for a pipe, a device, a cycle of links, and a format that packstore does not read. With
-        :attr:`by_suffix`, raises it for an image without the suffix of an image."""
+        """Reads the bytes of the file. Raises :class:`SampleError`
+
+        - if the file cannot be read, is too large, or has changed;
+        - for a pipe, a device, a cycle of links, and a format that packstore does not read;
+        - with :attr:`by_suffix`, for an image without the suffix of an image.
+        """
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
@@ -78,8 +81,8 @@ class FolderSource(Source):
         return count_replaced_members(self.tree)
 
     def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
-        """Raises :class:`SampleError` for a file whose first bytes are of a format that packstore does not read. With
-        ``by_suffix``, also raises it for every file without the suffix of an image or array."""
+        """Raises :class:`SampleError` for a file of a format that packstore does not read, by its first bytes. With
+        ``by_suffix``, every file without the suffix of an image or array is such an error."""
         kind = find_unread_file_kind(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_kind_message(kind))

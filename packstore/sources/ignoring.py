@@ -51,7 +51,7 @@ class IgnoreRules:
         )
 
     def ignore_reason(self, directory: str, name: str) -> str | None:
-        """Returns the reason to leave out a file that a pattern matches, or None for other files."""
+        """Returns the reason to leave out a file. Returns None if no pattern matches the file."""
         return IGNORED if self.hides(f"{directory}/{name}" if directory else name) else None
 
 
@@ -65,7 +65,7 @@ def compile_ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
 
 
 def check_patterns(patterns: object) -> tuple[str, ...]:
-    """Checks the option ``ignore``, a text or a sequence of texts, and returns it as a tuple. Raises
+    """Checks the option ``ignore``, and returns it as a tuple. The option is a text or a sequence of texts. Raises
     :class:`UsageError` for other values, and for unusable patterns."""
     given = (patterns,) if isinstance(patterns, str) else patterns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):

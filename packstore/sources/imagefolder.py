@@ -372,7 +372,8 @@ def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
 
 
 def _count_loose_images(ignored: Counter[str] | None, images: int, kind: str) -> None:
-    """Adds the number of images beside the ``class`` or ``split`` folders to ``ignored``, unless it is None."""
+    """Adds ``images``, the number of images beside folders of ``kind``, to ``ignored``. Does nothing if ``ignored`` is
+    None. ``kind`` is ``class`` or ``split``."""
     if ignored is not None and images:
         ignored[f"images beside the {kind} folders"] += images
 

@@ -84,9 +84,11 @@ class LabelsFile:
         return f"{printable(str(self.path))}, line {line}"
 
     def rows(self) -> Iterator[LabelRow]:
-        """Yields all rows in the file's order. After :meth:`summarise`, leaves out rows that repeat a file. Raises
-        :class:`SourceError`, with the line, for a malformed row. Raises it also for a file that cannot be read, and
-        :class:`NotInSourceError` for a missing file."""
+        """Yields all rows in the file's order. After :meth:`summarise`, leaves out rows that repeat a file.
+
+        Raises :class:`NotInSourceError` for a missing file. Raises :class:`SourceError` for a file that cannot be read,
+        and for a malformed row. The message about a row names its line.
+        """
         try:
             encoding = self._encoding
             escaped = "surrogateescape" if encoding == "utf-8-sig" else "strict"

@@ -111,7 +111,7 @@ class Claims:
         self._hashes_for(role, folder).extend(map(hash, names))
 
     def hashes(self, folder: str, role: Role) -> array[int]:
-        """Returns the hashes of names with a role in a folder, in the order of the claims. Empty for none."""
+        """Returns the hashes of names with a role in a folder, in claimed order. Empty for none."""
         return self._hashes[role].get(folder, _NO_HASHES)
 
     def _hashes_for(self, role: Role, folder: str) -> array[int]:

@@ -81,7 +81,7 @@ def find_masks(contents: Contents) -> dict[str, str]:
 
     A folder of masks has a usual name (``masks``). Besides, one of these is true:
 
-    - Its files have the stems of at least half of another folder's images, perhaps with a word at their end.
+    - Its files have the stems of half of another folder's images, perhaps with a word at their end.
     - A folder beside it has a usual name of images.
 
     If only two folders have images, and one is called ``images``, the other needs no usual name. Equal stems alone
@@ -157,9 +157,9 @@ def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderC
 
 
 def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
-    """Yields a finding for each two folders side by side that have two images of each sample: ``left``, ``right``. The
-    folders have usual names, and half of their stems are equal. The pattern ignores the second folder. Skips pairs with
-    a folder in ``known``."""
+    """Yields a finding for each two folders with two images of each sample: ``left``, ``right``. The folders are side
+    by side, have usual names, and half of their stems are equal. The pattern ignores the second folder. Skips pairs
+    with a folder in ``known``."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")
@@ -173,7 +173,7 @@ def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Fin
 
 
 def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
-    """Yields a finding for masks in the folder of their images, by the last word of names.
+    """Yields findings for masks in the folder of their images, by the ends of names.
 
     Examples are ``a_mask.png`` beside ``a.jpg``, and ``a_mask.png`` beside ``a_sat.jpg``. Nine in ten images must have
     such a mask. Beside ``a.jpg``, fewer suffice for a usual word of masks.

@@ -64,7 +64,7 @@ def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence
 
 
 def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """Returns the error for a path that several ``kinds`` match partially, so that the user must choose."""
+    """Returns the error for a path that several ``kinds`` match partially. The user must choose one."""
     could_be = " or ".join(short_help(kind) for kind in kinds)
     answers = [Answer(("--source", kind.name)) for kind in kinds]
     shown = " or ".join(f"--source {kind.name}" for kind in kinds)
@@ -151,8 +151,8 @@ def not_a_folder_error(path: Path) -> SourceError:
 
 
 def refuse_page(path: Path) -> None:
-    """Raises :class:`SourceError` for a web page that was saved instead of data. Reads 512 bytes. Also raises it for a
-    file that cannot be read."""
+    """Raises :class:`SourceError` for a web page that was saved instead of data, and for an unreadable file. Reads 512
+    bytes."""
     if _PAGE.match(first_bytes(path, 512)):
         raise SourceError(
             f"{printable(str(path))} is a web page (HTML), and no {printable(path.suffix) or 'data'}: its server asks "

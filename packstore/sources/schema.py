@@ -112,9 +112,11 @@ class Schema:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """All columns except the main image, each with its companions. Raises :class:`UsageError` for a reserved name,
-        and for the name of a companion. Also raises it for labels or points that belong to a field other than
-        boxes."""
+        """All columns except the main image, each with its companions. Raises :class:`UsageError`
+
+        - for a reserved name, and the name of a companion;
+        - for labels or points that belong to a field other than boxes.
+        """
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
@@ -135,8 +137,11 @@ class Schema:
     def assign_names(self, raw: Any) -> NamedSample:
         """Splits a sample into its key and values by field. Missing values become None.
 
-        Raises the errors of :func:`name_values`. Raises :class:`ValueError` for a missing value of a field that is not
-        optional. None is missing, except in a JSON field. Unless :attr:`picks`, raises it for a value of no field.
+        None is a missing value, except in a JSON field. Raises :class:`ValueError`
+
+        - for a missing value of a field that is not optional;
+        - for a value of no field, unless :attr:`picks`;
+        - for the reasons of :func:`name_values`.
         """
         key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
@@ -243,8 +248,8 @@ class Schema:
             raise FieldError(name, str(error), number) from error
 
     def _encode_further_image(self, name: str, key: str, value: Any) -> Any:
-        """Encodes an image other than the main one, to the bytes of a file or to an array. Raises :class:`ValueError`
-        for a bad image, and for a file that would lose bits, channels or frames."""
+        """Encodes a further image, to the bytes of a file or to an array. Raises :class:`ValueError` for a bad image,
+        and for a file that would lose bits, channels or frames."""
         options = self._encoders[name].options
         if name in self.files and options.encoding != "original":  # packing asks about losses of other files
             _refuse_losses(value, options)
@@ -289,8 +294,10 @@ def name_values(
     """Splits a sample into its key and values by name. The key is the value ``key`` as a text, or None.
 
     A sample is a dict, a tuple or an image. Values of a tuple have the names in ``positions``. A dict in a tuple adds
-    its own values, unless its field is JSON. Raises :class:`ValueError` for a tuple of another length than
-    ``positions``. Also raises it for a key that is no text, path or whole number.
+    its own values, unless its field is JSON. Raises :class:`ValueError`
+
+    - for a tuple of another length than ``positions``;
+    - for a key that is no text, path or whole number.
     """
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):

@@ -136,8 +136,10 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
     """Infers a field for each name in the samples. The field is optional if a sample lacks the value. A text under a
     name such as ``image`` is a path. ``classes`` are the class names of every label; None for unknown.
 
-    Raises :class:`UsageError` for a name that is no text, or has no value in any sample. Also raises it for values that
-    fit no field.
+    Raises :class:`UsageError`
+
+    - for a name that is no text, or has no value in any sample;
+    - for values that fit no field.
     """
     fields: dict[str, Field] = {}
     for name in dict.fromkeys(name for values in samples for name in values):
@@ -201,8 +203,8 @@ def _count_value_rows(value: Any) -> int | None:
 def _refuse_missing_encoding(
     name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool
 ) -> None:
-    """Raises :class:`UsageError` for an image of pixels without a chosen encoding. Also raises it for a further image
-    with an encoding that only main images can have."""
+    """Raises :class:`UsageError` for an image of pixels without a chosen encoding. A further image with an encoding
+    that only main images can have is such an error, too."""
     asked = encoding or field.encoding
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")

@@ -102,8 +102,8 @@ _OURS = "torchvision.datasets"
 
 
 def _find_file_lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
-    """Yields pairs of lists of a dataset that may be images and labels, or images and masks. Yields ``label`` or
-    ``mask``, and both lists."""
+    """Yields pairs of lists of a dataset that may be images and their annotations. Yields ``label`` or ``mask``, and
+    both lists."""
     found = vars(dataset)
     for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
         pairs = found.get(name)

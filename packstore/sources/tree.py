@@ -133,10 +133,11 @@ class Tree(ABC):
 
     @abstractmethod
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """Reads all bytes of a file. Thread-safe.
+        """Reads all bytes of a file. Thread-safe. Raises :class:`SampleError`
 
-        Raises :class:`SampleError` if the file cannot be read, is no regular file, or has more than ``max_bytes``. Also
-        raises it if the file has another size or time of modification than given."""
+        - if the file cannot be read, is no regular file, or has more than ``max_bytes``;
+        - if the file has another size or time of modification than given.
+        """
 
     def locate(self, key: str) -> Location | None:
         """Locates the bytes of a file on this machine. Returns None if they are compressed or elsewhere, and always in
@@ -410,7 +411,7 @@ class _OpenDirectory:
 
 
 def changed_message(listed: int, found: int) -> str:
-    """Returns the error text for a file whose size or time of modification differs from its listing."""
+    """Returns the error text for a file that has changed since its listing, in size or time of modification."""
     sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
     return f"has changed since it was listed ({sizes}): pack it again once nothing writes to it"
 

@@ -401,8 +401,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
-    """Tells if an archive is certainly of a kind with annotations beside each image, such as LabelMe. Asks only kinds
-    that use one of ``extensions``."""
+    """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe). Asks only kinds that use
+    one of ``extensions``."""
     kinds = (kind for kind in SOURCES.values() if kind.sidecar_extensions & extensions)
     return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
 

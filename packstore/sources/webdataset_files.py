@@ -179,6 +179,6 @@ def has_image(extensions: set[str]) -> bool:
 
 
 def has_image_pair(extensions: set[str]) -> bool:
-    """Tells if the files of a sample are an image and another known file, or two images."""
+    """Tells if a sample has an image and another known file, or two images."""
     images = {name for name in extensions if content_kind(name) == "image"}
     return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))

@@ -97,7 +97,7 @@ class BetonSource(ShardSource):
         self.evidence = f"{len(self.shards)} .beton file{'s' * (len(self.shards) != 1)} of FFCV"
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each sample of file ``number``, with the estimated size of its main image."""
+        """Yields a row for each sample of file ``number``. Its size is the estimated size of the main image."""
         main = f"f{self._betons[0].names.index(self._main_field)}"
         for start, block in self._read_row_blocks(number):
             for i, size in enumerate(self._estimate_image_sizes(number, block[main]).tolist(), start):

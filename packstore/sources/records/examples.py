@@ -100,7 +100,7 @@ class RecordFiles(Protocol):
         be read."""
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
+        """Reads the data of a record, and verifies its checksum. Returns None for a damaged record."""
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
         """Locates the data of a record. Returns None if they are not plain bytes of the file."""
@@ -238,7 +238,8 @@ class ExampleSource(ShardSource):
         return found
 
     def _pickle_advice(self, found: Sequence[_ShardIndex]) -> str | None:
-        """Returns advice for the user if the first record begins and ends like a pickle, else None."""
+        """Returns advice for the user if records are pickles, else None. The first record decides, by its first and
+        last bytes."""
         number = next(number for number, index in enumerate(found) if index.places or index.damaged)
         index = found[number]
         data = self._files.read_record(number, index.places[0], index.lengths[0]) if index.places else None
@@ -319,7 +320,7 @@ class ExampleSource(ShardSource):
 
 
 def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
-    """Returns a function ``(size, offset)`` that reads bytes of one record, fewer at its end."""
+    """Returns a function ``(size, offset)`` that reads bytes of one record. It reads fewer at the record's end."""
     return lambda size, at: file.read(min(size, length - at), place + at)
 
 

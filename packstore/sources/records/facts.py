@@ -133,8 +133,8 @@ class ExampleFacts:
         return False
 
     def _add_shape(self, shape: _ExampleShape) -> None:
-        """Adds the shape of an example to the facts about its features, and to the known shapes. Forgets all known
-        shapes when there are too many."""
+        """Adds the shape of an example to the facts about features, and to the known shapes. Forgets all known shapes
+        when there are too many."""
         for name, kind, count, look in shape:
             if name not in self.features:
                 self.features[name] = FeatureFacts(missing=self.parsed > 1)
@@ -192,7 +192,8 @@ def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
 
 
 def _find_largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
-    """Returns the largest absolute value of each float feature that has edges of boxes (``…xmin``), by name."""
+    """Returns the largest absolute value of each feature of edges of boxes (``…xmin``), by name. Leaves out features
+    that are no floats."""
     found = {}
     for name, feature in features.items():
         if feature.kind == "floats" and feature.spans and name.endswith(_EDGES):

@@ -280,7 +280,7 @@ class MdsSource(ShardSource):
         return spans
 
     def _measure_sample(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
-        """Returns the size of a sample's main image, the size of its other values, and its key. The key is None if the
+        """Returns the sizes of a sample's main image and of its other values, and its key. The key is None if the
         shards have no keys. For a damaged sample, returns the size of the whole sample, 0 and None."""
         shard, file = self._shards[number], self._files[number]
         try:

@@ -152,8 +152,8 @@ def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
 
 
 def _fixed_value_size(encoding: str) -> int | None:
-    """Returns the number of bytes that each value of an encoding has, or None if it varies. Raises :class:`ValueError`
-    for an unknown encoding."""
+    """Returns the number of bytes of each value of an encoding, or None if it varies. Raises :class:`ValueError` for an
+    unknown encoding."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")

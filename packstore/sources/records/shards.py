@@ -24,8 +24,8 @@ _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
 
 
 class ShardSource(RowSource):
-    """Base of sources whose rows are in shards, files of many samples that belong to one split. Rows without a key of
-    their own have split and number as key.
+    """Base of sources whose rows are in shards: files of many samples of one split. Rows without a key of their own
+    have split and number as key.
 
     Attributes:
         shards: Split and path of each shard, in the order of reading.

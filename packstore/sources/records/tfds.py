@@ -89,8 +89,8 @@ class TfdsSource(ExampleSource):
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each feature that a column can hold, except the text with the keys. The first call
-        indexes all records."""
+        """Declares a column for each feature that a column can hold. The text with the keys has no column. The first
+        call indexes all records."""
         assert self.index
         return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 

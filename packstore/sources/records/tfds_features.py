@@ -129,8 +129,9 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
 
 
 def _rename_boxes(found: FeatureColumns) -> None:
-    """Renames the only sequence of boxes to ``boxes``, and the only class label beside it to ``labels``. Renames none
-    if another column has such a name. Records in ``found`` which labels belong to which boxes."""
+    """Renames the only sequence of boxes to ``boxes``, and the class label beside it to ``labels``. Several labels
+    beside it keep their names. Renames none if another column has such a name. Records in ``found`` which labels belong
+    to which boxes."""
     boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
     for box in boxes:
         beside = found.leaves[box].feature.rpartition("/")[0]

@@ -137,9 +137,11 @@ class TfrecordSource(ExampleSource):
         return sides[0], sides[1], None if channels is None else int(_decode_number(channels, message) or 0)
 
     def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
-        """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if an
-        edge (such as ``xmin``) is missing, or edges differ in number. Also raises it if boxes are fractions and the
-        image's size cannot be read."""
+        """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError`
+
+        - if an edge (such as ``xmin``) is missing, or edges differ in number;
+        - if boxes are fractions, and the image's size cannot be read.
+        """
         prefix, fractions = self._box_features or ("", False)
         edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
         if not edges or not any(map(len, edges)):
