@@ -196,7 +196,8 @@ def oxfordpet(samples: int) -> tuple[str, Files]:
     breeds = [("Abyssinian", 1), ("american_bulldog", 2), ("Bengal", 1)]
     lines = [f"{breeds[n % 3][0]}_{n + 1} {n % 3 + 1} {breeds[n % 3][1]} 1\n" for n in range(samples)]
     names = [line.split()[0] for line in lines]
-    box = "<annotation><object><bndbox><xmin>3</xmin><ymin>4</ymin><xmax>5</xmax><ymax>6</ymax></bndbox></object>"
+    sides = "<xmin>3</xmin><ymin>4</ymin><xmax>5</xmax><ymax>6</ymax>"
+    box = f"<annotation><object><name>cat</name><bndbox>{sides}</bndbox></object></annotation>"
     files: Files = {f"images/{name}.jpg": tiny(n) for n, name in enumerate(names)}
     for n, name in enumerate(names):
         trimap = Image.new("L", (3, 2), n % 3 + 1)

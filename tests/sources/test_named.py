@@ -287,6 +287,11 @@ def test_masks_and_boxes_of_pets(tmp_path: Path) -> None:
         assert first[1]["boxes"] == [[3, 4, 5, 6]]
         assert (second[1]["boxes"], second[1]["species"]) == (None, 1)
         assert first[1]["mask"] == (folder / "annotations/trimaps/Abyssinian_1.png").read_bytes()
+        xml = folder / "annotations/xmls/Abyssinian_1.xml"
+        xml.write_text(xml.read_text().replace("3", "2.5").replace("6", "n"))
+        entry = next(iter(source.entries("trainval")))
+        with pytest.raises(SampleError, match="'n'"):
+            source.read(entry)
 
 
 def test_dogs_have_their_boxes_and_lists(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ background, 3 the border. Only some images have the box of a head, in ``annotati
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 from packstore.core.fields import Boxes, Field, Image, Label, Mask
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.named import NamedSource, make_named_kind
-
-_SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
+from packstore.sources.voc.objects import parse_annotation
 
 
 class OxfordPet(NamedSource):
@@ -64,11 +62,12 @@ class OxfordPet(NamedSource):
         """Reads image and mask, and parses the boxes, with the published corners. An image without an XML file has None
         as boxes.
 
-        Raises :class:`ValueError` for invalid boxes.
+        Raises :class:`ValueError` for an invalid XML file.
         """
         found = dict(super().read_values(ref))
         if found.get("boxes") is not None:
-            found["boxes"] = _parse_boxes(found["boxes"])
+            boxes = parse_annotation(found["boxes"])["boxes"]
+            found["boxes"] = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in boxes]  # as published
         return found
 
     @cached_property
@@ -94,17 +93,6 @@ class OxfordPet(NamedSource):
             if not 1 <= label <= 10_000:
                 table.refuse_line(line, "classes from 1 on")
             yield line[0], label - 1, int(line[2]) - 1
-
-
-def _parse_boxes(xml: bytes) -> list[list[float]]:
-    """Parses left, top, right and bottom of each object in XML: whole numbers of at most 7 digits. Ignores all else.
-
-    Raises :class:`ValueError` if a side is missing.
-    """
-    sides = [re.findall(rb"<%s>\s*(\d{1,7})\s*</%s>" % (side, side), xml) for side in _SIDES]
-    if len(set(map(len, sides))) != 1:
-        raise ValueError("its .xml has boxes that lack a side")
-    return [[float(side) for side in box] for box in zip(*sides, strict=True)]
 
 
 KIND = make_named_kind(OxfordPet)

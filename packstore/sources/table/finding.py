@@ -152,7 +152,7 @@ def examine_table(
     Of more than 48 columns, searches only the first and the last 24. Returns None in these cases:
 
     - No column certainly names images in at least half of the rows.
-    - The table lacks the user's column.
+    - The table has no rows, or lacks the user's column.
     - The table has one column, or is a damaged text or JSON file that may be something else. Neither applies if the
       user named the kind.
     """
