@@ -326,8 +326,8 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
 
 
 def _is_work_folder(folder: str) -> bool:
-    """Tells if a folder is one of programs' own files, or in such a folder: ``logs``. Such files are numbered like
-    images."""
+    """Tells if a folder is of programs' own files (``logs``), or in such a folder. Names of these files may look like
+    those of images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 

@@ -39,10 +39,10 @@ class Certainty(IntEnum):
     """How certain a kind is that a path is of this kind.
 
     - ``CERTAIN``: the path is of this kind, and recognition ends.
-    - ``PARTIAL``: the path is of this kind, but the kind would leave something out. This is a question to the user
-      unless another kind is certain.
-    - ``POSSIBLE``: nothing proves or contradicts it. Without a better kind, the first possible kind opens the path, and
-      reports what is missing.
+    - ``PARTIAL``: the path is of this kind, but the kind would leave something out. Unless another kind is certain, the
+      user is asked.
+    - ``POSSIBLE``: nothing proves or disproves the kind. Without a better kind, the first possible kind opens the path,
+      and reports what is missing.
     - ``NO``: the path is not of this kind.
     """
 
@@ -118,11 +118,11 @@ class Kind:
         recognise: Tells if a path is of this kind. Reads no more than necessary. Raises :class:`SourceError` only if
             the path is certainly meant for this kind, and is damaged or ambiguous.
         open: Opens a path. Raises :class:`SourceError` if it is not of this kind.
-        takes_labels: It uses :attr:`SourceOptions.labels`, which is None for all other kinds.
-        takes_arrays: It uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
-        takes_boxes: It uses a ``layout`` of boxes.
-        takes_columns: It uses :attr:`SourceOptions.columns`.
-        in_objects: It also reads folders in object stores, entirely through its tree.
+        takes_labels: The kind uses :attr:`SourceOptions.labels`, which is None for all other kinds.
+        takes_arrays: The kind uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
+        takes_boxes: The kind uses a ``layout`` of boxes.
+        takes_columns: The kind uses :attr:`SourceOptions.columns`.
+        in_objects: The kind also reads folders in object stores, entirely through its tree.
         sidecar_extensions: Extensions, without the first dot, of annotation files beside their image with its name. An
             archive of such files looks like WebDataset.
     """
@@ -163,8 +163,8 @@ class Entry(NamedTuple):
         size_bytes: Size of the image in the source.
         ref: Reference for reading it: plain values, valid for any opening of the same source.
         modified_ns: Time of modification (``st_mtime_ns``) of the image's own file; 0 without one.
-        changed_ns: Time of change (``st_ctime_ns``) of that file. It cannot be set back, so it alone shows that two
-            files of equal size and age were exchanged.
+        changed_ns: Time of change (``st_ctime_ns``) of that file. Programs cannot set this time. Therefore only this
+            time shows that two files of equal size and age were exchanged.
     """
 
     key: str
@@ -261,7 +261,8 @@ class Survey:
 class Source(ABC):
     """Base of all sources: lists samples and reads them.
 
-    Listing is lazy and deterministic. It keeps in memory the names of one directory, and a few bytes for each sample.
+    Listing is lazy and deterministic. Listing keeps in memory the names of one directory, and a few bytes for each
+    sample.
 
     Attributes:
         kind: The name of its :class:`Kind`.

@@ -113,7 +113,7 @@ class ClipsSource(FrameFilesSource):
         )  # fmt: skip
 
     def read_as(self, reading: Reading) -> None:
-        """Sets the reading of all frames. It replaces the mode that holds all frames."""
+        """Sets the reading of all frames, which replaces the mode that holds all frames."""
         self._reading = reading
 
     @property

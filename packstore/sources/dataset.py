@@ -151,9 +151,9 @@ class SampleSource(Source):
 class DatasetSource(SampleSource):
     """Datasets by split, each map-style (``len`` and ``[i]``) or iterable.
 
-    The constructor reads up to 33 samples of each split. They decide undeclared columns and estimated sizes. An
-    iterable can be read only once. A ``DataLoader``, an iterator in two splits, and a named split without samples are
-    refused. By default, worker processes read a map-style dataset of 1024 or more samples, unless it is a list.
+    The constructor reads up to 33 samples of each split. These samples decide undeclared columns and estimated sizes.
+    An iterable can be read only once. A ``DataLoader``, an iterator in two splits, and a named split without samples
+    are refused. By default, worker processes read a map-style dataset of 1024 or more samples, unless it is a list.
     """
 
     def __init__(
@@ -309,8 +309,8 @@ class DatasetSource(SampleSource):
         return entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
-        """Reads samples of each split, keeps them as probes, and returns them. They are the first 16, and 17 more at
-        equal distances in a map-style dataset.
+        """Reads samples of each split, keeps them as probes, and returns them. Probes are the first 16 samples. In a
+        map-style dataset, 17 more are at equal distances.
 
         Raises :class:`SampleError` for a bad sample of a map-style dataset, unless the options skip bad samples. Raises
         :class:`SourceError` for a named split without samples, and for no samples at all. Does not catch the errors of
@@ -338,7 +338,7 @@ class DatasetSource(SampleSource):
 
 
 class StreamSource(SampleSource):
-    """Samples that a program adds one by one. The constructor takes the first 16. They can be listed only once."""
+    """Samples that a program adds one by one. The constructor takes the first 16. Samples can be listed only once."""
 
     def __init__(self, path: Path, options: SourceOptions, schema: Schema, entries: Iterator[Entry]) -> None:
         """

@@ -83,7 +83,7 @@ class _SplitFolder:
 class ImageFolderSource(FolderSource):
     """Image folder as torchvision's ``ImageFolder`` reads it, with splits.
 
-    - A split with images directly in it has no labels. It cannot be packed together with labelled splits.
+    - A split with images directly in it has no labels. Such a split cannot be packed together with labelled splits.
     - Beside other folders of images, splits can be packed one by one. If the user names the kind, all folders are
       classes instead.
     - A folder without images is no class if it has a name like ``logs``. The only folder of each split is no class if
@@ -248,8 +248,9 @@ class ImageFolderSource(FolderSource):
     def _enter_image_folders(
         self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
     ) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if that is the only folder in each split. A folder of a generic name
-        is then not a class. Returns the folders unchanged if the user names the kind of source."""
+        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split. Only folders of
+        generic names are replaced, since they are no classes. Returns all folders unchanged if the user names the kind
+        of source."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders

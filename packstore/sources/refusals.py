@@ -47,7 +47,7 @@ def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence
     ignore the annotations.
 
     ``found`` has, for each group of annotations, its description and its patterns for ``--ignore``. The message shows
-    eight descriptions. It offers to ignore only if there are at most eight patterns, and at least one for each group.
+    eight descriptions. Ignoring is offered only if there are at most eight patterns, and at least one for each group.
     """
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))

@@ -176,9 +176,14 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """Finds the field of boxes that labels or points belong to. It must be the only one, and all first samples must
-    have as many values as boxes. Returns False if no sample has, or if there are none or several fields of boxes.
-    Raises :class:`UsageError` if only some samples have."""
+    """Finds the field of boxes that the labels or points ``name`` belong to. All first samples must have as many values
+    as boxes. Returns False
+
+    - if no sample has as many values as boxes;
+    - if there are no or several fields of boxes.
+
+    Raises :class:`UsageError` if only some samples have as many values as boxes.
+    """
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False

@@ -122,8 +122,8 @@ class StoreSource(Source):
     def read(self, entry: Entry) -> ImageData | Sample:
         """Reads a record: its image as in :meth:`image`, and the values of columns that are not in ``Entry.labels``.
 
-        Raises :class:`CorruptRecordError` if image, key or any value does not match the record's checksums. This
-        includes the values in ``Entry.labels``.
+        Raises :class:`CorruptRecordError` if image, key or any value does not match the record's checksums. Values in
+        ``Entry.labels`` are compared, too.
         """
         image, values = self.image(entry), self._read_values(entry)
         return Sample(image, values, at_rest=True) if self._sampled else image

@@ -78,10 +78,10 @@ class SplitImageFiles(Sequence[dict[str, Any]]):
 
 
 def find_image_files(dataset: Any) -> ImageFiles | ImageFilesSubset | None:
-    """Returns the image files of a torchvision dataset, or of its ``Subset``. Returns None for other datasets.
+    """Returns the image files of a torchvision dataset, or of its ``Subset``.
 
-    Also returns None if only the dataset can read its samples. Such a dataset transforms images, has its own loader or
-    ``__getitem__``, or lists no files.
+    Returns None for other datasets, and for those that only their own code can read. Such a dataset transforms images,
+    has its own loader or ``__getitem__``, or lists no files.
     """
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
         files = find_image_files(dataset.dataset)

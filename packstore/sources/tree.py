@@ -291,8 +291,8 @@ class FolderTree(Tree):
             return None
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if an image is anywhere below a directory. First looks for a name of an image directly in it, then
-        walks it."""
+        """Tells if an image is anywhere below a directory. First looks for a name of an image directly in the
+        directory, then walks the directory."""
         place = Path(f"{self.root}/{top}")
         try:
             if not self.rules and _directory_identity(place) not in above:

@@ -210,8 +210,8 @@ class WebDatasetSource(ShardSource):
     def _places(self) -> dict[str, str]:
         """Column and number, ``view.1``, of each extension of a numbered image (``0.jpg``, ``view.1.png``) in a list.
 
-        See :func:`_find_lists` for the lists. Without any other image, the first image of the only list is ``image``.
-        If there are several lists then, no image is in a list."""
+        See :func:`_find_lists` for the lists. If all images are in lists, the first image of the only list is
+        ``image``. If all images are in several lists, the value is empty."""
         lists = _find_lists(self._count_extensions())
         main = any(content_kind(each) == "image" and not _is_in_list(each, lists) for each in self._extensions)
         if not main and len(lists) > 1:

@@ -52,8 +52,8 @@ class DatasetReader:
     its index there. A sample that raises an error becomes a :class:`FailedSample`."""
 
     def __init__(self, datasets: Sequence[Any], schema: Schema, *, in_process: bool) -> None:
-        """``in_process``: reading happens in the main process. Then samples keep the user's values, and threads convert
-        them later."""
+        """``in_process``: the main process reads. If so, samples keep the user's values, and threads convert the values
+        later."""
         self._datasets = datasets
         self._schema = schema
         self._in_process = in_process

@@ -351,9 +351,8 @@ def _parse_header(file: OpenFile) -> _BetonHeader:
 
 
 def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Parses dtype and shape of a field of arrays from the description of the field. It has 32 lengths of axes, the
-    length of the dtype, and the dtype as JSON. Raises :class:`ValueError` for other dtypes than numbers, more than 8
-    axes, and large arrays."""
+    """Parses dtype and shape of a field of arrays from ``arguments``: 32 lengths of axes, the length of the dtype, and
+    the dtype as JSON. Raises :class:`ValueError` for other dtypes than numbers, more than 8 axes, and large arrays."""
     *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
     while axes and not axes[-1]:
         axes.pop()

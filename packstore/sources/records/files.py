@@ -31,9 +31,9 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def __getitem__(self, number: int) -> OpenFile:
-        """Returns file ``number``, open and decompressed. Opens the file if necessary. If more than 8 files are then
-        open, drops the file that was used longest ago. Raises :class:`SourceError` for a missing file, or a damaged
-        compressed one."""
+        """Returns file ``number``, open and decompressed. Opens the file if necessary. Keeps at most 8 files, and drops
+        the file that was used longest ago. Raises :class:`SourceError` for a missing file, or a damaged compressed
+        one."""
         with self._lock:
             found = self._open.pop(number, None) or self._open_file(self._paths[number])
             self._open[number] = found

@@ -180,8 +180,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _raw_feature(self) -> str:
-        """Name of the feature that may have raw pixels, or ``""``. It has a usual name of images, and one value of
-        bytes in each record."""
+        """Name of the feature that may have raw pixels, or ``""``. Such a feature has a usual name of images, and one
+        value of bytes in each record."""
         facts = self.facts.features
         return next((name for name in _MAIN if name in facts and facts[name].kinds == {"bytes"}
                      and facts[name].low == facts[name].high == 1), "")  # fmt: skip
@@ -189,8 +189,12 @@ class TfrecordSource(ExampleSource):
     @cached_property
     def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
         """Names of the features with height, width and channels of raw pixels; None for channels that are not recorded.
-        The value is None if images are files, or if height or width is missing. It is also None if one of these
-        features is not one whole number in each record."""
+        The whole value is None
+
+        - if images are files;
+        - if height or width is missing;
+        - if one of these features is not one whole number in each record.
+        """
         assert self.index
         facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):
