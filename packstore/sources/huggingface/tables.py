@@ -179,8 +179,10 @@ class HfTableSource(ScannedTables):
                 self._open_tables.popitem()[1].close()
 
     def _read_pieces(self, entries: Iterator[Entry]) -> Iterator[tuple[list[Entry], int]]:
-        """Yields lists of entries with their values, of some 4 MB each, and the size of each list. The last list may be
-        empty."""
+        """Yields lists of entries, of some 4 MB each, with the size of each list. The last list may be empty.
+
+        An entry's reference becomes its values, or a :class:`FailedSample` for a bad row.
+        """
         piece: list[Entry] = []
         size = 0
         for number, run in groupby(entries, lambda entry: int(self._row_ref(entry)[0])):
