@@ -327,6 +327,15 @@ def test_a_batch_of_damaged_records_is_empty_in_every_form(tmp_path: Path, norma
             assert lengths.shape == (0, 2)
 
 
+@pytest.mark.parametrize("ops", [[RandomResizedCrop(24)], [RandomShortestSize([20, 30])]])
+def test_a_batch_of_damaged_records_makes_no_mosaics(tmp_path: Path, ops: list[Any]) -> None:
+    made = spoilt(tmp_path / "a.h5", {}, ["boxes", "labels"], image=[0, 1])
+    options: dict[str, Any] = {"batch_size": 2, "on_error": "skip", "augment": ops, "mix": Mosaic(32), "collate": {}}
+    empty, full = load(made, ("image", "boxes", "labels"), **options)
+    assert (empty["image"].shape[:2], empty["boxes"], empty["labels"]) == ((0, 3), [], [])
+    assert full["image"].shape == (2, 3, 32, 32)
+
+
 @pytest.mark.parametrize("name", ["ssd", "detr"])
 def test_recipes_of_detection_load(stores: dict[str, Typed], name: str) -> None:
     columns, found = ("image", "boxes", "labels"), recipe(name)

@@ -187,8 +187,8 @@ class DeviceSteps:
     ) -> tuple[Any, DrawnForBatch]:
         """Converts augmented images ``(3, h, w)`` that differ in size, and calls the user's ``transform``.
 
-        The images become mosaics with ``mix``, else by ``form`` a list or :class:`Padded`. Returns the result of
-        ``transform``, and the draws of the batch.
+        The images become mosaics with ``mix``, else by ``form`` a list or :class:`Padded`. Without images, mosaics
+        have height and width 0. Returns the result of ``transform``, and the draws of the batch.
 
         Args:
             images: The images.
@@ -200,20 +200,23 @@ class DeviceSteps:
         mix = self._options.mix
         with self._stats.measure("augment"):
             found: Any = [self.convert_batch(image[None])[0] for image in images]
+            empty = None if found else self.convert_batch(self._example.to(sizes.device))
             tiles = None
-            if isinstance(mix, Mosaic) and found:
+            if isinstance(mix, Mosaic) and empty is not None:
+                found = empty[:0]
+            elif isinstance(mix, Mosaic):
                 host_sizes = np.array([image.shape[-2:] for image in found], np.int64)
                 tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
                 found = tiles.build_images(found, self._options.channels_last)
             elif form == "padded":
-                example = found[0] if found else self.convert_batch(self._example.to(sizes.device))[0]
-                found = pad_to_largest(found, sizes, example)
+                found = pad_to_largest(found, sizes, found[0] if empty is None else empty[0])
             return self.call_transform(found), DrawnForBatch(tiles=tiles)
 
     def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """Mixes a batch with itself or builds mosaics, draws its hidden patches, and calls the user's ``transform``.
 
-        Returns the result of ``transform``, and the draws. Does only what the options ask for."""
+        Returns the result of ``transform``, and the draws. Does only what the options ask for. Builds no mosaics of a
+        batch without images."""
         mix, masking = self._options.mix, self._options.masking
         if not self._options.draws_for_batches:  # results of pre_transform need not be images
             return self.call_transform(images), DrawnForBatch()
@@ -223,10 +226,10 @@ class DeviceSteps:
             found = masking(draws.replace(stream=MASKING_STREAM), size)
             masks = Masking(*(each.to(images.device, non_blocking=True) for each in found))
         tiles = None
-        if isinstance(mix, Mosaic):
+        if isinstance(mix, Mosaic) and len(images):
             tiles = mix.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))
             images = tiles.build_images(images, self._options.channels_last)
-        elif mix is not None:
+        elif isinstance(mix, BatchMixer):
             mixed = mix.draw_mix(draws.replace(stream=MIXING_STREAM), size)
             images = mixed.mix_images(images)
         return self.call_transform(images), DrawnForBatch(mixed, masks, tiles)
