@@ -167,8 +167,8 @@ class PackedLoader:
             batch. None, when an epoch begins: that of ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE`` of the
             environment, else 0 of 1.
         world_size: See ``rank``.
-        on_error: ``raise``, or ``skip`` to leave out records that are damaged or cannot be decoded; ``stats()`` counts
-            them.
+        on_error: ``raise``, or ``skip`` to leave out records that are damaged or cannot be decoded. A batch is then
+            smaller, or empty; ``stats()`` counts the skipped records.
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list; for
             images, all have the largest height and width, and the lengths are the heights and widths. ``"list"``:
             images of different sizes as a list of ``(3, h, w)``; masks have the form of the images. ``"multi_hot"``:
