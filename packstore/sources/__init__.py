@@ -141,7 +141,10 @@ def _open_files(
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
 
     If ``path`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
-    kind reads only local files. Raises :class:`UsageError` for options that the named kind, or a bridge, does not use.
+    kind reads only local files. Raises :class:`UsageError`
+
+    - for an empty path, a labels file at a URL, an unknown kind, and unusable patterns in ``ignore``;
+    - for options that the named kind, or a bridge, does not use.
     """
     refuse_empty(path)
     check_paths(labels)

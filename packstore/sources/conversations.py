@@ -81,8 +81,9 @@ class ConversationSource(DocumentSource):
         return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the conversations about image files. Leaves out and counts those without an image, or with a URL.
-        Raises :class:`ValueError` for a malformed conversation."""
+        """Yields the conversations about image files. Leaves out and counts those without an image, or with a URL. Also
+        counts those with more marks ``<image>`` than images. Raises :class:`ValueError` for a malformed
+        conversation."""
         for number, entry in enumerate(document, 1):
             try:
                 images, raw = _parse_conversation(entry)

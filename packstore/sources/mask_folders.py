@@ -141,7 +141,8 @@ def _find_mask_word(mask: FolderContents, image: FolderContents) -> str | None:
 
 def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
     """Tells if a third folder beside these two has files of the same names. If so, the folders are classes that count
-    from 1, not images and masks. False if the two folders are not side by side."""
+    from 1, not images and masks. A third folder with a usual name of images or masks does not count. False if the two
+    folders are not side by side."""
     above = mask.path.rpartition("/")[0]
     if image.path.rpartition("/")[0] != above or not mask.path:
         return False

@@ -83,9 +83,11 @@ class MaskPair:
 def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
-    Returns an empty mapping if there are no pairs, or several ways to pair folders. Also returns it if a split cannot
-    be paired. A split of images without masks gets a folder of masks that does not exist. For Cityscapes, the names of
-    its folders suffice. Raises :class:`OtherSizeError` if masks differ in size from their images.
+    A split of images without masks gets a folder of masks that does not exist. For Cityscapes, the names of its folders
+    suffice. Raises :class:`OtherSizeError` if masks differ in size from their images. Returns an empty mapping
+
+    - if there are no pairs, or several ways to pair folders;
+    - if a split cannot be paired.
     """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}
@@ -211,7 +213,7 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
 
     Returns None unless at least half of the images have a mask. Also returns None for one folder that contains folders,
     which may be classes. Compares the sizes of the first four masks of each ending with those of their images. Raises
-    :class:`OtherSizeError` if a size differs.
+    :class:`OtherSizeError` if sizes differ for all possible endings.
     """
     if images == masks and _list_folders(tree, images):
         return None  # folders may be classes

@@ -351,8 +351,8 @@ def _read_file_value(value: Any, limit: int) -> bytes:
 
 
 def _refuse_losses(data: bytes, options: EncodeOptions) -> None:
-    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by encoding it. Also raises
-    it for a file without a readable header."""
+    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by encoding. A file without
+    a readable header is such an error, too."""
     try:
         losses = find_losses(data, check_header(data), options.reading)
     except HeaderError as error:
