@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -411,14 +412,32 @@ def test_labels_of_boxes_that_fail_are_skipped_with_their_boxes(tmp_path: Path) 
 
 
 def test_a_class_beyond_the_classes_names_its_record(tmp_path: Path) -> None:
-    made = make_typed(tmp_path / "a.h5", ["tags"], 4)
+    made = make_typed(tmp_path / "a.h5", ["tags"], 4, size=SIZE)
     tags = made.values[3]["tags"]
     change(made.path, tags.tobytes(), 0)
     dataset = PackedDataset(made.path, columns=("image", "tags"), checksums="never")
     with pytest.raises(
-        StoreError, match=r"record 3 \(0003.png\) of .* has class \d+ in 'tags', which has 3 classes: 0 to 2"
+        StoreError, match=r"record 3 \(0003.png\) of .*: it has class \d+ in 'tags', which has classes 0 to 2"
     ):
         next(iter(PackedLoader(dataset, 4, collate={"tags": "multi_hot"})))
+    _, found = next(iter(PackedLoader(dataset, 4, collate={"tags": "multi_hot"}, on_error="skip")))
+    assert [row.nonzero().flatten().tolist() for row in found] == [sorted(made.values[n]["tags"]) for n in range(3)]
+
+
+def test_labels_of_other_numbers_than_boxes_are_named_or_skipped(tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "a.h5", ["boxes", "labels"], 4, size=SIZE)
+    with h5py.File(made.path, "r+") as file:
+        file["labels/offsets"][2] -= 8  # record 2 gets a label of record 1
+    dataset = PackedDataset(made.path, columns=("image", "boxes", "labels"), output="dict", checksums="never")
+    options: dict[str, Any] = {"batch_size": 4, "augment": [RandomHorizontalFlip()]}
+    counts = [len(made.values[number]["boxes"]) for number in range(4)]
+    words = rf"record 1 \(0001.png\) of .*: it has {counts[1] - 1} rows of 'labels', and {counts[1]} of 'boxes'"
+    with pytest.raises(StoreError, match=words):
+        next(iter(PackedLoader(dataset, **options)))
+    loader = PackedLoader(dataset, on_error="skip", **options)
+    batch = next(iter(loader))
+    assert [*map(len, batch["boxes"])] == [*map(len, batch["labels"])] == [counts[0], counts[3]]
+    assert loader.stats()["skipped"] == 2
 
 
 def test_masks_of_differing_sizes_make_no_batch(stores: dict[str, Typed], tmp_path: Path) -> None:

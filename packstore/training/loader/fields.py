@@ -356,9 +356,11 @@ class RaggedField(BatchField):
         Drops boxes that become too small, and notes in ``context.boxes`` which are kept. If the column belongs to
         boxes, such as their labels, keeps the rows of kept boxes only: the boxes must be read before.
 
+        A record fails if it cannot be read, or has another number of rows than boxes. For multi-hot, a class beyond the
+        column's classes fails, too.
+
         Raises:
-            StoreError: A record has another number of rows than boxes. For multi-hot, a class beyond the column's
-                classes. If ``context.errors`` is None, a record that cannot be read.
+            StoreError: ``context.errors`` is None, and a record fails.
             UsageError: As :meth:`find_missing`.
         """
         column, missing = self.column, self.find_missing(context)
@@ -377,11 +379,11 @@ class RaggedField(BatchField):
             flat, rows = flat[keep], rows[keep]
         classes = len(column.classes or ())
         if self._form == "multi_hot" and len(flat) and not 0 <= flat.min() <= flat.max() < classes:
-            place = int(np.argmax((flat < 0) | (flat >= classes)))
-            raise StoreError(
-                f"{context.describe_row(int(rows[place]))} has class {flat[place]} in {column.name!r}, which has "
-                f"{classes} classes: 0 to {classes - 1}"
-            )
+            wrong = (flat < 0) | (flat >= classes)
+            for row, number in zip(rows[wrong].tolist(), flat[wrong].tolist(), strict=True):
+                error = StoreError(f"it has class {number} in {column.name!r}, which has classes 0 to {classes - 1}")
+                context.note_failure(row, error, column.name)
+            flat, rows = flat[~wrong], rows[~wrong]
         return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
 
     def _match_boxes(
@@ -389,21 +391,22 @@ class RaggedField(BatchField):
     ) -> NDArray[np.bool_]:
         """Finds which of the column's rows to keep, by their boxes: bool, without rows of failed records.
 
-        Raises :class:`StoreError` if a record that has not failed has another number of rows than of boxes.
+        A record with another number of rows than of boxes fails.
 
         Args:
             context: The batch.
-            counts: Number of the column's rows of each record; 0 for failed records.
+            counts: Number of the column's rows of each record; 0 for records that failed before.
             keep: Whether to keep each box, of all records.
             expected: Number of boxes of each record.
         """
+        for row in np.flatnonzero(counts != expected).tolist():
+            if row not in context.failed:
+                rows = f"{counts[row]} rows of {self.column.name!r}, and {expected[row]} of {self.column.parallel!r}"
+                context.note_failure(row, StoreError(f"it has {rows}"), self.column.name)
         failed = np.isin(np.arange(len(counts)), [*context.failed])
-        for row in np.flatnonzero((counts != expected) & ~failed).tolist():
-            raise StoreError(
-                f"{context.describe_row(row)} is damaged: {counts[row]} rows of {self.column.name!r}, and "
-                f"{expected[row]} of {self.column.parallel!r}"
-            )
-        return keep[~np.repeat(failed, expected)]
+        kept = ~np.repeat(failed, counts)
+        kept[kept] = keep[~np.repeat(failed, expected)]
+        return kept
 
 
 def read_ragged(
