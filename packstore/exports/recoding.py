@@ -110,8 +110,8 @@ def _name_record(recode: Recode) -> Recode:
 
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
-    """Returns a copy of the manifest for image files of another encoding. It has no shapes and no normalisation, and
-    also has ``options``."""
+    """Returns a copy of the manifest for image files of another encoding. It has no shapes, no normalisation and no
+    table of shards, and also has ``options``."""
     image = Column("image", "ragged", "uint8", type="image", mode=manifest.image.mode)
     others = (column for column in manifest.columns[1:] if column.name != "shape")
     return replace(
@@ -119,6 +119,7 @@ def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifes
         encoding=encoding,
         columns=(image, *others),
         normalization=None,
+        shards=None,  # its sizes are those of the stored images
         options={**manifest.options, **options},
     )
 

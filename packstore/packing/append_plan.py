@@ -29,12 +29,12 @@ from packstore.packing.options import ConvertOptions, check_column_options
 from packstore.packing.plan import Plan, plan_source
 from packstore.packing.recorded_options import options_to_record, restore_encode_options
 from packstore.packing.records import list_store_columns
-from packstore.sources import ask_about_left
+from packstore.sources import ask_about_left, take_frames
 from packstore.sources.arguments import SourceArguments
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
-from packstore.stores import is_store, open_store
+from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
 from packstore.stores.linked import relative_link_folder
@@ -182,20 +182,19 @@ def plan_append(
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
     """Opens the source. Takes ``frames`` from the options, else from the store's manifest; not from it if the source is
-    a store.
+    a store, or an export of one.
 
     A source of clips also takes ``depth`` and ``alpha`` from the options, else from the manifest.
     """
-    frames = options.frames
-    if frames is None and not is_store(source):
-        recorded = manifest.options.get("frames")
-        frames = recorded if isinstance(recorded, str) else None
     opened = options.open_source(
         source,
         columns=split_column_options(options.columns)[0],
-        frames=str(frames) if frames in OF_SOURCES else None,
+        frames=str(options.frames) if options.frames in OF_SOURCES else None,
         skip_bad=options.on_error == "skip",
     )
+    recorded = manifest.options.get("frames")
+    if options.frames is None and opened.packed is None and isinstance(recorded, str):
+        opened = take_frames(opened, recorded)
     if isinstance(opened, ClipsSource):
         answered = Reading.restore(manifest.image.mode, manifest.options)
         opened.read_as(replace(answered, depth=options.depth or answered.depth, alpha=options.alpha or answered.alpha))

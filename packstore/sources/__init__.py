@@ -50,6 +50,7 @@ __all__ = [
     "find_described_folder",
     "find_kind",
     "open_source",
+    "take_frames",
 ]
 DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
 """Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
@@ -87,6 +88,7 @@ def open_source(
         max_pixels: See :class:`SourceOptions`.
         packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
             ambiguous. Its options for arrays, ``ignore``, ``columns`` and ``frames`` replace those that are not given.
+            Its ``frames`` do not apply to another store, or an export of one, without the files that had the frames.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
@@ -104,7 +106,6 @@ def open_source(
         UsageError: An empty path, an unknown kind, or an option that the kind or the bridge does not use.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
-    given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
     named = check_columns(columns) or _recorded_texts(packed_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
@@ -116,12 +117,20 @@ def open_source(
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
         opened = GeoSource(opened)
-    if given in (CLIPS, FILE_CLIPS):
-        clips = ClipsSource(opened, given)
-        if packed_as is not None:
-            clips.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
-        return clips
-    return FramesSource(opened) if given == ALL_FRAMES else opened
+    if frames is None and packed_as is not None:
+        holds_files = opened.packed is None or opened.packed.encoding == "original"
+        frames = packed_as.options.get("frames") if holds_files else None
+    opened = take_frames(opened, frames)
+    if isinstance(opened, ClipsSource) and packed_as is not None:
+        opened.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
+    return opened
+
+
+def take_frames(source: Source, frames: str | None) -> Source:
+    """Wraps the source if ``frames`` is ``all``, ``clips`` or ``clips:files``, else returns it."""
+    if frames in (CLIPS, FILE_CLIPS):
+        return ClipsSource(source, frames)
+    return FramesSource(source) if frames == ALL_FRAMES else source
 
 
 def _open_files(

@@ -285,6 +285,11 @@ class Source(ABC):
         self.path = path
         self.options = options
 
+    @property
+    def packed(self) -> Manifest | None:
+        """Manifest of the store that the source is, or was exported from. None for all other sources."""
+        return None
+
     @abstractmethod
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts the samples that :meth:`entries` yields for ``split`` (None: all splits). The class list is that of

@@ -72,6 +72,10 @@ class ExportedRows(RowSource):
             raise SourceError(f"{printable(str(self.path))} holds no {MANIFEST_FILE} of an export of files")
         return found
 
+    @property
+    def packed(self) -> Manifest | None:
+        return self.export_manifest.manifest
+
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each shard in the export manifest. Raises :class:`SourceError` if one is missing."""
         found = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]

@@ -56,6 +56,10 @@ class StoreSource(Source):
         """Manifest of the store."""
         return self.reader.manifest
 
+    @property
+    def packed(self) -> Manifest | None:
+        return self.manifest
+
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts records. If they differ in size, estimates bytes by their mean. Raises :class:`SourceError` for a
         store or split without records, and :class:`NotInSourceError` for an unknown split."""

@@ -9,6 +9,7 @@ from typing import Any
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Json, column_of
+from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.geotiff import read_geotiff
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey
@@ -27,6 +28,10 @@ class WrappedSource(Source):
         super().__init__(source.path, options)
         self._source = source
         self.kind, self.normalization, self.evidence = source.kind, source.normalization, source.evidence
+
+    @property
+    def packed(self) -> Manifest | None:
+        return self._source.packed
 
     @property
     def asks_about_left(self) -> bool:  # type: ignore[override]

@@ -150,6 +150,16 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000).resumed > 0
 
 
+@pytest.mark.parametrize("encode", ["png", "jpeg"])
+def test_a_store_of_shards_is_encoded_again_as_one_of_one_file(encode: Any, folder: Path, tmp_path: Path) -> None:
+    digests = []
+    for name, shard_size in (("one.lmdb", None), ("shards.lmdb", 2000)):
+        convert(folder, tmp_path / name, shard_size=shard_size)
+        export(tmp_path / name, tmp_path / f"{name}.zip", encode=encode)
+        digests.append(convert(tmp_path / f"{name}.zip", tmp_path / f"again {name}").manifest.dataset_digest)
+    assert digests[0] == digests[1]
+
+
 def test_an_image_that_cannot_be_encoded_again_is_named(folder: Path, tmp_path: Path) -> None:
     first = folder / "train/cat/0.jpg"
     first.write_bytes(first.read_bytes()[:150])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
 import packstore
-from packstore import PackedDataset, append, convert, verify
+from packstore import PackedDataset, append, convert, export, verify
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.images.frames import count_frames
 from packstore.images.sniff import HeaderError, sniff
@@ -159,6 +159,11 @@ def test_frames_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypa
     assert verify(store, decode=True).ok
     append(store, whole, key_prefix="again/")
     assert packstore.open(store).manifest.records == len(keys) + 6
+    export(whole, tmp_path / "export", to="npz")  # of frames: their number is not asked for again
+    convert(whole, tmp_path / "copy.h5")
+    assert all(verify(whole, against=tmp_path / each).ok for each in ("export", "copy.h5"))
+    append(store, tmp_path / "export", key_prefix="export/")
+    assert packstore.open(store).manifest.records == len(keys) + 12
 
 
 def test_smaller_versions_of_pages_are_no_frames(tmp_path: Path) -> None:
