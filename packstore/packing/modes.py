@@ -3,6 +3,7 @@ first image."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -50,7 +51,7 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         _refuse_narrower_mode(reading, survey, options.mode)
         return replace(reading, mode=options.mode, chosen=True)
     if ENCODINGS[survey.encoding].layout is not None:
-        return _resolve_array_reading(reading)
+        return _resolve_array_reading(reading, given)
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
     return replace(reading, mode=resolve_kept_mode(_read_first_mode(source, survey, options), options).name)
@@ -110,15 +111,16 @@ def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
         )
 
 
-def _resolve_array_reading(reading: Reading) -> Reading:
+def _resolve_array_reading(reading: Reading, given: Mapping[str, str]) -> Reading:
     """Returns how to read arrays: in their own mode, with two changes.
 
-    Values become 8 bits if ``reading`` has a ``depth``. Alpha goes if it has an ``alpha``.
+    Values become 8 bits if ``given`` has a ``depth``. Alpha goes if it has an ``alpha``. Answers that a store records
+    change nothing again: its pixels have the mode that was named beside them.
     """
     mode = reading.pixels
-    if reading.depth is not None and mode.dtype != "uint8":
+    if "depth" in given and mode.dtype != "uint8":
         mode = mode_of(mode.channels, "uint8")
-    if reading.alpha is not None and mode.has_alpha:
+    if "alpha" in given and mode.has_alpha:
         mode = mode_of(mode.channels - 1, mode.dtype)
     return replace(reading, mode=mode.name)
 

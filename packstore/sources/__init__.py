@@ -119,7 +119,8 @@ def open_source(
         opened = GeoSource(opened)
     if frames is None and packed_as is not None:
         holds_files = opened.packed is None or opened.packed.encoding == "original"
-        frames = packed_as.options.get("frames") if holds_files else None
+        recorded = packed_as.options.get("frames")
+        frames = recorded if holds_files and isinstance(recorded, str) else None
     opened = take_frames(opened, frames)
     if isinstance(opened, ClipsSource) and packed_as is not None:
         opened.read_as(Reading.restore(packed_as.image.mode, packed_as.options))

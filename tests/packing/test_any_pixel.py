@@ -168,3 +168,19 @@ def test_a_set_is_exported_or_refused(name: str, to: str, tmp_path: Path) -> Non
     assert manifest.image.mode == ("I;16" if name == "X-rays" else "multi:5:uint16")
     for (image, *_), wanted in zip(PackedDataset(tmp_path / "again.lmdb"), images, strict=True):
         np.testing.assert_array_equal(image, wanted.transpose(2, 0, 1))
+
+
+def test_a_copy_does_not_apply_an_answer_again(tmp_path: Path) -> None:
+    """A mode that was named beside an answer holds alpha, or all bits."""
+    cases: list[tuple[str, NDArray[Any], dict[str, Any]]] = [
+        ("LA", noise(0, "uint8", 2), {"encoding": "uint8", "alpha": "over:black"}),
+        ("I;16", noise(0, "uint16"), {"encoding": "uint16", "depth": "clip"}),
+    ]
+    for mode, pixels, options in cases:
+        root = tmp_path / options["encoding"]
+        (root / "in").mkdir(parents=True)
+        (root / "in" / "0.png").write_bytes(png(pixels))
+        packed = convert(root / "in", root / "s.h5", mode=mode, **options)
+        copy = convert(root / "s.h5", root / "copy.lmdb")
+        assert copy.manifest.dataset_digest == packed.manifest.dataset_digest
+        np.testing.assert_array_equal(PackedDataset(root / "copy.lmdb", output="numpy")[0], pixels)
