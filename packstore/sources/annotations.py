@@ -123,8 +123,8 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """Widens the pattern of a finding in a folder without images. The new pattern is for the highest folder without
-    images that contains it. Returns a finding in any other folder unchanged."""
+    """Widens the pattern of a finding in a folder without images. The new pattern hides the highest folder without
+    images above the finding. Returns a finding in any other folder unchanged."""
     # A folder without images would be an empty class.
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding

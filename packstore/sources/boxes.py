@@ -69,7 +69,7 @@ class BoxConventionCounter:
     def possible_conventions(self) -> list[str]:
         """Returns the conventions that at least 99% of the boxes fit.
 
-        - If a number is not about 0 to 1: only conventions in pixels.
+        - If a number is clearly outside of 0 to 1: only conventions in pixels.
         - If all numbers are 0 or 1: all conventions.
         - Otherwise: only conventions in fractions.
         """

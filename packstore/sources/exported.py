@@ -60,7 +60,7 @@ class ExportedFiles(ExportedRows):
         return _read_tree_manifest(self.tree)
 
     def count_unlisted(self) -> int:
-        """Counts images beyond the number that the export's lines name; 0 if there are fewer. Walks the whole tree."""
+        """Counts how many more images there are than the export's lines name; 0 for fewer. Walks the whole tree."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images

@@ -132,8 +132,8 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
 
 
 def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, MaskPair | None]) -> None:
-    """Adds pairs to ``found`` for splits without a pair, like that of another split. Such a split has no folders. Adds
-    none if no split has a pair."""
+    """Adds a pair to ``found`` for each split that has neither a pair nor folders. The new pair is like that of another
+    split. Adds none if no split has a pair."""
     # Many test splits have no masks.
     known = next(filter(None, found.values()), None)
     for name in splits:

@@ -132,8 +132,8 @@ def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[
 
 
 def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields a key for each group of folders that contains a folder, see :func:`find_spread`. Only a folder of a split
-    has a key for folders that differ in the split."""
+    """Yields a key for each group of folders that contains a folder, see :func:`find_spread`. The key of folders that
+    differ in the split is left out for a folder without a split."""
     yield "is", folder
     yield "in", folder.rpartition("/")[0]
     if split_of_folder(folder):

@@ -162,8 +162,8 @@ class StoreSource(Source):
         return self.reader.part_places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
-        """Reads the stored values of a record's columns that come with samples; verifies its whole row first. Raises
-        :class:`CorruptRecordError` if the row does not match its checksum."""
+        """Reads the values of a record that come with its sample, in their stored form. First verifies the whole row.
+        Raises :class:`CorruptRecordError` if the row does not match its checksum."""
         row = self._records.read_row(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}

@@ -206,8 +206,8 @@ class RecordioSource(ShardSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the record, from the first part to the last. Its bytes contain those of an image in one part. Returns
-        None if the file has been replaced. Raises :class:`ValueError` for a damaged header."""
+        """Locates the record, from the first part to the last. If the record is one part, its bytes contain the image
+        as it is. Returns None if the file has been replaced. Raises :class:`ValueError` for a damaged header."""
         number, place = ref[:2]
         *_, (_, start, size) = _find_parts(self._files[number], place)
         return self._files.locate_span(number, place, start + size - place)
