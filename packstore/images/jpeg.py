@@ -51,7 +51,7 @@ def excess_scans_message(data: memoryview, pixels: int) -> str | None:
 
 
 def is_complete_jpeg(data: memoryview) -> bool:
-    """Tells if a JPEG is complete: segments and scans follow each other without gaps up to the end marker.
+    """Tells if a JPEG is complete. Its segments and scans must follow each other without gaps up to the end marker.
 
     A progressive file must have every bit of every coefficient.
 

@@ -1,5 +1,4 @@
-"""Programs: for each image of a batch, the operations to run on its pixels, with their random parameters already
-drawn.
+"""Programs: the operations to run on each image of a batch, with their random parameters already drawn.
 
 A program is a structured array ``(B, n)`` of :data:`STEP`: image ``b`` goes through the steps ``program[b, 0]`` …
 ``program[b, n - 1]``. A program gives the same pixels wherever it runs.

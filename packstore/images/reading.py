@@ -1,7 +1,7 @@
-"""Converts pixels of image files to one mode; options choose the conversion of more bits, alpha and further frames.
+"""Converts pixels of image files to one mode.
 
-A store has one mode per column. :class:`Reading` holds the mode and the options; :func:`convert_pixels` converts the
-pixels of a file or an array.
+Options choose the conversion of more bits, alpha and further frames. A store has one mode per column. :class:`Reading`
+holds the mode and the options; :func:`convert_pixels` converts the pixels of a file or an array.
 """
 
 from __future__ import annotations

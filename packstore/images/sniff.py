@@ -106,7 +106,7 @@ def check_header(data: Data) -> ImageInfo:
 
 
 def begins_like_image(start: bytes) -> bool:
-    """Tells if the first 16 bytes of a file identify an image, even of a kind that packstore does not read.
+    """Tells if the first 16 bytes of a file identify an image. The image may be of a kind that packstore does not read.
 
     False for ``.npy``, which may hold any array. False for BMP, netpbm and BigTIFF, too: other files may begin with the
     same bytes."""
@@ -221,8 +221,7 @@ def _parse_bmp(data: bytes, whole: bool) -> ImageInfo:
 def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
     """Parses the first chunk of a WebP.
 
-    With ``whole``, also checks the size of RIFF and of the image. Of an extended file (VP8X), checks instead of the
-    image's size that there is an image.
+    With ``whole``, also checks the size of RIFF and of the image. An extended file (VP8X) need only have an image.
 
     Raises :class:`HeaderError` for damage; a truncated header raises :class:`struct.error` or :class:`IndexError`."""
     size, form, name, length = struct.unpack_from("<I4s4sI", data, 4)

@@ -154,8 +154,8 @@ class Decoder:
         return upright(image, read_orientation(view)) if exif_transpose else image
 
     def describe_flaw(self, data: Buffer) -> str | None:
-        """Describes a flaw in a JPEG that :meth:`decode` accepts: missing or damaged data, which decode to grey or
-        wrong pixels.
+        """Describes a flaw in a JPEG that :meth:`decode` accepts. Its missing or damaged data decode to grey or wrong
+        pixels.
 
         Returns None for a JPEG without a flaw, for other kinds of files, and if only Pillow decodes. A broken header
         gives None, too.

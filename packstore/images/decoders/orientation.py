@@ -139,11 +139,10 @@ def _parse_exif(exif: bytes) -> int | None:
 
 @lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
 def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
-    """Returns the orientation among a directory's entries, and the least length of EXIF data that have all their
-    values.
+    """Returns the orientation among a directory's entries, or None.
 
-    The orientation is None if there is none. Raises :class:`_Unusual` for an orientation of another type, or a second
-    one."""
+    Also returns the least length of EXIF data that have all values of the entries. Raises :class:`_Unusual` for an
+    orientation of another type, or a second one."""
     found, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values

@@ -253,8 +253,8 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> None:
-    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG with too many scans to decode in
-    seconds."""
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels. Raises it for a JPEG, too, with more scans than
+    can be decoded in seconds."""
     check_size(width, height, max_pixels)
     reason = excess_scans_message(data, width * height)
     if reason is not None:
@@ -314,7 +314,7 @@ def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _without_warnings(category: type[Warning]) -> Iterator[None]:
-    """Ignores warnings of ``category`` in the whole process; only one thread at a time can be in this context."""
+    """Ignores warnings of ``category`` in the whole process. Only one thread at a time can be in this context."""
     # catch_warnings changes the process's filters: one thread at a time, and never around ordinary decoding.
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", category)
@@ -322,7 +322,7 @@ def _without_warnings(category: type[Warning]) -> Iterator[None]:
 
 
 def _format_error(error: Exception) -> str:
-    """Returns the text of an error in one line of at most 200 characters; without Python's ``b`` before quoted
+    """Returns the text of an error in one line of at most 200 characters. Removes Python's ``b`` before quoted
     bytes."""
     text = str(error) or type(error).__name__
     # Pillow quotes bytes as Python spells them: "broken PNG file (chunk b'IDAT')".

@@ -151,7 +151,7 @@ class SourceImages:
         return info if info is not None and latest is image else sniff(image)
 
     def read_orientation(self, image: bytes | memoryview) -> int:
-        """Returns the EXIF orientation of an image file, from the cached header if :meth:`check_file` has just parsed
+        """Returns the EXIF orientation of an image file. Uses the cached header if :meth:`check_file` has just parsed
         it."""
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)

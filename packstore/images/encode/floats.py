@@ -117,8 +117,8 @@ class Float32(Floats):
 
 
 class _Normalizer:
-    """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding: by tables for uint8 and uint16, else by
-    computing.
+    """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding. Looks up values of uint8 and uint16, and
+    computes others.
 
     Raises :class:`UsageError` for int32 values that float32 cannot represent, and for values beyond the encoding's
     range."""

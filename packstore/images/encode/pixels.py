@@ -7,7 +7,7 @@ from packstore.images.encode.base import EncodedImage, Encoding
 
 
 class Uint8(Encoding):
-    """Pixels ``(H, W, C)``: a fixed array if all images have one size, else ragged with a ``shape`` column."""
+    """Pixels ``(H, W, C)``. A fixed array if all images have one size, else ragged with a ``shape`` column."""
 
     name = dtype = "uint8"
     layout = "HWC"

@@ -1,5 +1,7 @@
-"""Calls functions of the compiled engine that keep no state: PNG rows, a hash, headers of JPEG files and tars, files of
-a directory."""
+"""Calls functions of the compiled engine that keep no state.
+
+They read PNG rows, headers of JPEG files and tars, and files of a directory, and compute a hash.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def read_files(
 
 
 def is_plain_jpeg(file: bytes, max_pixels: int) -> bool:
-    """Tells if a file is certainly a plain JPEG: whole, three components of 8 bits, no EXIF or XMP.
+    """Tells if a file is certainly a plain JPEG. It is whole, has three components of 8 bits, and no EXIF or XMP.
 
     Looks at its segments and its end, and decodes nothing. False for more than ``max_pixels`` pixels, and without an
     engine."""

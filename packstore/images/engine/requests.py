@@ -223,7 +223,7 @@ class Requests:
         sampling: NDArray[np.int64],
         images: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """Sets crop and size of each JPEG file as :meth:`set_outputs` does, and one of ``images`` as its destination.
+        """Sets crop and size of each JPEG file as :meth:`set_outputs` does. One of ``images`` is its destination.
 
         An image is a uint8 array ``(h, w, C)`` of the size of the file's window. Raises :class:`ValueError` if number,
         size, dtype or channels do not fit, or an image is not contiguous."""
@@ -254,10 +254,10 @@ class Requests:
         self._kept[1:] = [images]
 
     def locate(self, first: int, stop: int) -> tuple[int, int, Any]:
-        """Returns the address of request ``first``, the number of requests before ``stop``, and a reference to their
-        output format.
+        """Returns the address of request ``first``, the number of requests before ``stop``, and their output format.
 
-        Raises :class:`IndexError` for numbers out of range, :class:`ValueError` if the destinations are not set."""
+        The format is a reference for :mod:`ctypes`. Raises :class:`IndexError` for numbers out of range,
+        :class:`ValueError` if the destinations are not set."""
         if not 0 <= first <= stop <= len(self):
             raise IndexError(f"requests {first} to {stop} of {len(self)}")
         if self._form is None:

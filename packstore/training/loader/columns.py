@@ -69,10 +69,10 @@ class BatchColumns:
 
 
 class BatchFields:
-    """Reads the columns of a loader's batches besides the main image, and moves masks, boxes and keypoints with it.
+    """Reads the columns of a loader's batches besides the main image.
 
-    Refuses columns that the operations cannot move. If labels or keypoints of boxes are read, reads their boxes, too:
-    it drops the rows of dropped boxes.
+    Moves masks, boxes and keypoints with the image. Refuses columns that the operations cannot move. If labels or
+    keypoints of boxes are read, reads their boxes, too: it drops the rows of dropped boxes.
 
     Attributes:
         carried: Names of the columns that can move with the images.
@@ -159,9 +159,9 @@ class BatchFields:
     def read_batch(
         self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> BatchColumns:
-        """Reads the columns of a batch whose main images are prepared, and moves boxes and keypoints with the images.
+        """Reads the columns of a batch whose main images are prepared.
 
-        Does not decode masks and further images yet.
+        Moves boxes and keypoints with the images. Does not decode masks and further images yet.
 
         Args:
             prepared: The prepared batch.
@@ -221,7 +221,7 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
 
 
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
-    """Returns the reason why a dataset's columns cannot be kept in device memory, or None if they can.
+    """Returns the reason why a dataset's columns cannot be kept in device memory. Returns None if they can.
 
     Only images, keys and numbers of one shape can, without missing values and forms in ``collate``."""
     for name in dataset.columns:

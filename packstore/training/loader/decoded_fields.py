@@ -1,5 +1,7 @@
-"""Reads columns of a batch whose values are decoded row by row, besides the main image: masks, volumes, clips, further
-images."""
+"""Reads columns of a batch whose values are decoded row by row, besides the main image.
+
+These are masks, volumes, clips and further images.
+"""
 
 from __future__ import annotations
 
@@ -200,8 +202,12 @@ class MaskField(BatchField):
         return shapes
 
     def _batch_dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """Returns the dtype of the batch: float32 for a float32 column, int32 if values or the fill value do not fit
-        uint8, else uint8."""
+        """Returns the dtype of the batch.
+
+        - float32 for a float32 column;
+        - int32 if values or the fill value do not fit uint8;
+        - uint8 otherwise.
+        """
         if self.column.dtype == "float32":
             return torch.float32
         narrow = self.column.dtype == "uint8" and 0 <= self._fill_value <= 255
@@ -383,7 +389,9 @@ class ImageListRows(ColumnRows):
         return [torch.from_numpy(np.concatenate(pixels) if pixels else np.empty(0, np.uint8))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Converts each image to the user's layout and dtype; returns a list of lists, with None for missing lists."""
+        """Converts each image to the user's layout and dtype.
+
+        Returns a list of lists, with None for missing lists."""
         rows = select_rows(self.images, kept)
         images = iter(split_flat(next(there), [image.shape for images in rows for image in images]))
         finish = self.lists.pictures.convert_pixels

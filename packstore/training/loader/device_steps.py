@@ -47,8 +47,9 @@ class DrawnForBatch(NamedTuple):
 
 
 class DeviceSteps:
-    """Converts a batch of stored images on the device to the model's input: operations, normalisation, mixing, the
-    user's transform.
+    """Converts a batch of stored images on the device to the model's input.
+
+    Its steps are operations, normalisation, mixing and the user's transform.
 
     Attributes:
         in_decoding: Operations that are left out here, because decoding threads call them image by image.
@@ -141,9 +142,9 @@ class DeviceSteps:
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
     def move_images(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
-        """Moves images of another column as the main images, by the same draws: crops, resizes, flips and warps alone.
+        """Moves images of another column as the main images, by the same draws.
 
-        ``first``: index of the first operation to apply."""
+        Applies crops, resizes, flips and warps alone. ``first``: index of the first operation to apply."""
         operations = self._options.augment[first:]
         moving = [_moving_part(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)

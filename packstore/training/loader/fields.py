@@ -185,7 +185,7 @@ def select_rows(values: Any, kept: NDArray[np.int64] | None) -> Any:
 
 @dataclass(eq=False)
 class TensorRows(ColumnRows):
-    """Values of one shape for a batch: ``(B, …)``, or for an optional column a list with None for missing values."""
+    """Values of one shape for a batch: ``(B, …)``. For an optional column, a list with None for missing values."""
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
@@ -331,7 +331,7 @@ class RaggedRows(ColumnRows):
 
 
 class RaggedField(BatchField):
-    """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches.
+    """Reads a column of values with any number of rows per record: labels, boxes, keypoints or arrays.
 
     Moves boxes and keypoints with the images. Drops boxes that become too small, and the labels and keypoints of
     dropped boxes."""

@@ -1,4 +1,6 @@
-"""One streaming batch in progress: one thread prepares it, all threads decode it, then it is sent to the device."""
+"""One streaming batch in progress. One thread prepares it, all threads decode it, and the consumer sends it to the
+device.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ class BatchJob:
     def _fill_slice(
         self, prepared: PreparedBatch, columns: BatchColumns | ViewColumns, first: int, stop: int
     ) -> list[int]:
-        """Writes rows ``first`` … ``stop - 1`` of images and columns, and calls the user's functions with the images.
+        """Writes rows ``first`` … ``stop - 1`` of images and columns. Calls the user's functions with the images.
 
         Returns the rows that failed. Runs in a thread of the pool."""
         failed = self._pipeline.assembler.fill_rows(prepared, first, stop, self._errors)

@@ -24,7 +24,7 @@ from packstore.training.random_draws import MASK, Draws
 
 
 class CropAssembler(Assembler):
-    """Lets the engine crop, augment and normalise images of a memory-mapped array in one pass, into batch buffers."""
+    """Lets the engine crop, augment and normalise images of a memory-mapped array into batch buffers, in one pass."""
 
     def __init__(
         self,

@@ -172,8 +172,12 @@ def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
 
 
 def check_dataset(dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError` for a dataset that a loader cannot use: another class, a transform or dtype, another
-    output than tensors and dicts, no images, no records."""
+    """Raises :class:`UsageError` for a dataset that a loader cannot use.
+
+    - another class;
+    - a transform or dtype, or another output than tensors and dicts;
+    - no column of images, or no records.
+    """
     if not isinstance(dataset, PackedDataset):
         raise UsageError(
             f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "

@@ -236,8 +236,9 @@ class Pipeline:
         return ChecksumPolicy(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
 
     def read_numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Reads the values of ``records`` in all columns except image and key, as tensors on the CPU by name. The
-        columns must hold numbers of one shape."""
+        """Reads the values of ``records`` in all columns except image and key. Returns tensors on the CPU, by name.
+
+        The columns must hold numbers of one shape."""
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}

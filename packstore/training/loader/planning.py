@@ -1,4 +1,4 @@
-"""Plans several batches at once: with few records a batch, most of the time for planning goes to calls of numpy."""
+"""Plans several batches at once. With few records a batch, most of the time for planning goes to calls of numpy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GroupShare:
 
 
 def group_batches(batches: Iterator[Ids]) -> Iterator[tuple[Ids, GroupShare | None]]:
-    """Collects batches into groups of about 1,024 records; yields the ids of each batch with its share of a group.
+    """Collects batches into groups of about 1,024 records. Yields the ids of each batch with its share of a group.
 
     The share is None for a batch that is alone in its group."""
     while chunk := list(_take_batches(batches, RECORDS_TOGETHER)):

@@ -192,11 +192,10 @@ class RecordAssembler(Assembler):
         return plan if plan.requests is not None else None
 
     def _plan_rows(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> None:
-        """Plans the rows of a batch from the images' bytes in memory: reads headers, draws crops, makes requests to the
-        engine.
+        """Plans the rows of a batch from the images' bytes in memory.
 
-        Images with unreadable headers get a size, too. Raises :class:`UsageError` for an image too small for its crop.
-        """
+        Reads headers, draws crops, and makes requests to the engine. Images with unreadable headers get a size, too.
+        Raises :class:`UsageError` for an image too small for its crop."""
         images = self._images
         prepared.turned = images.read_orientations(prepared.views)
         requests = images.make_file_requests(records, prepared)
@@ -371,5 +370,5 @@ def _box_in_stored_image(prepared: PreparedBatch, row: int) -> Box:
 
 
 def _count_major_faults() -> int:
-    """Returns how often this thread has waited for a page from disk; 0 if the system does not count that."""
+    """Returns how often this thread has waited for a page from disk. Returns 0 if the system does not count that."""
     return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0

@@ -48,7 +48,7 @@ class Residence:
 
 
 def choose_residence(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> Residence:
-    """Decides if a loader keeps all images in device memory: as the user says, or by their size and the free memory.
+    """Decides if a loader keeps all images in device memory. The user decides, or their size and the free memory.
 
     ``"auto"`` keeps images of one shape:
 
@@ -63,8 +63,8 @@ def choose_residence(manifest: Manifest, records: int, device: torch.device, wan
         wanted: The user's wish: True, False or ``"auto"``.
 
     Raises:
-        UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory, as far as
-            that is known.
+        UsageError: ``wanted`` is True, but the images differ in shape, or do not fit into the free memory if that is
+            known.
     """
     image = manifest.image
     if wanted is False:

@@ -28,7 +28,7 @@ class SizeError(UsageError):
 
     @classmethod
     def between(cls, found: Sequence[int], expected: Sequence[int]) -> SizeError:
-        """Returns the error for two unequal shapes that begin with height and width; it advises to crop or resize."""
+        """Returns the error for two unequal shapes that begin with height and width. It advises to crop or resize."""
         return cls(
             f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
             "add an operation that gives them one before all others, for example augment=[RandomResizedCrop(224)]"

@@ -110,7 +110,7 @@ class Stats:
             }
 
     def _fetch_sums(self, now: Sequence[FetchCounts]) -> dict[str, float]:
-        """Sums hits, misses, bytes and waiting time of the cache since the last reset; empty without a remote store."""
+        """Sums hits, misses, bytes and waiting time of the cache since the last reset. Empty without a remote store."""
         if not now:
             return {}
         # Leaves out counts of readers in another process.

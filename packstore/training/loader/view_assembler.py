@@ -1,5 +1,6 @@
-"""Writes several crops of each record (``views=``) into batch buffers: decodes a record once, and cuts all of its crops
-from the pixels."""
+"""Writes several crops of each record (``views=``) into batch buffers. Decodes a record once, and cuts all of its crops
+from the pixels.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +85,9 @@ class _PlannedView:
 
 
 class ViewAssembler(RecordAssembler):
-    """Decodes records once, and writes the crops of all views into a batch buffer ``(B, elements)``: first all crops of
-    the first view, and so on."""
+    """Decodes records once, and writes the crops of all views into a batch buffer ``(B, elements)``.
+
+    All crops of the first view come first, and so on."""
 
     _plans_groups = False
 

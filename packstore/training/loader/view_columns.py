@@ -1,5 +1,6 @@
-"""Columns of a batch with several views (``views=``: several crops of each record): masks, boxes and keypoints move
-with the crops of each view."""
+"""Columns of a batch with several views (``views=``: several crops of each record). Masks, boxes and keypoints move
+with the crops of each view.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ class ViewColumnReader:
     def read_batch(
         self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
-        """Reads the columns that do not move, once per record, and the moving ones for the crops of each view.
+        """Reads the columns of a batch: the moving ones for the crops of each view, others once per record.
 
         Failures and errors are those of :meth:`BatchFields.read_batch`."""
         plain = self._plain.read_batch(prepared, assembler, new_buffer, errors)

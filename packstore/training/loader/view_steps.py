@@ -26,7 +26,7 @@ from packstore.training.loader.view_assembler import ViewPlan
 
 
 class ViewSteps:
-    """Runs the operations of all views of a loader; a view is one or more crops of each record.
+    """Runs the operations of all views of a loader. A view is one or more crops of each record.
 
     Attributes:
         plans: Work of the decoding threads for each view; empty if all operations run on batches of whole images.
@@ -106,7 +106,7 @@ class ViewSteps:
         return self._make_item(made, len(ids))
 
     def _make_item(self, made: Sequence[torch.Tensor], count: int) -> Any:
-        """Returns the finished crops of ``count`` records as a list, or as a dict of ``(count, crops, …)`` by view."""
+        """Returns the finished crops of ``count`` records: a list, or a dict of ``(count, crops, …)`` by view."""
         if self._as_list:
             return list(made)
         found = {}
