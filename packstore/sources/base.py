@@ -202,8 +202,8 @@ class Survey:
     Attributes:
         splits: Number of samples by split, in packing order: first the names of :data:`SPLIT_ORDER`, then others by
             name. In a source without splits, the only name is ``""``.
-        columns: All columns except the main image, in order. They are the labels in each ``Entry``, fixed int64 with
-            classes, and the columns of :attr:`sampled` with their companions.
+        columns: All columns except the main image, in order. Those of ``Entry.labels`` are fixed int64 with classes.
+            The others are the columns of :attr:`sampled` with their companions.
         encoding: Encoding of the images that :meth:`Source.read` returns: ``original`` for image files, ``uint8`` or
             another dtype for arrays ``(H, W, C)``; a store's own encoding.
         mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.

@@ -61,7 +61,7 @@ class MaskPair:
         masks: Folder of masks, with the same subfolders.
         tail: Text that ends the image names before their suffix, and that the mask names lack.
         ends: Text that ends the mask names, with suffix, by column.
-        further: Endings of masks in the folder that differ only by their suffix.
+        further: Further ends of mask names, which differ from that in ``ends`` only by their suffix.
     """
 
     images: str

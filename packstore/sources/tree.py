@@ -235,7 +235,7 @@ class FolderTree(Tree):
     """Tree of the files in a folder on disk; follows links.
 
     Each thread keeps the directory of its last file open. The constructor raises :class:`SourceError` if a folder above
-    cannot be reached."""
+    the root cannot be reached."""
 
     # Opening a file relative to its directory takes two thirds of the time.
 

@@ -70,7 +70,7 @@ class FeatureColumns:
     Attributes:
         leaves: Feature of each column.
         ignored: Number of features that no column can hold, by reason.
-        parallel: Name of the boxes column, by the name of the labels column with a label for each of its boxes.
+        parallel: Name of the column of boxes, by the name of the column with the labels of these boxes.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
