@@ -79,8 +79,12 @@ def check_paths(*paths: str | os.PathLike[str] | None) -> None:
 
 
 def refuse_nested_paths(destination: Path, other: Path) -> None:
-    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other. Follows links."""
-    new, old = destination.resolve(), other.resolve()
+    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other. Follows links; a link
+    that leads to itself is no error here."""
+    try:
+        new, old = destination.resolve(), other.resolve()
+    except RuntimeError:  # the link, until Python 3.13
+        return
     if new == old or new.is_relative_to(old) or old.is_relative_to(new):
         raise DestinationError(
             f"{printable(str(destination))} and {printable(str(other))} are the same, or one lies in the other; choose "

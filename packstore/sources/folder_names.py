@@ -97,7 +97,8 @@ class NameCache:
         self._file.close()
 
     def __del__(self) -> None:
-        self._file.close()
+        if hasattr(self, "_file"):  # not if Ctrl-C ended __init__()
+            self._file.close()
 
     def get_names(self, directory: str) -> Names | None:
         """Returns the cached names of a directory, or None if none are cached."""

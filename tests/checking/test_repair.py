@@ -194,6 +194,11 @@ def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
             packstore.salvage(store, tmp_path / name)
     with pytest.raises(DestinationError, match=r"exists already; choose another name$"):
         packstore.salvage(store, tmp_path / "taken.h5")
+    (tmp_path / "loop").symlink_to("loop")
+    for write in (packstore.salvage, lambda store, out: packstore.repair(store, source, out)):
+        with pytest.raises(DestinationError, match="loop exists already"):
+            write(store, tmp_path / "loop")
+    (tmp_path / "loop").unlink()
     raw = bytearray(store.read_bytes())
     raw[20] ^= 1
     store.write_bytes(raw)

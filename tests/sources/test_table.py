@@ -167,6 +167,20 @@ def test_several_labels(tmp_path: Path) -> None:
     assert found["im03.png"]["age"] == 3
 
 
+def test_numbers_beside_names_are_names(tmp_path: Path) -> None:
+    plates = make(tmp_path / "a", range(4), {"t.csv": "file,label,age\n" + "".join(
+        f"im{n:02}.png,{'7Q'[n == 2]},1\n" for n in range(4))})  # fmt: skip
+    assert [values["label"] for values in rows(plates).values()] == ["7", "7", "Q", "7"]
+    boxes = make(tmp_path / "b", range(4), {"t.csv": "".join(
+        f"im{n:02}.png,20,10,30,20,{'7Q'[n == 2]}\n" for n in range(4))})  # fmt: skip
+    assert [values["labels"] for values in rows(boxes, layout="xyxy").values()] == [["7"], ["7"], ["Q"], ["7"]]
+    missing = make(tmp_path / "c", range(4), {"t.csv": "file,label\n" + "".join(
+        f"im{n:02}.png,{['7', 'NA'][n == 2]}\n" for n in range(4))})  # fmt: skip
+    assert [values["label"] for values in rows(missing).values()] == ["7", "7", "NA", "7"]
+    with closing(open_source(missing)) as source:
+        assert source.survey().columns[0].classes is None  # the number 10 would become the class of 1
+
+
 def test_labels_in_quotes(tmp_path: Path) -> None:
     cells = ['"a,b"', "a", "b", '"a,c"', '"b,c"', "c"]
     text = "image,tags\n" + "".join(f"im{n:02}.png,{cell}\n" for n, cell in enumerate(cells))

@@ -27,7 +27,7 @@ _MAX_BYTES = 1 << 31
 _MAX_COLUMNS, _MAX_CLASSES = 4096, 1 << 20
 _INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|inf)", re.IGNORECASE)
-_MISSING = frozenset(
+MISSING = frozenset(
     {"", "#N/A", "N/A", "n/a", "NA", "<NA>", "#NA", "NULL", "null", "None", "NaN", "nan", "-nan", "-NaN"}
 )
 """Texts that pandas reads as a missing number."""
@@ -249,7 +249,7 @@ def _classify_text(value: str) -> str:
 
     An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros.
     """
-    if value in _MISSING:
+    if value in MISSING:
         return "text" if value else "missing"
     if _INTEGER.fullmatch(value):
         return "int"
@@ -289,7 +289,7 @@ def _keep_value(value: Any) -> Any:
 def _to_class_number(value: Any) -> int | None:
     """Converts a value to a class number. A missing value, and a number below 0, which is an unknown class, become
     None."""
-    number = -1 if value is None or value in _MISSING else int(value)
+    number = -1 if value is None or value in MISSING else int(value)
     return None if number < 0 else number
 
 
@@ -301,7 +301,7 @@ def _to_text(value: Any) -> str | None:
 def _make_number_parser(kind: type[int] | type[float]) -> Callable[[Any], Any]:
     """Returns a function that parses texts as numbers of a type. The function returns None for a missing number, and
     raises :class:`ValueError` for other texts."""
-    return lambda value: None if value is None or value in _MISSING else kind(value)
+    return lambda value: None if value is None or value in MISSING else kind(value)
 
 
 def _names_files(name: str) -> bool:

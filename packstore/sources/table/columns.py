@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.huggingface.metadata import ColumnValues
+from packstore.sources.huggingface.metadata import MISSING, ColumnValues
 from packstore.sources.labels import LABEL_COLUMNS
 from packstore.sources.table.box_cells import (
     find_box_columns,
@@ -92,6 +92,14 @@ class ColumnFacts:
     def numeric(self) -> bool:
         """All values are numbers or blank, and some is a number."""
         return bool(self.values.kinds) and self.values.kinds <= {"int", "float"}
+
+    @property
+    def class_kinds(self) -> set[str]:
+        """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A``.
+        Not beside texts for missing values, such as ``NA``, alone."""
+        kinds = self.values.kinds
+        names = (text for text in self.texts or () if parse_number_cell(text) is None and text not in MISSING)
+        return {"text"} if self.values.text and "text" in kinds and any(names) else kinds
 
     @property
     def mostly_numeric(self) -> bool:
@@ -235,7 +243,7 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
     if not header:
         listed = list(free)
         kinds = "".join(
-            "n" if free[name].numeric else "t" if free[name].values.kinds == {"text"} else "?" for name in listed
+            "n" if free[name].numeric else "t" if free[name].class_kinds == {"text"} else "?" for name in listed
         )
         if kinds in ("nnnnt", "nnnntnn"):  # of RetinaNet; of SKU-110K, with width and height of the image
             return tuple(listed[:4]), "", listed[4]
@@ -284,7 +292,7 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     - Numbers: there is no header, or there are boxes.
     """
     kinds = {
-        n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
+        n: each.class_kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
     }
     fitting = [
         name
