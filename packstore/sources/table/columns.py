@@ -291,9 +291,7 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     - Texts: they repeat, or there are boxes.
     - Numbers: there is no header, or there are boxes.
     """
-    kinds = {
-        n: each.class_kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
-    }
+    kinds = {n: each.class_kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES}
     fitting = [
         name
         for name, its in kinds.items()
