@@ -212,7 +212,7 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
     if error.source is None:
         return []
     asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
-    files = [n for n, text in enumerate(arguments) if n and _may_describe(Path(text), error.source)]
+    files = [n for n, text in enumerate(arguments) if n and _is_description_of(Path(text), error.source)]
     command = next((text for text in arguments if not text.startswith("-")), "")
     found = []
     for answer in error.answers:
@@ -242,9 +242,9 @@ def _is_for_file(answer: Answer, file: Path) -> bool:
     return all(find_described_folder(file, SourceOptions(), kind) for kind in kinds)
 
 
-def _may_describe(file: Path, folder: Path | None = None) -> bool:
-    """Tells if ``file`` exists and may be given in place of ``folder``. Its suffix must belong to a description (CSV,
-    JSON, YAML …).
+def _is_description_of(file: Path, folder: Path | None = None) -> bool:
+    """Tells if ``file`` can be the source in place of its folder. It must exist, with the suffix of a description
+    (CSV, JSON, YAML …).
 
     It must be in ``folder``, or in a folder directly below. With None for ``folder``, it may be anywhere.
     """
@@ -260,7 +260,7 @@ def packing_command(path: Path, options: str = "") -> str:
 
     ``options``: text to append, which begins with a space.
     """
-    name = path.stem if _may_describe(path) else path.name.removesuffix(".tar.gz") or path.resolve().name
+    name = path.stem if _is_description_of(path) else path.name.removesuffix(".tar.gz") or path.resolve().name
     return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 
 

@@ -37,7 +37,7 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
 
 
 def check_bools(**values: Any) -> None:
-    """Raises :class:`UsageError` unless each value equals True or False; 1 and 0 do."""
+    """Raises :class:`UsageError` unless each value equals True or False. Accepts 1 and 0."""
     for name, value in values.items():
         if value not in (True, False):
             raise UsageError(f"{name} should be True or False, got {value!r}")

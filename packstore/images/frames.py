@@ -92,8 +92,8 @@ def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ..
 def _count_gif_frames(data: bytes, info: ImageInfo) -> Frames:
     """Counts the image blocks of a GIF, at least 1.
 
-    ``transparent``: a later frame may leave pixels transparent. It is smaller than the image, has a transparent colour,
-    or removes an earlier frame.
+    ``transparent``: there are several frames, and pixels may be transparent. A frame is smaller than the image, has a
+    transparent colour, or removes an earlier frame.
 
     Raises :class:`IndexError` or :class:`struct.error` for a truncated file."""
     at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)

@@ -229,11 +229,11 @@ class Linker:
             if offset < 0:
                 raise self._make_unlinkable_error(key)
         nbytes, modified = states[path]
-        return Link(self._shown.get(path) or self._show(path), offset, len(record), nbytes, modified)
+        return Link(self._shown.get(path) or self._to_stored_path(path), offset, len(record), nbytes, modified)
 
-    def _show(self, path: str) -> str:
-        """Returns a path as stores keep it: relative to ``folder`` if there is one. Caches it, since an archive's path
-        is asked for often."""
+    def _to_stored_path(self, path: str) -> str:
+        """Converts a path to the form that stores keep: relative to ``folder`` if there is one.
+        Caches the results, since an archive's path is asked for often."""
         if len(self._shown) >= _KNOWN_PATHS:
             self._shown.clear()
         shown = self._shown[path] = path if self._folder is None else make_relative_link(path, self._folder)

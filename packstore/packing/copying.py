@@ -62,7 +62,8 @@ def create_store_like(
 class RecordCopier:
     """Copies records of open stores to a builder, and reports how many it has copied.
 
-    Raises :class:`CorruptRecordError` at a record that does not match its checksums.
+    Raises :class:`CorruptRecordError` at a record that does not match its checksums. Images are not read, and so not
+    verified, between linked stores.
     """
 
     def __init__(

@@ -127,6 +127,9 @@ class FileLossError(UsageError):
 class FileChecks:
     """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
 
+    Finds damaged files, and files that would lose something (depth, channels, alpha, frames) without an option that
+    allows it.
+
     It is false as a condition if there is nothing to check:
     - No column has files, or ``check`` is ``none``.
     - The source is a store, and its files will be read in the same mode.

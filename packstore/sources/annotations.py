@@ -132,7 +132,8 @@ def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
 
 def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     """Finds suspected annotations among the files that a source leaves out: whole folders of masks, and other files.
-    Skips hidden files, files of the operating system, and folders of drawings (``visualization``)."""
+    Skips files of the operating system and folders of drawings (``visualization``). Skips hidden files, unless they are
+    named as annotations are (``.labels.json``)."""
     whole = list_contents(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:

@@ -157,8 +157,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
     def _read_column(self, name: str, records: NDArray[np.int64]) -> Any:
         """Reads and verifies one column of a batch, and calls the user's transforms.
 
-        Returns a tensor or array if all values have one shape, else a list. Ragged columns always give a list, except
-        images and masks.
+        Returns a tensor or array if all values have one shape, else a list. Values of ragged columns are always a list,
+        but for images and masks of one shape. Columns of single whole numbers become int64; uint64 keeps its bits.
         """
         if name == "image":
             batch = self._try_gather_images(records) if self.transform is None else None

@@ -326,7 +326,7 @@ class Ring:
     def release(self, slot: Slot, received: Any) -> None:
         """Frees a slot whose batch was received.
 
-        Leaves buffers that ``received`` may share to the consumer. The slot allocates new ones later.
+        The consumer keeps the buffers whose memory ``received`` may use. The slot allocates new ones later.
         """
         found = find_tensors(received)
         if found is None:  # a value of the user's that may share the buffers

@@ -26,7 +26,7 @@ class Decode(Protocol):
 
 
 class DecoderLibrary(NamedTuple):
-    """A loaded library that decodes JPEG files. The engine's entry holds the library for files that the engine refuses.
+    """A loaded library that decodes JPEG files. For packstore's engine: the library for files that the engine refuses.
 
     Attributes:
         decode: Decodes whole images; None for Pillow, which has another interface.

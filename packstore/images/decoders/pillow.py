@@ -180,7 +180,8 @@ class OpenImage:
         """Returns the tags of a TIFF page, numbered as Pillow does. Decodes a page that has alpha or a transparent
         colour.
 
-        Returns None for files other than TIFF, and if Pillow cannot read the page."""
+        Returns None for files other than TIFF, if Pillow cannot read the page, and for a page with alpha over the limit
+        of pixels."""
         try:
             with _without_warnings(Warning):
                 image = self._seek_frame(page)

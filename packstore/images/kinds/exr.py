@@ -121,8 +121,8 @@ def _parse_header(data: bytes) -> _ExrHeader:
     found: dict[str, bytes] = {}
     at = 8
     while data[at]:
-        end = _find_text_end(data, at)
-        name, at = data[at:end], _find_text_end(data, end + 1) + 1
+        end = _find_null_byte(data, at)
+        name, at = data[at:end], _find_null_byte(data, end + 1) + 1
         (size,) = struct.unpack_from("<I", data, at)
         if at + 4 + size > len(data):
             raise IndexError
@@ -147,7 +147,7 @@ def _parse_header(data: bytes) -> _ExrHeader:
     return _ExrHeader(width, height, {name: names[name] for name in order}, chunks, at + 1)
 
 
-def _find_text_end(data: bytes, at: int) -> int:
+def _find_null_byte(data: bytes, at: int) -> int:
     """Returns the position of the next null byte. Raises :class:`IndexError` if there is none."""
     end = data.find(b"\0", at)
     if end < 0:
@@ -159,7 +159,7 @@ def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
     """Yields name and dtype of each channel. Raises :class:`HeaderError` for unknown types and subsampled channels."""
     at = 0
     while data[at]:
-        end = _find_text_end(data, at)
+        end = _find_null_byte(data, at)
         kind, _, across, down = struct.unpack_from("<4I", data, end + 1)
         name = data[at:end].decode("latin-1")
         if kind not in _TYPES:

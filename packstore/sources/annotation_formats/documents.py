@@ -242,7 +242,8 @@ class DocumentSource(AnnotatedSource):
         """Returns the ``paths`` of the images ``names``, of which missing ones are searched in all folders.
 
         A missing image gets the path of the only file of its name; if there are none or several, it keeps its path. A
-        name with a folder is searched only if that folder does not exist: another folder has another image.
+        name with a folder is searched only if that folder does not exist. If it exists, a file of that name elsewhere
+        would be another image.
         """
         found, there = list(paths), self._list_folders_of(paths)
         parts = [path.rpartition("/") for path in paths]

@@ -88,9 +88,11 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
 
 
 def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
-    """Makes the array of names of classes a column, if it names the class of each sample: a text for each, of which
-    some are equal. Else, and for several parts, returns the roles unchanged. Raises :class:`OSError` or
-    :class:`ValueError` if the texts cannot be read."""
+    """Makes the array of names of classes a column if it names the class of each sample.
+
+    It does if it has as many texts as there are samples, and some are equal. If it does not, or if there are several
+    parts, the roles are returned unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read.
+    """
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]

@@ -53,7 +53,8 @@ class _Split(NamedTuple):
         documents: Images with their annotations.
         masks: Folders of its masks, by column.
         places: Folder of each image in ``documents``, if the images are in several folders; else None.
-        chosen: Split whose folders hold the images, if ``documents`` has several splits; else None for all images.
+        chosen: Name of a split, if ``documents`` has several: images in folders of other splits are left out. None:
+            no image is left out.
     """
 
     folder: str
@@ -234,8 +235,11 @@ class CocoSource(FileRowSource):
             yield row._replace(value_bytes=row.value_bytes + part.documents.entry_size(number))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its masks, and converts its annotations to columns. A column is left out if the split has
-        no such annotations. Raises :class:`ValueError` for invalid annotations."""
+        """Reads an image with its masks, and converts its annotations to columns. Classes of whole images become
+        ``label`` or ``tags``. All that is not converted stays in ``json``.
+
+        A column is left out if the split has no such annotations. Raises :class:`ValueError` for invalid annotations.
+        """
         found = dict(super().read_values(ref))
         split, number = found.pop("entry")
         document = self._splits[split].documents.read_entry(number)

@@ -338,9 +338,11 @@ def _refuse_non_json(type: Any, depth: int = 0) -> None:
 
 
 def _classify_type(type: Any) -> ValueKind:
-    """Returns the kind of a column's type. A column of objects has a dictionary with the kind of each member.
+    """Returns the kind of a column's type: ``boxes``, ``numbers``, ``names`` or ``""``.
 
-    Any other column has the kind of its lists' items: ``boxes``, ``numbers``, ``names`` or ``""``.
+    - A struct: a dictionary with the kind of each member's list items.
+    - A list of structs: a dictionary with the kind of each member.
+    - Any other type: the kind of its list items.
     """
     types = load_pyarrow("pyarrow.types")
     if types.is_struct(type):

@@ -122,8 +122,8 @@ class FolderSetSource(FileRowSource):
     def fields(self) -> Mapping[str, Field]:
         """Declares the image, each group of the pattern, and each further file that some image has.
 
-        A further column whose name means masks has masks. Other further columns have images, JSON or texts, by the
-        suffix of the first file.
+        A group is a class or a text if the row lists it as such, else an int64 number. A further column whose name
+        means masks has masks. Other further columns have images, JSON or texts, by the suffix of the first file.
         """
         found: dict[str, Field] = {"image": Image()}
         for name in self._columns:

@@ -176,8 +176,8 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _image_modes(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
-        """Modes and shape of the images of each field, by name. Modes are 0 for JPEG and 1 for raw pixels, without
-        unknown modes. The shape is ``(H, W, 3)``, or None if it varies. The first use reads all rows."""
+        """Modes and shape of the images of each field, by name. Modes are 0 for JPEG and 1 for raw pixels; others
+        are left out. The shape is ``(H, W, 3)``, or None if it varies. The first use reads all rows."""
         beton = self._betons[0]
         found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):

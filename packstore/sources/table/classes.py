@@ -58,7 +58,7 @@ class ClassColumn:
     def _split_classes(self, text: str) -> list[str]:
         """Splits a text into names of classes, by the column's separator. Replaces identifiers by their titles.
 
-        If the cells are lists, returns the texts of the list unchanged.
+        If the column's cells are lists, parses ``text`` as a list and returns its texts, without replacing them.
         """
         if self._lists:
             return parse_text_list(text) or []

@@ -112,8 +112,8 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
 def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
     """Separates tables that repeat others. Returns the tables to read, and the repeating ones.
 
-    A table repeats others if it has no split, and exactly the rows of all tables of splits together. Reads all rows if
-    there are several splits, and tables without one.
+    A table repeats others if it has no split, and its rows are exactly those of all tables with a split together. Reads
+    all rows of all tables, if there are several splits and a table without split.
     """
     parts = [table for table in tables if table.split]
     copies = []

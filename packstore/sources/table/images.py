@@ -262,7 +262,7 @@ _SPLIT_WORDS = {
 
 
 def words_of_path(path: str) -> set[str]:
-    """Returns the words of a path in lower case."""
+    """Returns the words of a path in lower case: runs of the letters a–z, so that ``train2017`` gives ``train``."""
     return set(re.split(r"[^a-z]+", path.lower())) - {""}
 
 

@@ -170,7 +170,7 @@ def read_receipt(run: Path) -> Receipt | None:
 class Journal:
     """Writes the journal of a run, which has sizes and checksums of its records, and the run's receipts.
 
-    Creates the files. Syncs none.
+    Creates the files; raises :class:`FileExistsError` if there are any. Syncs none.
 
     Attributes:
         due: When to write the next receipt, by ``time.monotonic``.

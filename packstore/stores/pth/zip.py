@@ -59,7 +59,7 @@ class Archive:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise ZipError("it is empty") from None
-        with _Limited(SlicedFile(memoryview(mapped))) as file:
+        with _LimitedReads(SlicedFile(memoryview(mapped))) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries, end = archive.infolist(), archive.start_dir
@@ -152,7 +152,7 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
         yield Problem(f"the zip structure is broken: {error}")
 
 
-class _Limited(io.BufferedReader):
+class _LimitedReads(io.BufferedReader):
     """A file object for :class:`zipfile.ZipFile` that refuses to read a directory of gigabytes into memory."""
 
     def read(self, size: int | None = -1) -> bytes:

@@ -21,8 +21,8 @@ Range = tuple[float, float]
 _FACTORS = {"brightness": Code.BRIGHTNESS, "contrast": Code.CONTRAST, "saturation": Code.SATURATION, "hue": Code.HUE}
 
 
-class _Colours(ProgramOperation):
-    """Operation on pixel values, independent of their position."""
+class _ColourOperation(ProgramOperation):
+    """Operation on pixel values, independent of their position, so that its programs fit images of any size."""
 
     @property
     def depends_on_size(self) -> bool:
@@ -31,7 +31,7 @@ class _Colours(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class ColorJitter(_Colours):
+class ColorJitter(_ColourOperation):
     """Changes brightness, contrast, saturation and hue in a random order, as torchvision's ``ColorJitter``.
 
     Args:
@@ -83,7 +83,7 @@ class ColorJitter(_Colours):
 
 
 @dataclass(frozen=True)
-class Grayscale(_Colours):
+class Grayscale(_ColourOperation):
     """Makes images gray, in all three channels, as torchvision's ``Grayscale(3)``.
 
     Raises:
@@ -101,7 +101,7 @@ class Grayscale(_Colours):
         return step(len(draws), Code.GRAY)
 
 
-class _WithProbability(_Colours):
+class _WithProbability(_ColourOperation):
     """Colour operation that runs with probability ``p``."""
 
     p: float
@@ -240,7 +240,7 @@ class RandomAdjustSharpness(_WithProbability):
 
 
 @dataclass(frozen=True)
-class RandomChannelPermutation(_Colours):
+class RandomChannelPermutation(_ColourOperation):
     """Permutes the channels at random, as torchvision's ``RandomChannelPermutation``."""
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
@@ -249,7 +249,7 @@ class RandomChannelPermutation(_Colours):
 
 
 @dataclass(frozen=True)
-class RandomPhotometricDistort(_Colours):
+class RandomPhotometricDistort(_ColourOperation):
     """Changes brightness, contrast, saturation, hue and the order of channels, each with probability ``p``.
 
     Equals torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016). Contrast
@@ -288,7 +288,7 @@ class RandomPhotometricDistort(_Colours):
 
 
 @dataclass(frozen=True)
-class GaussianBlur(_Colours):
+class GaussianBlur(_ColourOperation):
     """Blurs images with a Gaussian kernel, as torchvision's ``GaussianBlur``.
 
     Args:
@@ -334,7 +334,7 @@ _LARGEST_KERNEL = 256
 
 
 @dataclass(frozen=True)
-class GaussianNoise(_Colours):
+class GaussianNoise(_ColourOperation):
     """Adds noise to every value, as torchvision's ``GaussianNoise``.
 
     The noise is a sum of four uniform bytes. It is nearly normal, but never beyond 3.45 standard deviations.

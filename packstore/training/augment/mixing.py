@@ -99,7 +99,8 @@ class BatchMixer:
         num_classes: Number of classes; None for the store's.
 
     Raises:
-        UsageError: Invalid options. While iterating: the number of classes is unknown, or a label exceeds it.
+        UsageError: Invalid options. While iterating: the number of classes is unknown; or, on the CPU, a label is
+            negative or not below it.
     """
 
     mixers: Sequence[MixUp | CutMix]

@@ -52,7 +52,8 @@ class CropAssembler(Assembler):
         return perf_counter()
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
-        """Draws the crops of several batches at once, which needs no reading."""
+        """Draws the crops of several batches at once. Reads no image. Returns a plan without memory for images; never
+        None."""
         none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
         plan = PreparedBatch(none, ids, seed, epoch)
         self._plan_batch(plan, ids & MASK, None)

@@ -127,7 +127,8 @@ class ShardsAhead:
     def _tell_threads_to_end(self, closed: bool) -> None:
         """Tells the threads to end. Forgets the shards that batches need, so that they take no room.
 
-        ``closed``: end after the shards that are being fetched; if False, after the first shards of the next epoch."""
+        ``closed``: the threads end after the shards that they are fetching. If False, they also fetch the first shards
+        of the next epoch."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)
