@@ -170,6 +170,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error.__cause__, _StoppedError):  # Python before 3.12 wraps what ends the making of a class
+            click.echo(f"packstore: {error.__cause__}{printable(_join_notes(error))}", err=True)
+            sys.exit(128 + error.__cause__.signal)
         click.echo(
             f"{red('packstore: error:', 2)} {printable(_describe_error(error, debug) + _join_notes(error))}", err=True
         )

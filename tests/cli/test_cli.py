@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import pytest
 
-import packstore
+import packstore.cli
 from packstore.cli import cli
 from packstore.cli.common import ByteSize, human_bytes, wrap_row
 from packstore.core.errors import UsageError
@@ -262,6 +262,23 @@ def test_an_interrupted_conversion_leaves_nothing_that_opens(
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == [".a.h5.packstore", "photos"] if kept else names in (["photos"], [".a.h5.packstore", "photos"])
     assert not any(is_store(path) for path in tmp_path.iterdir())
+
+
+def test_a_signal_while_a_class_is_made_ends_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        try:
+            raise packstore.cli._StoppedError(signal.SIGTERM)
+        except BaseException as stopped:
+            raise RuntimeError("Error calling __set_name__") from stopped  # as Python 3.11 does
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    monkeypatch.setattr(cli, "main", stop)
+    with pytest.raises(SystemExit) as ended:
+        packstore.cli.main(["info"])
+    assert (ended.value.code, capsys.readouterr().err) == (143, "packstore: terminated\n")
 
 
 @pytest.mark.slow

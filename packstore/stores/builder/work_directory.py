@@ -327,9 +327,16 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
             continue
         nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
         destination = directory / owner.destination
-        growths = [_read_growth(destination, run / GROWTH) for run in list_runs(path)]
-        names = (str(name) for each in growths if each is not None for name in each["needless"])
-        yield Leftover(path, owner, nbytes, tuple(name for name in names if os.path.lexists(destination / name)))
+        yield Leftover(path, owner, nbytes, list_needless_files(destination))
+
+
+def list_needless_files(destination: Path) -> tuple[str, ...]:
+    """Lists the names of files that an interrupted append left in the store, and that the store does not need."""
+    work = work_path(destination)
+    runs = list_runs(work) if work.is_dir() else []
+    growths = [_read_growth(destination, run / GROWTH) for run in runs]
+    names = (str(name) for each in growths if each is not None for name in each["needless"])
+    return tuple(name for name in names if os.path.lexists(destination / name))
 
 
 def remove_leftover(leftover: Leftover) -> None:
