@@ -37,6 +37,7 @@ from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
+from packstore.stores.builder.work_directory import list_needless_files
 from packstore.stores.linked import LinkError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.sharded import ShardedReader
@@ -165,9 +166,14 @@ class StoreCheck:
             if problem.record is not None and key is None:
                 key = try_key(self._reader, problem.record)
             yield self._mark_reported(replace(problem, key=key))
+        remote = isinstance(self._reader, RemoteReader)
+        if left := () if remote else list_needless_files(self._reader.path):
+            yield Problem(
+                f"an interrupted append left {len(left):,} files in the store: give its command again, or run "
+                "packstore clean"
+            )
         self._progress(Progress("verify", 0, records, 0))
         reached = 0
-        remote = isinstance(self._reader, RemoteReader)
         batches = None if self._image_checks is None else self._image_checks.batches
         kept: list[tuple[int, str | None, _ColumnResults]] = []
         for number, file in enumerate(open_files(self._reader) if not (remote and self._quick) else ()):

@@ -274,19 +274,9 @@ class ShardedReader(Reader):
         if not self._is_manifest_canonical():
             yield Problem(f"{MANIFEST_FILE} was changed, although its values are the same")
         names = {MANIFEST_FILE, shards.file, *shards.names()}
-        surplus = [entry.name for entry in sorted(self.path.iterdir()) if entry.name not in names]
-        added: set[str] = set()
-        if surplus:
-            from packstore.stores.builder.work_directory import list_needless_files  # imports this module
-
-            added.update(list_needless_files(self.path))
-        for name in surplus:
-            why = (
-                "was left by an interrupted append: run it again, or packstore clean"
-                if name in added
-                else ("does not belong to the store")
-            )
-            yield Problem(f"{printable(name)!r} {why}")
+        for entry in sorted(self.path.iterdir()):
+            if entry.name not in names:
+                yield Problem(f"{printable(entry.name)!r} does not belong to the store")
         done_bytes = 0
         for number, shard in enumerate(shards):
             yield from self._check_shard(number, shard, quick, progress)

@@ -332,6 +332,20 @@ def test_who_has_just_begun_is_named_once_it_has_said_who_it_is(
     holder.remove()
 
 
+def test_a_signal_does_not_end_the_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = WorkDirectory(tmp_path / "out.h5")
+    work.create_run()
+
+    def stop(path: Path) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("packstore.stores.builder.work_directory.remove_run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        work.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when its owner is done just then."""
     path = tmp_path / ".out.h5.packstore"

@@ -156,17 +156,28 @@ class WorkDirectory:
     def remove(self) -> None:
         """Calls :meth:`undo_interrupted_publish`, removes the directory with all runs, and unlocks it.
 
-        Leaves foreign files. Logs a warning if removing fails. Idempotent.
+        Leaves foreign files. Logs a warning if removing fails. Begins once more if a signal interrupts it. Idempotent.
         """
         if self._descriptor < 0:
             return
         try:
-            self.undo_interrupted_publish()
-            _remove_content(self.path)
+            try:
+                self._remove_all()
+            except Exception:
+                raise
+            except BaseException:
+                self._remove_all()
+                raise
         except OSError as error:  # called after the real work, or while another error is being raised
             _log.warning("cannot remove the work directory %s: %s", printable(str(self.path)), error)
         finally:
             self.release()
+
+    def _remove_all(self) -> None:
+        """Calls :meth:`undo_interrupted_publish`, and removes the directory. Raises :class:`OSError` if that fails."""
+        self.undo_interrupted_publish()
+        if self.path.is_dir():
+            _remove_content(self.path)
 
     def release(self) -> None:
         """Unlocks the directory and leaves its content. Idempotent."""
