@@ -222,6 +222,7 @@ class Survey:
             once.
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
         notes: Further facts that a person should know before using or sharing the store.
+        value_range: Least and greatest value that arrays of whole numbers can have; None if only their dtype says so.
     """
 
     splits: Mapping[str, int]
@@ -241,6 +242,7 @@ class Survey:
     mode: str | None = None
     ledger: Ledger = field(default_factory=Ledger)
     notes: tuple[str, ...] = ()
+    value_range: tuple[int, int] | None = None
 
     @property
     def records(self) -> int:

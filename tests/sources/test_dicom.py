@@ -123,6 +123,20 @@ def test_rescaled_values_are_pydicoms(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image_of(found)[..., 0], expected.astype(np.float32))
 
 
+def test_scale_is_refused_for_values_that_do_not_take_all_bits(tmp_path: Path) -> None:
+    """Of 12 bits, scale would make 0 … 16."""
+    pixels = np.abs(pixels_of(1)).astype(np.uint16)
+    save(
+        make_dataset(pixels % 4096, BitsStored=12, HighBit=11, RescaleIntercept=-1024, RescaleSlope=1),
+        tmp_path / "12" / "a.dcm",
+    )
+    for columns, window in (("image=stored", "0,4095"), ("image=rescaled", "-1024,3071")):
+        with pytest.raises(UsageError, match=f"give --depth window:{window},"):
+            convert(tmp_path / "12", tmp_path / "out.h5", columns=columns, depth="scale")
+    save(make_dataset(pixels), tmp_path / "16" / "a.dcm")
+    assert convert(tmp_path / "16", tmp_path / "out.h5", depth="scale").manifest.encoding == "uint8"
+
+
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
 def test_the_window_is_pydicoms(function: str, tmp_path: Path) -> None:
     pixels = np.arange(-1500, 1500, 25, np.int16).reshape(10, 12)

@@ -27,7 +27,14 @@ from packstore.sources.medical.dicom_files import KEPT, MAGIC, MAGIC_AT, NoPixel
 from packstore.sources.medical.dicom_geometry import read_slice
 from packstore.sources.medical.dicom_header import read_frame_columns, read_header
 from packstore.sources.medical.dicom_pixels import read_frame
-from packstore.sources.medical.dicom_series import DicomFile, are_placed, choose_mode, group_by_series, sort_files
+from packstore.sources.medical.dicom_series import (
+    DicomFile,
+    are_placed,
+    choose_mode,
+    find_value_range,
+    group_by_series,
+    sort_files,
+)
 from packstore.sources.medical.dicom_volumes import Slice, stack_slices
 from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.rows import Row
@@ -138,7 +145,8 @@ class DicomSource(HeaderScanSource):
                 f"slices without positions are in the order of InstanceNumber, in {len(unplaced)} series, the first "
                 f"with {printable(unplaced[0].path)}"
             )
-        return replace(survey, notes=(*survey.notes, *notes))
+        value_range = find_value_range(self._files, self._value_form)
+        return replace(survey, notes=(*survey.notes, *notes), value_range=value_range)
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields one row for each frame or volume, series by series. A damaged file has a row whose reading fails.

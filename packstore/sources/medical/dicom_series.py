@@ -91,6 +91,17 @@ def choose_mode(where: str, files: Sequence[DicomFile], form: str) -> Mode:
     return mode_of(channels, dtype)
 
 
+def find_value_range(files: Sequence[DicomFile], form: str) -> tuple[int, int] | None:
+    """Returns the least and greatest value that pixels can have by the headers. None for floating point.
+
+    ``form``: as for :func:`choose_mode`.
+    """
+    ranges = {_pixel_range(file.header, form) for file in files if file.header is not None}
+    if not ranges or any(is_float for *_, is_float in ranges):
+        return None
+    return min(low for _, low, _, _ in ranges), max(high for _, _, high, _ in ranges)
+
+
 def _pixel_range(header: DicomHeader, form: str) -> tuple[int, int, int, bool]:
     """Returns (channels, least value, greatest value, True for floating point) of the pixels of an image.
 
