@@ -210,7 +210,10 @@ class Comparison:
         changed = then is not None and self.split is None and then.others != now.others
         if self._counts_agree:
             summary += "; an independent count agrees"
-        return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
+        if then is not None and changed:
+            others = "others" if then.left == left else f"{then.left:,}"
+            summary += f" (when it was packed, {others} were left out)"
+        return summary
 
     def has_same_shards(self) -> bool:
         """Returns whether the source is a store with the same splits and the same shards.

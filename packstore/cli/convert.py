@@ -160,7 +160,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert ILSVRC2012_img_train.tar train.lmdb     an archive
       packstore convert cifar-10-python.tar.gz cifar.pth        float16
       packstore convert s3://bucket/imagenet imagenet.lmdb      an object store
-      packstore convert torchvision:OxfordIIITPet:data pet.lmdb by torchvision
+      packstore convert torchvision:OxfordIIITPet:data pet.lmdb
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format
     """

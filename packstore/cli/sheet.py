@@ -69,6 +69,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
     with suggest_packing(store):
         if out != Path("-"):
             more = write_sheet(store, out, chosen)
+            click.echo(f"{printable(str(out))}: drawn from {printable(str(store))}")
             if more:
                 missing = pluralize(more, "more class", "more classes")
                 click.echo(f"{printable(str(out))} has no room for {missing}; a .pdf has")

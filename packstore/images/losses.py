@@ -96,7 +96,7 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     if lost := _describe_lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:
-        losses["alpha"] = "transparent pixels, and their colours are read as if they were not"
+        losses["alpha"] = "transparent pixels, and no alpha is read"
     return LossReport(losses, None if losses else _find_conversion(info, found, wanted), found.is_certain)
 
 

@@ -49,7 +49,7 @@ _CLOUDS = {
         "AWS_METADATA_ENDPOINT",
         "http://169.254.169.254",
         ("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}),
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE,",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     "gs": _Cloud(
         (

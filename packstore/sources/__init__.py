@@ -111,7 +111,19 @@ def open_source(
     encoding = find_encoding(named)
     with use_encoding(encoding):
         opened = _open_files(
-            path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, others, progress
+            path,
+            kind,
+            labels,
+            max_pixels,
+            packed_as,
+            skip_bad,
+            image_key,
+            label_key,
+            layout,
+            ignore,
+            others,
+            progress,
+            clips=given == CLIPS,
         )
     if encoding is not None:
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
@@ -147,8 +159,11 @@ def _open_files(
     ignore: str | Sequence[str],
     columns: tuple[str, ...],
     progress: ProgressCallback,
+    *,
+    clips: bool,
 ) -> Source:
-    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
+    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags. ``clips``:
+    folders of images may be clips; see :func:`.recognition.recognise`.
 
     If ``path`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
     kind reads only local files. Raises :class:`UsageError`
@@ -188,7 +203,7 @@ def _open_files(
         store: Kind = SOURCES["store"]
         return store.open(place, options)
     try:
-        return _open_recognised(place, named, options, packed_as)
+        return _open_recognised(place, named, options, packed_as, clips)
     except NeedsCopyError:
         from packstore.sources.copied import CopiedSource
 
@@ -242,7 +257,9 @@ def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptio
         return False
 
 
-def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
+def _open_recognised(
+    place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None, clips: bool
+) -> Source:
     """Opens a path as the named kind, or as the recognised one. Options for arrays that are not given are those of
     ``packed_as``.
 
@@ -267,7 +284,7 @@ def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, pa
         if named is None:
             try:
                 with cache_folders():
-                    named = recognise(place, options)
+                    named = recognise(place, options, clips)
             except NeedsCopyError:
                 raise
             except SourceError as error:

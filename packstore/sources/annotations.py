@@ -172,7 +172,11 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
     folders = Counter(folder for folder in left if folder in contents.folders)
     whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
     others = (
-        Finding(f"{count} images in {printable(folder)}", (folder_pattern(folder),) if folder in whole else (), folder)
+        Finding(
+            f"{count} image{'s' * (count > 1)} in {printable(folder)}",
+            (folder_pattern(folder),) if folder in whole else (),
+            folder,
+        )
         for folder, count in sorted(folders.items())
         if folder
     )

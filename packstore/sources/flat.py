@@ -203,6 +203,10 @@ class FlatSource(FolderSource):
         try:
             found = self.tree.stat(row.file)
         except OSError as error:
+            if self.tree.rules.hides(row.file):
+                raise SourceError(
+                    f"{labels.name_line(row.line)}: {printable(row.file)} is left out by --ignore; remove its line"
+                ) from None
             raise SourceError(
                 f"{labels.name_line(row.line)}: {printable(row.file)} in {self.name()}: "
                 f"{error.strerror or error}; files are named from that folder on"

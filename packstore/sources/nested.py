@@ -95,7 +95,7 @@ def find_split_like_folders(path: Path) -> list[str]:
     return []
 
 
-def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
+def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] | None:
     """Returns the reason why folders of images do not seem to be classes. Also returns the folders to use instead.
     Returns None if they seem to be classes.
 
@@ -104,7 +104,8 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
     - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
     - A folder is called ``images``, and there are others.
     - Some contain images, and some contain only folders of images.
-    - All contain only folders, with equal names in each (domains, cameras).
+    - All contain only folders, with equal names in each (domains, cameras). With ``clips`` this is no reason: the
+      folders inside are clips, and classes may number theirs alike.
     """
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
@@ -127,7 +128,7 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow
-    if len(hollow) > 1 and len(hollow) == len(classes) and not splits:
+    if len(hollow) > 1 and len(hollow) == len(classes) and not splits and not clips:
         shared = set.intersection(*(below[path] for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
             return (

@@ -18,6 +18,7 @@ from packstore.sources.ledger import Role
 from packstore.sources.mask_folders import Finding
 from packstore.sources.nested import find_nested, find_non_classes, find_only_folder, find_split_like_folders
 from packstore.sources.refusals import (
+    TABLES,
     add_first_answer,
     add_kinds,
     archive_without_images_error,
@@ -83,8 +84,9 @@ def find_kind(path: Path) -> Kind | None:
     return None
 
 
-def recognise(path: Path, options: SourceOptions) -> Kind:
+def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     """Returns the kind of ``path``: the first certain one (specific kinds come first), else the first possible one.
+    With ``clips`` the classes of an image folder may contain folders of equal names.
 
     Raises:
         AmbiguousSourceError: Kinds match partially, folders of an image folder do not seem to be classes, or the
@@ -113,7 +115,7 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
         if certainty is Certainty.CERTAIN:
             if kind.name == "imagefolder":
                 try:
-                    _refuse_unlikely_classes(path)
+                    _refuse_unlikely_classes(path, clips)
                 except AmbiguousSourceError as error:
                     side_by_side = [each for each in found.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
                     raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
@@ -151,7 +153,7 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise archive_without_images_error(path, tree)
         return possible[0]
-    if options.columns:
+    if options.columns and path.suffix.lower() not in TABLES:
         raise SourceError(f"{printable(str(path))} has no table that names its images: leave --column out")
     if options.labels is None and any(options.array_names.values()):
         raise SourceError(
@@ -183,7 +185,7 @@ def _find_specific_kind(path: Path) -> Kind | None:
     return None if found is None or found.name in PLAIN_KINDS else found
 
 
-def _refuse_unlikely_classes(path: Path) -> None:
+def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
     """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes.
 
     - The only folder is a dataset itself.
@@ -197,7 +199,7 @@ def _refuse_unlikely_classes(path: Path) -> None:
     if splits := find_split_like_folders(path):
         raise split_names_error(path, splits, "imagefolder")
     tree = open_tree(path)
-    found = None if tree is None else find_non_classes(list_contents(tree))
+    found = None if tree is None else find_non_classes(list_contents(tree), clips)
     if found is not None:
         raise no_classes_error(path, *found, "imagefolder")
 

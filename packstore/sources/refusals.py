@@ -15,6 +15,7 @@ from packstore.sources.listing import no_images_message
 from packstore.sources.tree import Tree
 
 SEE_GUIDE = "see packstore guide sources"
+TABLES = (".csv", ".tsv")
 _SHOWN = 8
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.I | re.S)
@@ -39,6 +40,11 @@ def unrecognised_error(path: Path) -> SourceError:
     refuse_page(path)
     if start.startswith(_ARCHIVES):
         return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
+    if path.suffix.lower() in TABLES:
+        return SourceError(
+            f"{name} is a file{begins}, and names no image of its folder: move it to the images; or give the folder of "
+            f"the images, and --labels {name} (columns file,label)"
+        )
     return SourceError(f"{name} is a file{begins}: neither a store nor a source that packstore reads ({SEE_GUIDE})")
 
 

@@ -32,6 +32,8 @@ from packstore.stores.link_files import (
     read_whole_file,
 )
 
+_BRING_BACK = "bring it back, name its new place (packstore link --rebase), or link again (packstore repair)"
+
 
 class LinkError(StoreError):
     """The image of a record cannot be read from its linked file.
@@ -144,7 +146,7 @@ class LinkedReader(Reader):
             try:
                 found = read_file_state(place).nbytes
             except (OSError, ValueError) as error:
-                yield Problem(f"{what} cannot be read ({_short_reason(error)})")
+                yield Problem(f"{what} cannot be read ({_short_reason(error)}); {_BRING_BACK}")
             else:
                 if found < nbytes:
                     yield Problem(f"{what} has {found} bytes, not {nbytes}")
@@ -180,8 +182,8 @@ class LinkedReader(Reader):
                 whole = length == size and not is_url_link(place)
                 file = opened[place] = read_whole_file(place) if whole else self._files.open(place)
             except (OSError, ValueError) as error:
-                why = f"cannot be read ({_short_reason(error)}); bring it back, name its new place (packstore link "
-                raise self._link_error(record, place, f"{why}--rebase), or link again (packstore repair)") from None
+                why = f"cannot be read ({_short_reason(error)}); {_BRING_BACK}"
+                raise self._link_error(record, place, why) from None
             except StoreError as error:
                 raise self._link_error(record, place, f"cannot be fetched: {error}") from error
         data = file.data[offset : offset + length]

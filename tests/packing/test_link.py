@@ -279,7 +279,9 @@ def test_relinked_store_reads_the_moved_files(tmp_path: Path, container: str) ->
     moved.parent.mkdir()
     source.rename(moved)
     count = "6 images" if container == "tar" else "1 image"
-    assert f", which has {count}, cannot be read" in packstore.verify(store, quick=True).problems[0].what
+    problem = packstore.verify(store, quick=True).problems[0].what
+    assert f", which has {count}, cannot be read" in problem
+    assert "name its new place (packstore link --rebase)" in problem
     if container == "tar":
         os.utime(moved, (5, 5))
     report = packstore.relink(store, rebase=(source, moved))

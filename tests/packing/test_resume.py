@@ -161,7 +161,8 @@ def test_other_options_start_afresh_and_say_why(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, reason: str
 ) -> None:
     out = tmp_path / "out.h5"
-    cut_short(folder, out, 6, **first)
+    run = cut_short(folder, out, 6, **first)
+    run.with_name("run-00009").mkdir()  # a later run that was ended before its first receipt
     report = packstore.convert(folder, out, **second)
     assert report.resumed == 0
     assert "starting afresh" in warning(caplog)

@@ -162,7 +162,7 @@ def _png(seed: int) -> bytes:
 @pytest.mark.slow
 def test_the_command(store: Path, tmp_path: Path) -> None:
     done = run("sheet", store, tmp_path / "x.png", "--split", "val", "--per-class", "2")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / 'x.png'}: drawn from {store}\n", "")
     assert size_of(tmp_path / "x.png")[0] > 100
     for arguments, message in (
         ([tmp_path / "x.gif"], "a sheet is written as .png or .pdf, got 'x.gif'"),

@@ -108,6 +108,16 @@ def test_folders_above_clips_are_classes_and_clips_are_appended(tmp_path: Path) 
     np.testing.assert_array_equal(clips["train/run/v9"], frames_of(9, 7).transpose(0, 3, 1, 2))
 
 
+def test_classes_may_number_their_clips_alike(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / "a" / ("jump", "run")[number % 2] / f"clip_{number // 2}", frames_of(number, 2))
+    with pytest.raises(AmbiguousSourceError, match="same folders of images in each"):
+        open_source(tmp_path / "a")
+    manifest = convert(tmp_path / "a", tmp_path / "s.lmdb", frames="clips").manifest
+    assert (manifest.classes, manifest.records) == (("jump", "run"), 4)
+    assert verify(tmp_path / "s.lmdb", against=tmp_path / "a").ok
+
+
 def test_folders_like_clips_are_a_question(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "video" / f"clip_{number:04}", frames_of(number, 2))

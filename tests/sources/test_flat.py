@@ -302,6 +302,13 @@ def test_a_pipe_is_never_opened(folder: Path) -> None:
         bare.read(list(bare.entries())[-1])
 
 
+def test_a_labels_file_that_names_an_ignored_image(folder: Path) -> None:
+    path = folder.parent / "labels.csv"
+    path.write_text("file,label\na.jpg,cat\n")
+    with pytest.raises(SourceError, match=r"labels\.csv, line 2: a\.jpg is left out by --ignore; remove its line"):
+        open_source(folder, labels=path, ignore=["a.jpg"]).survey()
+
+
 def test_a_labels_file_that_is_a_pipe(folder: Path) -> None:
     os.mkfifo(folder.parent / "labels.csv")
     with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe; labels are read several times"):

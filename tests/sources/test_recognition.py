@@ -155,5 +155,8 @@ def test_a_file_that_describes_a_folder_stands_for_it(
 
 def test_another_text_is_no_source(tmp_path: Path) -> None:
     fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), "numbers.csv": "a,b\n1,2\n"})
-    with pytest.raises(SourceError, match=r"numbers\.csv is a file that begins with"):
+    with pytest.raises(SourceError, match=r"numbers\.csv is a file that begins with .*, and names no image of its"):
         open_source(tmp_path / "numbers.csv")
+    fill(tmp_path / "apart", {"labels.csv": "file,label\nz.jpg,cat\n"})
+    with pytest.raises(SourceError, match=r"labels\.csv is a file that begins with .*, and names no image of its"):
+        open_source(tmp_path / "apart" / "labels.csv", columns=["image=file"])

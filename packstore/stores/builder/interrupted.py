@@ -174,7 +174,7 @@ def find_interrupted_run(
     for path in runs:
         receipt = read_receipt(path)
         if receipt is None:
-            why = why if restart else "the interrupted run was ended before its first receipt"
+            why = why or ("" if restart else "the interrupted run was ended before it had saved a record")
             continue
         differs = "--restart was given" if restart else identity.describe_difference(receipt)
         if differs is None:
