@@ -13,6 +13,11 @@ import click
 
 from packstore.cli.common import wrap_text
 
+_DEMO = """
+  The examples of the pages use a small dataset and its store:
+    packstore demo packstore-demo
+    packstore convert packstore-demo demo.lmdb"""
+
 
 @click.command(short_help="Read the guide, page by page.")
 @click.argument("topic", required=False, shell_complete=lambda _context, _argument, start: _complete_topics(start))
@@ -31,6 +36,7 @@ def guide(topic: str | None) -> None:
         for name, path in pages.items():
             summary = path.read_text("utf-8").split("\n\n")[1]  # the sentence below the title
             click.echo("\n".join(wrap_text(f"{name:<{width}}  ", " ".join(summary.split()), 80)))
+        click.echo(_DEMO)
         return
     if topic not in pages:
         near = _complete_topics(topic) or difflib.get_close_matches(topic, pages, 1, cutoff=0.75)

@@ -22,7 +22,7 @@ PAGES = {path.stem: path for path in (Path(packstore.__file__).parent / "guide")
 def test_without_a_topic_it_lists_all_pages_with_their_summaries() -> None:
     done = run("guide")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines() if line[0] != " "] == sorted(PAGES)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()] == sorted(PAGES)
     assert max(map(len, done.stdout.splitlines())) <= 80
     for path in PAGES.values():
         title, summary, *_ = path.read_text("utf-8").split("\n\n")

@@ -46,8 +46,10 @@ def test_names_that_are_no_recipes_are_refused() -> None:
         A.recipe("dino2")
     with pytest.raises(UsageError, match="views=recipe"):
         as_operations("dino")
-    with pytest.raises(UsageError, match="begins with rand, augmix"):
+    with pytest.raises(UsageError, match=r"no recipe 'timm-rsb-a9': did you mean 'timm-rsb-a.*; or a policy of timm"):
         as_operations("timm-rsb-a9")
+    with pytest.raises(UsageError, match="begins with rand, augmix"):
+        as_operations(["timm-rsb-a9"])
     with pytest.raises(UsageError, match="there is no recipe"):
         as_operations("imagenet")
     assert as_operations(["rand-m9"]) == (A.TimmAugment("rand-m9"),)

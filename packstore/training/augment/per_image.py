@@ -18,9 +18,9 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.logic import Compose
-from packstore.training.augment.recipes import RECIPES, recipe
+from packstore.training.augment.recipes import recipe
 from packstore.training.augment.thread_generator import ThreadGenerator
-from packstore.training.augment.timm_policies import TimmAugment
+from packstore.training.augment.timm_policies import POLICY_BEGINNINGS, TimmAugment
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import single_threaded
 
@@ -216,7 +216,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
             ``augment`` is not a list.
     """
     if isinstance(augment, str):
-        augment = recipe(augment) if "-" not in augment or augment in RECIPES else [augment]
+        augment = _recipe_or_policy(augment)
     if _is_sequence(augment) or callable(augment):
         augment = [augment]
     if getattr(augment, "views", None) is not None:
@@ -237,6 +237,19 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
                 _refuse_random(part, use)
             flat.append(operation)
     return tuple(flat)
+
+
+def _recipe_or_policy(name: str) -> list[Any]:
+    """Returns the operations of a recipe, or a list with a policy of timm: a name with a dash after a known beginning.
+
+    Raises :class:`UsageError` for any other name."""
+    beginning, dash, _ = name.partition("-")
+    if dash and beginning in POLICY_BEGINNINGS:
+        return [name]
+    try:
+        return recipe(name)
+    except UsageError as error:
+        raise UsageError(f"{error}; or a policy of timm, such as rand-m9-mstd0.5") from None
 
 
 def _is_sequence(operation: Any) -> bool:

@@ -59,6 +59,7 @@ _WEIGHTED: dict[str, dict[str, float | None]] = {
 }
 """Operations and weights of the sets that ``t`` selects."""
 
+POLICY_BEGINNINGS = ("rand", "augmix", *TIMM_POLICIES)
 _LEVELS = 10.0
 
 
@@ -269,9 +270,7 @@ def _parse_notation(config: str) -> _PolicyPlan:
     elif first == "augmix":
         plan = _PolicyPlan(3, _AUGMIX, magnitude=3, share=1.0, deviation=math.inf, chains=3, random_depth=True)
     elif first != "rand":
-        raise UsageError(
-            f"a policy in timm's notation begins with rand, augmix, {', '.join(TIMM_POLICIES)}, got {config!r}"
-        )
+        raise UsageError(f"a policy in timm's notation begins with {', '.join(POLICY_BEGINNINGS)}, got {config!r}")
     for part in parts:
         found = re.fullmatch(r"([a-z]+)(.*)", part)
         key, value = found.groups() if found else (part, "")
