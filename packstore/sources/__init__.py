@@ -109,6 +109,7 @@ def open_source(
     named = check_columns(columns) or _recorded_texts(packed_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
+    recorded = None if packed_as is None else packed_as.options.get("frames")
     with use_encoding(encoding):
         opened = _open_files(
             path,
@@ -123,16 +124,15 @@ def open_source(
             ignore,
             others,
             progress,
-            clips=given == CLIPS,
+            clips=(recorded if frames is None else frames) == CLIPS,
         )
     if encoding is not None:
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
         opened = GeoSource(opened)
-    if frames is None and packed_as is not None:
+    if frames is None and isinstance(recorded, str):
         holds_files = opened.packed is None or opened.packed.encoding == "original"
-        recorded = packed_as.options.get("frames")
-        frames = recorded if holds_files and isinstance(recorded, str) else None
+        frames = recorded if holds_files else None
     opened = take_frames(opened, frames)
     if isinstance(opened, ClipsSource) and packed_as is not None:
         opened.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
