@@ -209,7 +209,7 @@ def _open_files(
 
         assert isinstance(place, RemotePath)
         with add_source_to_questions(place, options):
-            return CopiedSource(place, lambda copy: _open_recognised(copy, named, options, packed_as), progress)
+            return CopiedSource(place, lambda copy: _open_recognised(copy, named, options, packed_as, clips), progress)
 
 
 def find_described_folder(file: Path, options: SourceOptions, named: Kind | None) -> tuple[Path, SourceOptions] | None:
