@@ -249,7 +249,7 @@ def describe_report(report: ConvertReport) -> str:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:
         lines.append(f"  classes  {format_classes(manifest.classes)}")
-    lines += [f"  {name:<8} {text}" for name, text in describe_targets(manifest.columns)]
+    lines += [f"  {name:<8}{' ' * (1 + (len(name) > 8))}{text}" for name, text in describe_targets(manifest.columns)]
     if manifest.has_column("label") and manifest.classes is None:
         kind = manifest.column("label").type
         lines.append(f"  labels   {'numbers, without class names' if kind == 'label' else f'none, but {kind}'}")

@@ -114,7 +114,7 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
     if modes := count_modes(source, survey):
         some = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
-        rows.append(("modes", f"{some} (the headers of {modes.total()} files were read)"))
+        rows.append(("modes", f"{some} (by the headers of {pluralize(modes.total(), 'file')})"))
     elif not files and survey.mode is not None:
         rows.append(("mode", str(parse_mode(survey.mode))))
     rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]

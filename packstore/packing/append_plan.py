@@ -282,8 +282,9 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
     """Raises :class:`StoreError` if ``added`` has a class."""
     for name, classes in added.items():
         some = ", ".join(map(printable, classes[:10])) + (", …" if len(classes) > 10 else "")
+        count = "1 class" if len(classes) == 1 else f"{len(classes):,} classes"
         raise StoreError(
-            f"{printable(source)} has {len(classes):,} of {printable(name)!r} that {printable(store)} lacks ({some}); "
+            f"{printable(source)} has {count} of {printable(name)!r} that {printable(store)} lacks ({some}); "
             "rename them if they are typing errors, or leave out --no-new-classes to add them"
         )
 

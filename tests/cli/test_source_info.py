@@ -40,7 +40,7 @@ def test_modes_of_a_few_headers(tmp_path: Path) -> None:
         Image.fromarray(np.zeros((4, 4), dtype)).save(tmp_path / "a" / f"{number}.png")
     with closing(open_source(tmp_path)) as source:
         said = rows(describe_source(source, survey := source.survey(), ""))
-        assert said["modes"] == "L in 1, I;16 in 2 (the headers of 3 files were read)"
+        assert said["modes"] == "L in 1, I;16 in 2 (by the headers of 3 files)"
         assert source_to_json(source, survey)["modes_of_some"] == {"L": 1, "I;16": 2}
 
 

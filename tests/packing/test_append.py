@@ -581,7 +581,7 @@ def test_new_classes_are_said_or_refused(photos: Path, part: Part, tmp_path: Pat
     packstore.convert(part("first", lambda key: "/cat/" not in key), store)
     second = part("second", lambda key: "/cat/" in key)
     before = content(store)
-    with pytest.raises(StoreError, match=r"has 1 of 'label' that .* lacks \(cat\); .*--no-new-classes"):
+    with pytest.raises(StoreError, match=r"has 1 class of 'label' that .* lacks \(cat\); .*--no-new-classes"):
         packstore.append(store, second, no_new_classes=True)
     assert content(store) == before
     report = packstore.append(store, second)
