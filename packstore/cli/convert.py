@@ -45,7 +45,7 @@ from packstore.cli.options import (
 )
 from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.modes import RGB
+from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath
 
@@ -315,11 +315,12 @@ def verify_command(report: ConvertReport, source: Path, labels: Path | None, sou
 
 
 def _describe_uint8_size(report: ConvertReport) -> str | None:
-    """Returns a sentence on the size with uint8 instead of floating point. Returns None for other encodings, and if the
-    source is a store."""
+    """Returns a sentence on the size with uint8 instead of floating point. Returns None for other encodings, for modes
+    that uint8 does not hold, and if the source is a store."""
     manifest = report.manifest
     image = manifest.image
-    if ENCODINGS[manifest.encoding].layout != "CHW" or manifest.origin.kind == "store":
+    is_float = ENCODINGS[manifest.encoding].layout == "CHW"
+    if not is_float or parse_mode(image.mode or RGB.name).dtype != "uint8" or manifest.origin.kind == "store":
         return None
     pixels = manifest.records * math.prod(image.shape)
     smaller = report.disk_bytes - image.nbytes + pixels

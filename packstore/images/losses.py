@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.modes import RGB, Mode
+from packstore.core.modes import RGB, Mode, mode_of
 from packstore.images.decoders import native
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
 
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _ANSWERS = {
-    "depth": "--depth keep (values as they are), scale, clip or window:LO,HI (from LO to HI)",
+    "depth": "--depth keep (values as they are, if all images have this type), scale, clip or window:LO,HI (from LO to "
+    "HI)",
     "frames": "--frames first, the number of a frame from 0, all (each is a record), or clips (each file is a record, "
     "with an array of its frames)",
-    "channels": "--mode keep (all channels), --mode RGB or --mode L",
-    "alpha": "--alpha keep, drop or over:COLOUR",
+    "channels": "--mode keep (all channels, if all images have them), --mode RGB or --mode L",
+    "alpha": "--alpha keep (if the first image has alpha; else --mode {with_alpha}), drop or over:COLOUR",
 }
 """Command-line options that answer the question about each loss."""
 
@@ -28,6 +29,7 @@ _ANSWERS = {
 UNIFIED = {
     "gray_to_colour": ("gray image", "gray images", "all channels are equal"),
     "cmyk_to_rgb": ("CMYK image", "CMYK images", "the colours are converted"),
+    "lab_to_rgb": ("Lab image", "Lab images", "the colours are converted"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
 }
 """Conversions to another mode that lose nothing, by name: singular and plural of such an image, and the reason."""
@@ -57,8 +59,8 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
         reading: Mode and options with which it is read.
 
     Returns:
-        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". These lose nothing: CMYK,
-            whose colours are converted; alpha that is opaque everywhere; files that cannot be opened.
+        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". These lose nothing: CMYK
+            and Lab, whose colours are converted; alpha that is opaque everywhere; files that cannot be opened.
 
     Raises:
         HeaderError: As :func:`examine_losses`.
@@ -112,6 +114,8 @@ def _find_conversion(info: ImageInfo, found: native.ImageDescription, wanted: Mo
         return "gray_to_colour"
     if mode.has_alpha and not wanted.has_alpha and not found.transparent:
         return "opaque_alpha_dropped"
+    if found.is_lab:
+        return "lab_to_rgb"
     return "cmyk_to_rgb" if info.components == 4 and info.kind in ("jpeg", "tiff") and mode == RGB else None
 
 
@@ -123,7 +127,8 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
             f"{has}Values of different types do not compare: leave such files out with --ignore, or pack all images as "
             "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI"
         )
-    answers = "; ".join(_ANSWERS[name] for name in losses)
+    with_alpha = mode_of(reading.pixels.channels + 1, reading.pixels.dtype).name
+    answers = "; ".join(_ANSWERS[name].format(with_alpha=with_alpha) for name in losses)
     raise UsageError(
         f"{has}To pack this file and those like it: {answers} (the run resumes, unless its records change); or leave "
         "them out with --ignore"

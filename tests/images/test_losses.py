@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from numpy.typing import NDArray
 from PIL import Image
 
 import packstore
 from packstore.cli import cli
 from packstore.core.errors import UsageError
+from packstore.images.decoders.native import pixels_of_pillow
 from packstore.images.losses import find_losses
 from packstore.images.reading import PLAIN
 from packstore.images.sniff import check_header
@@ -49,7 +51,7 @@ def tiff(channels: int, extra: int | None) -> bytes:
 
 def _save(array: Any, suffix: str, mode: str | None = None, **options: Any) -> Callable[[Path], None]:
     def save(stem: Path) -> None:
-        image = Image.fromarray(array)
+        image = array if isinstance(array, Image.Image) else Image.fromarray(array)
         (image if mode is None else image.convert(mode)).save(stem.with_suffix(suffix), **options)
 
     return save
@@ -217,6 +219,7 @@ MIXED: dict[str, tuple[Callable[[Path], None], str | None]] = {
     "6 opaque tiff": (_save(OPAQUE, ".tif"), "opaque_alpha_dropped"),
     "7 inks": (_save(RGB, ".tif", "CMYK"), "cmyk_to_rgb"),
     "8 gray tiff": (_save(RGB, ".tif", "L"), "gray_to_colour"),
+    "9 lab": (_save(Image.fromarray(RGB).convert("LAB"), ".tif"), "lab_to_rgb"),
 }  # fmt: skip
 
 
@@ -225,13 +228,14 @@ def test_modes_that_are_unified_are_counted_and_said(encoding: str, tmp_path: Pa
     (tmp_path / "images" / "a").mkdir(parents=True)
     for name, (save, _) in MIXED.items():
         save(tmp_path / "images" / "a" / name)
-    wanted = {"gray_to_colour": 3, "cmyk_to_rgb": 2, "opaque_alpha_dropped": 2}
+    wanted = {"gray_to_colour": 3, "cmyk_to_rgb": 2, "lab_to_rgb": 1, "opaque_alpha_dropped": 2}
     out = tmp_path / "s.lmdb"
     said = CliRunner().invoke(cli, ["convert", str(tmp_path / "images"), str(out), "--encoding", encoding]).output
     told = CliRunner().invoke(cli, ["info", str(out)]).output
     for text in (said, told):
         assert "3 gray images: all channels are equal" in text
         assert "2 CMYK images: the colours are converted" in text
+        assert "1 Lab image: the colours are converted" in text
         assert "2 images with opaque alpha: the alpha is left out" in text
     with packstore.open(out) as store:
         assert {name: store.manifest.options.get(name) for name in wanted} == wanted
@@ -262,12 +266,60 @@ def test_tiffs_of_types_that_a_mode_may_hold(dtype: str, mode: str, tmp_path: Pa
         packstore.convert(tmp_path / "images", tmp_path / "t.lmdb", depth="keep")
 
 
-def test_a_tiff_that_no_mode_holds_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "options", "said"),
+    [
+        (np.zeros((9, 11), np.complex64), {}, ""),
+        (np.zeros((6, 16, 16), np.uint8), {"volumetric": True}, ".*: write each plane as a page of its own"),
+        (np.zeros((6, 16, 16), np.uint16), {"volumetric": True}, ".*: write each plane as a page of its own"),
+    ],
+    ids=["complex", "planes", "deep planes"],
+)
+def test_a_tiff_that_no_mode_holds_is_refused(
+    values: NDArray[Any], options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     tifffile = pytest.importorskip("tifffile")
     (tmp_path / "images" / "a").mkdir(parents=True)
-    tifffile.imwrite(tmp_path / "images" / "a" / "0.tif", np.zeros((9, 11), np.complex64))
-    with pytest.raises(packstore.SampleError, match=r"a/0\.tif"):
-        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb")
+    tifffile.imwrite(tmp_path / "images" / "a" / "0.tif", values, photometric="minisblack", **options)
+    for answers in ({}, {"mode": "keep"}, {"frames": "all"}):
+        with pytest.raises(packstore.PackstoreError, match=rf"a/0\.tif{said}"):
+            packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **answers)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "option", "said", "answer"),
+    [
+        (_save(RGB, ".png"), _save(DEEP, ".png"), "depth", "if all images have this type", {"depth": "scale"}),
+        (_save(RGB, ".png"), _save(HOLE, ".png"), "alpha", "else --mode RGBA", {"mode": "RGBA"}),
+        (_save(RGB[..., 0], ".png"), _save(HOLE, ".png", "LA"), "alpha", "else --mode RGBA", {"mode": "LA"}),
+        (_save(RGB, ".png"), _write(tiff(4, 0), ".tif"), "mode", "if all images have them", {"mode": "RGB"}),
+    ],
+)
+def test_questions_after_keep_name_an_answer_that_works(
+    first: Callable[[Path], None],
+    second: Callable[[Path], None],
+    option: str,
+    said: str,
+    answer: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    made(tmp_path / "images", first)
+    second(tmp_path / "images" / "a" / "1")
+    kept: dict[str, Any] = {option: "keep"}
+    with pytest.raises(UsageError, match=said):
+        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **kept)
+    assert packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **answer).manifest.records == 2
+
+
+def test_a_mode_that_uint8_does_not_hold_is_not_advised_to_use_it(tmp_path: Path) -> None:
+    folder = made(tmp_path / "images", _save(DEEP, ".png"))
+    given = ["convert", str(folder), str(tmp_path / "s.pth"), "--encoding", "float32"]
+    assert "uint8 takes" not in CliRunner().invoke(cli, [*given, "--depth", "keep"]).output
+    assert "uint8 takes" in CliRunner().invoke(cli, [*given, "--depth", "scale", "--overwrite"]).output
+
+
+def test_pixels_of_a_lab_picture_have_no_alpha() -> None:
+    assert pixels_of_pillow(Image.fromarray(RGB).convert("LAB")).shape == RGB.shape
 
 
 IDLE: list[tuple[str, dict[str, Any], str]] = [

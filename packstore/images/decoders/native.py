@@ -51,12 +51,14 @@ class ImageDescription(NamedTuple):
         frames: Number of frames; for a TIFF, of its pages without smaller versions of other pages.
         transparent: Some pixel of the first frame is not opaque.
         is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
+        is_lab: The file has the colours Lab, which become RGB.
     """
 
     mode: Mode
     frames: int = 1
     transparent: bool = False
     is_certain: bool = True
+    is_lab: bool = False
 
 
 def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
@@ -166,8 +168,7 @@ class FrameReader:
 
         def convert(image: Any) -> tuple[NDArray[Any], Mode]:
             """Converts Pillow's frame to pixels, and returns them with their mode."""
-            has_alpha = "A" in image.getbands() or "transparency" in image.info
-            mode = _find_pillow_mode(image.mode, has_alpha, info)
+            mode = _find_pillow_mode(image.mode, pillow.has_alpha(image), info)
             array = np.array(image if image.mode == mode.name else _convert_mode(image, mode))
             if mode.dtype == "uint16":
                 array = array.astype(np.uint16)
@@ -216,15 +217,16 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
     found = pillow.describe_file(data, pages[frame] if frame < len(pages) else frame)
     frames = max(1, len(pages))
     if found is not None and pillow_reads_all(found.tags):
-        return ImageDescription(_find_pillow_mode(found.mode, found.has_alpha, info), frames, found.transparent)
+        mode = _find_pillow_mode(found.mode, found.has_alpha, info)
+        return ImageDescription(mode, frames, found.transparent, is_lab=found.mode == "LAB")
     tags = found.tags if found is not None else TiffPages(data).read_tags(frame)
     import_tifffile()
     if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
         _import_imagecodecs("a TIFF of this compression")
-    mode, dtype = find_tiff_mode(tags), find_tiff_dtype(tags)
-    if mode is None or dtype is None:
+    wide, dtype = find_tiff_mode(tags), find_tiff_dtype(tags)
+    if wide is None or dtype is None:
         return None
-    return ImageDescription(mode, frames, is_certain=dtype.name in EXACT)
+    return ImageDescription(wide, frames, is_certain=dtype.name in EXACT)
 
 
 def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
@@ -273,9 +275,8 @@ def pixels_of_pillow(image: Any) -> NDArray[Any]:
     """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely.
 
     CMYK, and other colours for which there is no mode, become RGB."""
-    has_alpha = "A" in image.getbands() or "transparency" in image.info
     found = _PILLOW.get(image.mode, "RGB")
-    mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
+    mode = parse_mode(_WITH_ALPHA.get(found, found) if pillow.has_alpha(image) else found)
     array = np.array(image if image.mode == mode.name else _convert_mode(image, mode), mode.dtype)
     return array.reshape(*array.shape[:2], mode.channels)
 

@@ -118,15 +118,19 @@ def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
             if page or is_tiff:
                 image.seek(page)
             tags = getattr(image, "tag_v2", None)
-            mode, has_alpha = image.mode, "A" in image.getbands() or "transparency" in image.info
-            if has_alpha and mode.startswith("I;16"):
-                has_alpha = False
-            lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if has_alpha else 255
-            return PillowDescription(mode, frames, has_alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
+            mode = image.mode
+            alpha = has_alpha(image) and not mode.startswith("I;16")
+            lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if alpha else 255
+            return PillowDescription(mode, frames, alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
     except MemoryError:
         raise
     except Exception:  # plugins raise almost anything; decoding the file reports the fault
         return None
+
+
+def has_alpha(image: Image.Image) -> bool:
+    """Tells if a Pillow image has an alpha channel or a transparent colour. The band A of Lab is a colour."""
+    return image.getbands()[-1] == "A" or "transparency" in image.info
 
 
 def any_frame_has_alpha(data: memoryview) -> bool:
@@ -139,7 +143,7 @@ def any_frame_has_alpha(data: memoryview) -> bool:
             for number in range(getattr(image, "n_frames", 1)):
                 image.seek(number)
                 image.load()
-                if "A" in image.getbands() or "transparency" in image.info:
+                if has_alpha(image):
                     return True
     except MemoryError:
         raise
@@ -185,7 +189,7 @@ class OpenImage:
         try:
             with _without_warnings(Warning):
                 image = self._seek_frame(page)
-                if "A" in image.getbands() or "transparency" in image.info:
+                if has_alpha(image):
                     check_size(*image.size, MAX_PIXELS)
                     image.load()
                 return getattr(image, "tag_v2", None)

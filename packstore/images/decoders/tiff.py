@@ -18,6 +18,7 @@ from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
 _COMPRESSION = 259
+_PLANES = 32997  # ImageDepth: planes of a page; Pillow reads the first
 _NOT_PILLOWS = (50001,)
 """Compressions that Pillow's libtiff is built without: WebP."""
 
@@ -60,7 +61,10 @@ class TiffPages:
             height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
             pillow.check_size(width, height, max_pixels)
             if math.prod(page.shape) != height * width * channels:
-                raise DecodeError(f"a TIFF page of shape {page.shape}; expected {height} x {width} x {channels}")
+                raise DecodeError(
+                    f"a TIFF page of shape {page.shape}; expected {height} x {width} x {channels}: write each plane as "
+                    "a page of its own"
+                )
             array = page.asarray(maxworkers=1)
             if channels > 1 and page.planarconfig == 2:
                 array = array.reshape(channels, height, width).transpose(1, 2, 0)
@@ -78,9 +82,9 @@ class TiffPages:
 
 
 def pillow_reads_all(tags: Any) -> bool:
-    """Tells if Pillow keeps every bit and channel of a TIFF. False without ``tags``, and for a compression that Pillow
-    lacks."""
-    if tags is None or tags.get(_COMPRESSION) in _NOT_PILLOWS:
+    """Tells if Pillow keeps every bit and channel of a TIFF. False without ``tags``, for a compression that Pillow
+    lacks, and for several planes in a page."""
+    if tags is None or tags.get(_COMPRESSION) in _NOT_PILLOWS or tags.get(_PLANES, 1) != 1:
         return False
     bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
     bits, kind = (each if isinstance(each, tuple) else (each,) for each in (bits, kind))
@@ -92,15 +96,15 @@ def pillow_reads_all(tags: Any) -> bool:
 
 
 def find_tiff_mode(tags: Any) -> Mode | None:
-    """Returns the mode for the channels and dtype of a TIFF, by its tags. Returns None if no mode fits, or the tags are
-    damaged.
+    """Returns the mode for the channels and dtype of a TIFF, by its tags. Returns None if no mode fits, a page has
+    several planes, or the tags are damaged.
 
     The mode may be narrower than the dtype: then decoding compares the values."""
     dtype = find_tiff_dtype(tags)
     try:
         return (
             None
-            if dtype is None
+            if dtype is None or tags.get(_PLANES, 1) != 1
             else _find_mode_of_channels(int(tags.get(277, 1)), find_mode_dtype(dtype) or "", tags.get(338))
         )
     except (TypeError, ValueError):
