@@ -11,6 +11,11 @@ _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_DIGITS = 30
 
 
+def convert_size(size: int | str | None) -> int | None:
+    """Converts the value of an option to bytes: parses a text as :func:`parse_bytes` does, returns others unchanged."""
+    return parse_bytes(size) if isinstance(size, str) else size
+
+
 def parse_bytes(text: str, least_bare: int = 1000) -> int:
     """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``. Drops the fraction of a byte.
 

@@ -18,7 +18,7 @@ from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
-from packstore.core.sizes import parse_bytes
+from packstore.core.sizes import convert_size
 from packstore.exports.base import Export
 from packstore.exports.estimate import estimate_bytes
 from packstore.exports.recoding import Recoding, plan_recoding
@@ -59,7 +59,7 @@ class ExportOptions:
     @property
     def shard_bytes(self) -> int | None:
         """:attr:`shard_size` in bytes; None if it is None. Raises :class:`UsageError` for a text that is no size."""
-        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+        return convert_size(self.shard_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.sizes import parse_bytes
+from packstore.core.sizes import convert_size
 from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.added_source import AddedSource
@@ -417,9 +417,7 @@ def max_shard_bytes(plan: AppendPlan) -> int:
     It is the option, else the size of the store's largest shard. If the store is one file, returns a number that no
     shard reaches.
     """
-    size = plan.options.shard_size
-    if isinstance(size, str):
-        return parse_bytes(size)
+    size = convert_size(plan.options.shard_size)
     return size if size is not None else largest_shard_bytes(plan.manifest) or _NO_LIMIT
 
 

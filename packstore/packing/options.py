@@ -12,7 +12,7 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
-from packstore.core.sizes import parse_bytes
+from packstore.core.sizes import convert_size
 from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.column_answers import KEEP, Answers, split_column_options
@@ -66,8 +66,7 @@ class ConvertOptions(SourceArguments):
             raise UsageError(f"unknown format {self.format!r}; use one of: {', '.join(FORMATS)}")
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
-        if isinstance(self.shard_size, str):
-            object.__setattr__(self, "shard_size", parse_bytes(self.shard_size))
+        object.__setattr__(self, "shard_size", convert_size(self.shard_size))
         for name in ("workers", "shard_size", "max_pixels"):
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
@@ -122,7 +121,7 @@ class ConvertOptions(SourceArguments):
     @property
     def shard_bytes(self) -> int | None:
         """:attr:`shard_size` in bytes; None if it is not set."""
-        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+        return convert_size(self.shard_size)
 
 
 def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:

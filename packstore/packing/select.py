@@ -26,7 +26,7 @@ from packstore.core.findings import DEFAULT_DROP, records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
-from packstore.core.sizes import parse_bytes
+from packstore.core.sizes import convert_size
 from packstore.core.urls import location
 from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
 from packstore.packing.drawing import draw_parts, draw_splits, hash_keys_with_seed, read_class_numbers
@@ -95,7 +95,7 @@ class SelectOptions:
     @property
     def shard_bytes(self) -> int | None:
         """:attr:`shard_size` in bytes; None if it is not set."""
-        return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+        return convert_size(self.shard_size)
 
 
 def select(

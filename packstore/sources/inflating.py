@@ -82,6 +82,18 @@ class GzipReader(io.RawIOBase):
             size -= len(part)
         return b"".join(parts)
 
+    def read_at(self, size: int, offset: int, name: str = "it") -> bytes:
+        """Reads exactly ``size`` bytes at an offset of the decompressed content. Raises :class:`ValueError`, with
+        ``name``, if they are damaged or missing."""
+        try:
+            self.seek(offset)
+            data = self.read(size)
+        except (zlib.error, EOFError) as error:
+            raise ValueError(f"{name} is damaged: {error}") from None
+        if len(data) != size:
+            raise ValueError(f"{name} is cut off")
+        return data
+
     def readinto(self, buffer: Any) -> int:
         """Inflates the next bytes into a buffer, at most 1 MiB; returns their number, 0 at the end."""
         view = memoryview(buffer).cast("B")

@@ -1,5 +1,5 @@
-/* Functions that Python calls, each for many images, without the GIL. native.py in this folder declares the same
- * structures. Functions that can fail return an outcome of engine.h. */
+/* Functions that Python calls, each for many images, without the GIL. compiled.py in this folder declares the same
+ * functions, and requests.py the structures. Functions that can fail return an outcome of engine.h. */
 #include "augment.h"
 
 #include <stdlib.h>

@@ -247,14 +247,7 @@ class _OpenIdx(OpenArrays):
         they are damaged or missing."""
         if self._zipped is None:
             return read_at(self._descriptor, size, place)
-        try:
-            self._zipped.seek(place)
-            data = self._zipped.read(size)
-        except (zlib.error, EOFError) as error:
-            raise ValueError(f"{self._shown} is damaged: {error}") from None
-        if len(data) != size:
-            raise ValueError(f"{self._shown} is cut off")
-        return data
+        return self._zipped.read_at(size, place, self._shown)
 
     def close(self) -> None:
         """Closes the file, and its decompressor. Idempotent."""

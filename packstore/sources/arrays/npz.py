@@ -201,7 +201,7 @@ class _OpenNpz(_OpenNumpyArrays):
         elif member.compress_type == zipfile.ZIP_DEFLATED:
             reader = GzipReader(self._path, (at, member.compress_size))
             self._readers.append(reader)
-            read = _CheckedReader(lambda size, place: _read_inflated(reader, size, place), member)
+            read = _CheckedReader(reader.read_at, member)
         else:
             raise ValueError(f"{name} is compressed by method {member.compress_type}, which numpy does not write")
         start = read.unchecked(min(_HEADER_BYTES, member.file_size), 0)
@@ -236,19 +236,6 @@ class _CheckedReader:
                 raise ValueError(f"{name} is damaged: CRC-32 {found:08x}, expected {expected:08x}")
             self._checked = True
         return self.unchecked(size, place)
-
-
-def _read_inflated(reader: GzipReader, size: int, place: int) -> bytes:
-    """Reads exactly ``size`` bytes at offset ``place`` of the decompressed file. Raises :class:`ValueError` if they are
-    damaged or missing."""
-    try:
-        reader.seek(place)
-        data = reader.read(size)
-    except (zlib.error, EOFError) as error:
-        raise ValueError(f"it is damaged: {error}") from None
-    if len(data) != size:
-        raise ValueError("it is cut off")
-    return data
 
 
 def _parse_header(shown: str, name: str, start: bytes, nbytes: int) -> tuple[ArrayInfo, bool, int]:

@@ -199,14 +199,10 @@ class TarFiles(CifarFiles):
     def _read_member(self, position: int, size: int) -> bytes:
         """Reads exactly ``size`` bytes at an offset of the tar. Raises :class:`EOFError` if it ends before."""
         self._gzip.seek(position)
-        parts: list[bytes] = []
-        missing = size
-        while missing and (part := self._gzip.read(missing)):
-            parts.append(part)
-            missing -= len(part)
-        if missing:
+        data = self._gzip.read(size)
+        if len(data) != size:
             raise EOFError("the archive ends inside a file")
-        return b"".join(parts)
+        return data
 
     def open_file(self, name: str) -> IO[bytes]:
         """Reads one file into memory. The first call finds all files, if :meth:`read_all_files` has not. Raises

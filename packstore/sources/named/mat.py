@@ -147,18 +147,7 @@ def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes]
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
     inflated = GzipReader(file, array.deflated)
-
-    def read(size: int, offset: int) -> bytes:
-        try:
-            inflated.seek(offset)
-            data = inflated.read(size)
-        except (zlib.error, EOFError) as error:
-            raise ValueError(f"it is damaged: {error}") from None
-        if len(data) != size:
-            raise ValueError("it is cut off")
-        return data
-
-    return read, inflated.close
+    return inflated.read_at, inflated.close
 
 
 def _parse_array_start(
