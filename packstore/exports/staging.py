@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -20,7 +19,7 @@ from packstore.core.export_manifest import (
     read_export_manifest,
 )
 from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
-from packstore.core.plainjson import to_canonical_json
+from packstore.core.plainjson import encode_with_digest, parse_with_digest
 from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
@@ -134,7 +133,7 @@ class ExportStaging(Staging):
         """Makes the record lines of a shard durable, and then writes its receipt."""
         path = self.run / PARTS / f"{number:06}.json"
         new = path.with_suffix(".new")
-        new.write_text(to_canonical_json(part._asdict()), "ascii")
+        new.write_bytes(encode_with_digest(part._asdict()))
         for file in (new, self.lines_path(number)):
             sync_file(file)
         new.rename(path)
@@ -151,14 +150,14 @@ class ExportStaging(Staging):
         return whole
 
     def _read_receipt(self, number: int) -> ShardReceipt | None:
-        """Reads the receipt of a shard. Returns None if it is missing or unreadable. Returns None, too, if shard or
+        """Reads the receipt of a shard. Returns None if it is missing or damaged. Returns None, too, if shard or
         record lines are not as long as it says."""
         try:
-            part = ShardReceipt(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
+            part = ShardReceipt(**parse_with_digest((self.run / PARTS / f"{number:06}.json").read_bytes()))
             size = (self.path / (part.file or "")).stat().st_size
             whole = size >= part.size if self._one_file else part.file is None or size == part.size
             return part if whole and self.lines_path(number).stat().st_size == part.lines else None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, ManifestError):
             return None
 
 

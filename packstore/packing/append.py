@@ -181,7 +181,6 @@ def append_source(
     ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started
-    refuse_empty(store, source)
     if isinstance(store, UrlPath):
         return _append_at_url(store, source, options, progress, started)
     read_manifest(store)  # raises before anything is made if there is no store

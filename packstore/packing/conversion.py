@@ -171,10 +171,9 @@ def convert(
         if isinstance(source, (str, os.PathLike)):
             if fields is not None:
                 raise UsageError("fields declare the values of a dataset; a path has its own fields")
-            refuse_empty(source)
-            refuse_empty(destination)
+            refuse_empty(source, destination)
             check_paths(labels)
-            plan = make_plan(location(source), location(destination), options, report)
+            plan = make_plan(source, destination, options, report)
         else:
             refuse_empty(destination)
             plan = _plan_dataset(source, location(destination), options, fields, report)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, UsageError, printable
-from packstore.core.files import refuse_empty, refuse_nested_paths
+from packstore.core.files import refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
@@ -79,7 +79,10 @@ class Plan:
 
 
 def make_plan(
-    source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    options: ConvertOptions,
+    progress: ProgressCallback = no_progress,
 ) -> Plan:
     """Opens and surveys the source, checks the destination, and fills in all options. Writes nothing.
 
@@ -90,7 +93,6 @@ def make_plan(
         SourceError: The source cannot be read or contains nothing to pack.
         DestinationError: The destination exists, or lies inside the source.
     """
-    refuse_empty(source)
     source, destination = location(source), location(destination)
     resolve_format(destination, options.format)
     _check_paths(source, destination)

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import ManifestError, StoreError
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Skipped
-from packstore.core.plainjson import to_plain
+from packstore.core.plainjson import encode_with_digest, parse_with_digest, to_plain
 from packstore.core.shards import Shard, ShardTable, shards_to_rows
 from packstore.stores.builder.work_directory import JOURNAL, RECEIPT, SHARDS
 
@@ -58,7 +58,7 @@ Fingerprint = Mapping[str, Any]
 
 ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("row", "<u8")])
 EVERY_SECONDS = 2.0
-_WHAT = "packstore receipt 2"
+_WHAT = "packstore receipt 3"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,11 +128,8 @@ class Receipt:
 
     def write(self, run: Path) -> None:
         """Replaces the receipt in the directory of a run, in one step."""
-        plain = to_plain(self) | {"what": _WHAT}
         new = run / f"{RECEIPT}.new"
-        text = json.dumps(plain, sort_keys=True)
-        whole = {"digest": xxhash.xxh3_128_hexdigest(text.encode("ascii")), "receipt": plain}
-        new.write_text(json.dumps(whole, sort_keys=True), "ascii")
+        new.write_bytes(encode_with_digest(to_plain(self) | {"what": _WHAT}))
         new.replace(run / RECEIPT)
 
 
@@ -143,10 +140,7 @@ def read_receipt(run: Path) -> Receipt | None:
     no table: its receipt then has no shards.
     """
     try:
-        outer = json.loads((run / RECEIPT).read_text("ascii"))
-        plain = outer["receipt"]
-        if outer["digest"] != xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode("ascii")):
-            raise ValueError("its digest differs")
+        plain = parse_with_digest((run / RECEIPT).read_bytes())
         if plain.pop("what") != _WHAT:
             return None
         position = plain["position"]
