@@ -18,14 +18,14 @@ from tests.makers.datasets import make_folder, write_image
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unsplit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images") / "photos", splits=())
 
 
 @pytest.fixture(scope="module")
-def store(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(unsplit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stores") / "a.lmdb"
-    packstore.convert(folder, out)
+    packstore.convert(unsplit_folder, out)
     return out
 
 
@@ -110,9 +110,9 @@ def test_the_dataset(store: Path, options: dict[str, Any], message: str) -> None
         ({"workers": 0}, "workers should be a whole number of at least 1, got 0"),
     ],
 )
-def test_convert(folder: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_convert(unsplit_folder: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        packstore.convert(folder, tmp_path / "a.lmdb", **options)
+        packstore.convert(unsplit_folder, tmp_path / "a.lmdb", **options)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_prefetch() -> None:
         packstore.prefetch([], "cpu", dtype="float16")  # type: ignore[arg-type]
 
 
-def test_a_shard_size_as_on_the_command_line(folder: Path, tmp_path: Path) -> None:
-    text = packstore.convert(folder, tmp_path / "a.lmdb", shard_size="2kB").manifest
-    number = packstore.convert(folder, tmp_path / "b.lmdb", shard_size=2000).manifest
+def test_a_shard_size_as_on_the_command_line(unsplit_folder: Path, tmp_path: Path) -> None:
+    text = packstore.convert(unsplit_folder, tmp_path / "a.lmdb", shard_size="2kB").manifest
+    number = packstore.convert(unsplit_folder, tmp_path / "b.lmdb", shard_size=2000).manifest
     assert len(text.shards) > 1
     assert text.shards == number.shards
 

@@ -58,15 +58,15 @@ class EndOfDriverError(BaseException):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder_to_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("photos"), per_class=4)
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(folder_to_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one machine makes of it."""
     store = tmp_path_factory.mktemp("whole") / "x.h5"
-    packstore.convert(folder, store, **PASSING)
+    packstore.convert(folder_to_pack, store, **PASSING)
     return store
 
 
@@ -96,10 +96,10 @@ def dying(after: int) -> Callable[[Progress], None]:
     return progress
 
 
-def test_the_same_bytes(folder: Path, whole: Path, url: str) -> None:
-    report = packstore.convert(folder, url, **PASSING)
+def test_the_same_bytes(folder_to_pack: Path, whole: Path, url: str) -> None:
+    report = packstore.convert(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
-    local = packstore.convert(folder, whole.parent / "again.h5", **PASSING)
+    local = packstore.convert(folder_to_pack, whole.parent / "again.h5", **PASSING)
     assert report.manifest == local.manifest
     assert str(report.destination) == url
     for name in ("source_bytes", "skipped", "ledger", "kept", "palette", "oriented", "resumed"):
@@ -112,11 +112,11 @@ def test_the_same_bytes(folder: Path, whole: Path, url: str) -> None:
 @pytest.mark.sampled(2, fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_the_same_bytes_by_processes(folder: Path, tmp_path: Path, encoding: str, suffix: str) -> None:
+def test_the_same_bytes_by_processes(folder_to_pack: Path, tmp_path: Path, encoding: str, suffix: str) -> None:
     options = ENCODINGS[encoding]
     store, url = tmp_path / f"x.{suffix}", f"{tmp_path.as_uri()}/objects/x.{suffix}"
-    packstore.convert(folder, store, **options)
-    packstore.convert(folder, url, cluster="processes:2", workers=1, **options)
+    packstore.convert(folder_to_pack, store, **options)
+    packstore.convert(folder_to_pack, url, cluster="processes:2", workers=1, **options)
     assert_same(url, store)
 
 
@@ -145,24 +145,26 @@ def test_folders_of_tasks_are_left_alone_while_these_run(scratch: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "after"), [("shards/", False), ("done/", False), ("done/", True)])
-def test_a_worker_is_killed(folder: Path, whole: Path, url: str, tmp_path: Path, part: str, after: bool) -> None:
+def test_a_worker_is_killed(
+    folder_to_pack: Path, whole: Path, url: str, tmp_path: Path, part: str, after: bool
+) -> None:
     """Before it uploads, before its receipt, and after."""
     objects = KillingObjects(url, tmp_path / "kills", part, after=after)
-    drive(folder, url, objects=objects, cluster="processes:2", workers=1, **PASSING)
+    drive(folder_to_pack, url, objects=objects, cluster="processes:2", workers=1, **PASSING)
     assert (tmp_path / "kills" / "killed").exists()
     assert_same(url, whole)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_leaves_nothing_for_long(folder: Path, url: str, tmp_path: Path, scratch: Path) -> None:
+def test_a_killed_worker_leaves_nothing_for_long(folder_to_pack: Path, url: str, tmp_path: Path, scratch: Path) -> None:
     objects = KillingObjects(url, tmp_path / "kills", "shards/")
-    drive(folder, url, objects=objects, cluster="processes:1", workers=1, **PASSING)
+    drive(folder_to_pack, url, objects=objects, cluster="processes:1", workers=1, **PASSING)
     assert not list(scratch.iterdir())
 
 
 @pytest.mark.slow
-def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = ClusterJob(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
+def test_a_task_that_kills_every_worker(folder_to_pack: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ClusterJob(plan_for(folder_to_pack, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
     assert job.plan.shards is not None
     entries = next(job.plan.shards.split_entries(job.plan.source.entries()))
     with ProcessRunner(job, 1) as runner:
@@ -202,14 +204,16 @@ def test_memory_of_a_worker_is_bounded(tmp_path: Path) -> None:
     assert peak < 32 << 20
 
 
-def test_each_task_twice(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_twice(folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LocalRunner", Twice)
-    drive(folder, url, **PASSING)
+    drive(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
 
 
 @pytest.mark.slow
-def test_a_driver_ends_at_every_receipt(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_ends_at_every_receipt(
+    folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each goes on from the receipts of those before, and packs one shard more."""
     packed: list[int] = []
     submit = LocalRunner.submit
@@ -223,10 +227,10 @@ def test_a_driver_ends_at_every_receipt(folder: Path, whole: Path, url: str, mon
         shards = len(reader.manifest.shards or ())
     for lives in range(shards):
         with pytest.raises(EndOfDriverError):
-            drive(folder, url, dying(1), **PASSING)
+            drive(folder_to_pack, url, dying(1), **PASSING)
         assert len([name for name in objects_at(url) if "/done/" in name]) == lives + 1
         assert not any("versions/" in name for name in objects_at(url))
-    report = drive(folder, url, **PASSING)
+    report = drive(folder_to_pack, url, **PASSING)
     assert packed == list(range(shards))
     assert report.resumed == report.manifest.records
     assert_same(url, whole)
@@ -239,22 +243,22 @@ packstore.convert(sys.argv[1], sys.argv[2], shard_size=30_000, cluster="processe
 
 
 @pytest.mark.slow
-def test_a_driver_is_killed(folder: Path, whole: Path, url: str) -> None:
+def test_a_driver_is_killed(folder_to_pack: Path, whole: Path, url: str) -> None:
     """Its workers end what they have begun, and then themselves; another driver goes on meanwhile."""
-    with subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder), url]) as process:
+    with subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder_to_pack), url]) as process:
         while not any("/done/" in name for name in objects_at(url)) and process.poll() is None:
             pass
         process.kill()
-    drive(folder, url, **PASSING)
+    drive(folder_to_pack, url, **PASSING)
     # A worker that was left may still create its last receipt; what is committed is the same.
     committed = {name: data for name, data in objects_at(url).items() if not name.startswith("_work/")}
     other = f"{url}/again.h5"
-    drive(folder, other, **PASSING)
+    drive(folder_to_pack, other, **PASSING)
     assert committed == objects_at(other)
 
 
 @pytest.mark.parametrize("when", [1, 2, -1])
-def test_two_drivers(folder: Path, whole: Path, url: str, when: int) -> None:
+def test_two_drivers(folder_to_pack: Path, whole: Path, url: str, when: int) -> None:
     """The second runs from its beginning to its end while the first waits for a receipt."""
     reports: list[Any] = []
     calls = 0
@@ -265,14 +269,16 @@ def test_two_drivers(folder: Path, whole: Path, url: str, when: int) -> None:
             last = report.done == report.total
             calls += 1
             if not reports and (last if when == -1 else calls == when + 1):
-                reports.append(drive(folder, url, **PASSING))
+                reports.append(drive(folder_to_pack, url, **PASSING))
 
-    first = drive(folder, url, progress, **PASSING)
+    first = drive(folder_to_pack, url, progress, **PASSING)
     assert first.manifest == reports[0].manifest
     assert_same(url, whole)
 
 
-def test_two_drivers_write_the_plan(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_write_the_plan(
+    folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second writes it after the first has seen none."""
     read, ended = ClusterRun.read_object, []
 
@@ -281,28 +287,28 @@ def test_two_drivers_write_the_plan(folder: Path, whole: Path, url: str, monkeyp
         if name == self.plan_name and not ended:
             ended.append(1)
             with pytest.raises(EndOfDriverError):
-                drive(folder, url, dying(1), **PASSING)
+                drive(folder_to_pack, url, dying(1), **PASSING)
         return found
 
     monkeypatch.setattr(ClusterRun, "read_object", late)
-    report = drive(folder, url, **PASSING)
+    report = drive(folder_to_pack, url, **PASSING)
     assert report.resumed > 0
     assert_same(url, whole)
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["all is left", "receipts are gone"])
 def test_killed_after_it_had_published(
-    folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
+    folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """The store is there, and so is the run: the same command ends it, and no second version comes of it."""
     monkeypatch.setattr(ClusterRun, "remove_objects", _raise_end)
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, **PASSING)
+        drive(folder_to_pack, url, **PASSING)
     monkeypatch.undo()
     objects = open_objects(url)
     if deleted:
         objects.delete([name for name in objects_at(url) if "/done/" in name])
-    report = drive(folder, url, **PASSING)
+    report = drive(folder_to_pack, url, **PASSING)
     assert report.resumed == report.manifest.records
     assert_same(url, whole)
 
@@ -311,10 +317,10 @@ def _raise_end(self: ClusterRun) -> None:
     raise EndOfDriverError
 
 
-def test_a_receipt_that_differs(folder: Path, url: str) -> None:
+def test_a_receipt_that_differs(folder_to_pack: Path, url: str) -> None:
     """Two machines that compute otherwise: the error names both digests, and nothing is published."""
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(1), **PASSING)
+        drive(folder_to_pack, url, dying(1), **PASSING)
     objects = open_objects(url)
     (name,) = (name for name in objects_at(url) if "/done/" in name)
     ours = TaskReceipt.from_json(objects.get(name), name)
@@ -327,31 +333,33 @@ def test_a_receipt_that_differs(folder: Path, url: str) -> None:
             objects.create(name, theirs.to_json())
 
     with pytest.raises(StoreError, match=r"shard 0 .* came out differently on two machines") as caught:
-        drive(folder, url, progress, **PASSING)
+        drive(folder_to_pack, url, progress, **PASSING)
     assert ours.shard.digest in str(caught.value)
     assert "ab" * 32 in str(caught.value)
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
 
-def test_other_software_is_refused(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_software_is_refused(
+    folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packstore, "__version__", "0.0.9")
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(1), **PASSING)
+        drive(folder_to_pack, url, dying(1), **PASSING)
     monkeypatch.undo()
     before = objects_at(url)
     with pytest.raises(
         DestinationError, match=r"another conversion to it was begun \(packstore was 0\.0\.9, is [\d.]+\).*--restart"
     ):
-        drive(folder, url, **PASSING)
+        drive(folder_to_pack, url, **PASSING)
     assert objects_at(url) == before
-    drive(folder, url, restart=True, **PASSING)
+    drive(folder_to_pack, url, restart=True, **PASSING)
     # The versions of software are in each shard, so what the other one has made is there and of no use.
     committed = expected_objects(whole)
     assert {name: data for name, data in objects_at(url).items() if name in committed} == committed
 
 
-def test_a_machine_with_other_software(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = pickle.dumps(ClusterJob(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x")))
+def test_a_machine_with_other_software(folder_to_pack: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = pickle.dumps(ClusterJob(plan_for(folder_to_pack, url, **PASSING), ClusterRun(open_objects(url), "convert-x")))
     assert isinstance(pickle.loads(job), ClusterJob)
     monkeypatch.setattr(packstore, "__version__", "9.9")
     with pytest.raises(StoreError, match=r"other software than the plan: packstore 9\.9 instead of [\d.]+; install"):
@@ -380,8 +388,8 @@ def test_a_source_that_changes_meanwhile(tmp_path: Path, url: str) -> None:
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
 
-def test_keys_that_come_twice(tmp_path: Path, url: str, folder: Path) -> None:
-    image = next(folder.rglob("*.jpg"))
+def test_keys_that_come_twice(tmp_path: Path, url: str, folder_to_pack: Path) -> None:
+    image = next(folder_to_pack.rglob("*.jpg"))
     data = [{"image": image, "key": f"{i % 7}"} for i in range(9)]
     messages = []
     for destination in (tmp_path / "x.h5", url):
@@ -437,12 +445,12 @@ def test_skipped_samples_are_raised_by_a_run_that_may_not_skip(tmp_path: Path, u
         drive(folder, url, **PASSING)
 
 
-def test_a_store_is_there(folder: Path, whole: Path, url: str) -> None:
-    drive(folder, url, **PASSING)
+def test_a_store_is_there(folder_to_pack: Path, whole: Path, url: str) -> None:
+    drive(folder_to_pack, url, **PASSING)
     with pytest.raises(DestinationError, match="exists already; choose another URL, or --overwrite"):
-        drive(folder, url, **PASSING)
+        drive(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
-    drive(folder, url, overwrite=True, shard_size=60_000)
+    drive(folder_to_pack, url, overwrite=True, shard_size=60_000)
     assert {name for name in objects_at(url) if name.startswith("versions/")} == {
         "versions/000000001.json",
         "versions/000000002.json",
@@ -450,28 +458,28 @@ def test_a_store_is_there(folder: Path, whole: Path, url: str) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_workers(folder: Path, whole: Path, url: str, scratch: Path) -> None:
+def test_ctrl_c_ends_the_workers(folder_to_pack: Path, whole: Path, url: str, scratch: Path) -> None:
     def progress(report: Progress) -> None:
         if report.stage == "pack" and report.done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        drive(folder, url, progress, cluster="processes:2", workers=1, **PASSING)
+        drive(folder_to_pack, url, progress, cluster="processes:2", workers=1, **PASSING)
     assert not list(scratch.iterdir())
     assert any("/done/" in name for name in objects_at(url))
-    report = drive(folder, url, **PASSING)
+    report = drive(folder_to_pack, url, **PASSING)
     assert report.resumed > 0
     assert_same(url, whole)
 
 
-def test_progress_counts_samples(folder: Path, url: str) -> None:
+def test_progress_counts_samples(folder_to_pack: Path, url: str) -> None:
     reports: list[Progress] = []
-    drive(folder, url, reports.append, **PASSING)
+    drive(folder_to_pack, url, reports.append, **PASSING)
     packed = [report for report in reports if report.stage == "pack"]
     assert [report.done for report in packed] == sorted(report.done for report in packed)
     assert packed[0].done == 0
     assert packed[-1].done == packed[-1].total == 24
-    assert packed[-1].done_bytes == sum(file.stat().st_size for file in folder.rglob("*.*"))
+    assert packed[-1].done_bytes == sum(file.stat().st_size for file in folder_to_pack.rglob("*.*"))
 
 
 @pytest.mark.parametrize("cluster", ["", "processes", "processes:0", "processes:-1", "processes:x", "ray:", "slurm"])
@@ -480,41 +488,41 @@ def test_clusters_that_are_none(cluster: str) -> None:
         ConvertOptions(cluster=cluster)
 
 
-def test_what_a_cluster_cannot_do(folder: Path, url: str, tmp_path: Path) -> None:
+def test_what_a_cluster_cannot_do(folder_to_pack: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a cluster writes to an object store.* file:///"):
-        packstore.convert(folder, tmp_path / "x.h5", cluster="processes:2")
+        packstore.convert(folder_to_pack, tmp_path / "x.h5", cluster="processes:2")
     with pytest.raises(UsageError, match="a cluster reads paths"):
         packstore.convert([{"image": b""}], url, cluster="processes:2")
     with pytest.raises(UsageError, match="an iterable can be read only once"):
-        packstore.convert(iter([{"image": next(folder.rglob("*.jpg"))}]), url)
+        packstore.convert(iter([{"image": next(folder_to_pack.rglob("*.jpg"))}]), url)
 
 
-def test_a_damaged_receipt_or_plan(folder: Path, whole: Path, url: str) -> None:
+def test_a_damaged_receipt_or_plan(folder_to_pack: Path, whole: Path, url: str) -> None:
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(1), **PASSING)
+        drive(folder_to_pack, url, dying(1), **PASSING)
     (receipt,) = (name for name in objects_at(url) if "/done/" in name)
     objects = open_objects(url)
     data = objects.get(receipt)
     for wrong in (b"", b"[]", b"{}", data[:-9], data.replace(b'"number":0', b'"number":1'), b"\xff"):
         objects.put(receipt, wrong)
         with pytest.raises(StoreError, match=r"done/000000.json is damaged .* delete it"):
-            drive(folder, url, **PASSING)
+            drive(folder_to_pack, url, **PASSING)
     objects.put(receipt, data)
     (plan,) = (name for name in objects_at(url) if name.endswith("plan.json"))
     data = objects.get(plan)
     for wrong in (b"", b"[]", b"{}", data.replace(b'"cuts":[', b'"cuts":[1,'), data[:-1]):
         objects.put(plan, wrong)
         with pytest.raises(StoreError, match="is not a conversion"):
-            drive(folder, url, **PASSING)
+            drive(folder_to_pack, url, **PASSING)
     objects.put(plan, data)
-    drive(folder, url, **PASSING)
+    drive(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
 
 
-def test_shards_that_are_gone(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_are_gone(folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of an earlier driver are packed again; one that goes before the end is missed, and nothing is published."""
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(2), **PASSING)
+        drive(folder_to_pack, url, dying(2), **PASSING)
     objects = open_objects(url)
     gone = sorted(name for name in objects_at(url) if name.startswith("shards/"))[0]
     objects.delete([gone])
@@ -528,36 +536,36 @@ def test_shards_that_are_gone(folder: Path, whole: Path, url: str, monkeypatch: 
 
         patch.setattr(publish_module, "upload_table", cleaned)
         with pytest.raises(StoreError, match=f"{gone} no longer exists; run this again"):
-            drive(folder, url, **PASSING)
+            drive(folder_to_pack, url, **PASSING)
     assert find_newest_version(objects) == 0
-    drive(folder, url, **PASSING)
+    drive(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
 
 
-def test_receipts_of_other_tasks(folder: Path, url: str) -> None:
+def test_receipts_of_other_tasks(folder_to_pack: Path, url: str) -> None:
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(1), **PASSING)
+        drive(folder_to_pack, url, dying(1), **PASSING)
     (name,) = (name for name in objects_at(url) if "/done/" in name)
     objects = open_objects(url)
     receipt = TaskReceipt.from_json(objects.get(name), name)
     objects.put(name.replace("000000", "000001"), receipt.to_json())
     with pytest.raises(StoreError, match=r"000001.json is another shard's receipt; delete it"):
-        drive(folder, url, **PASSING)
+        drive(folder_to_pack, url, **PASSING)
     objects.delete([name.replace("000000", "000001")])
     objects.put(name, dataclasses.replace(receipt, entries=receipt.entries + 1).to_json())
     with pytest.raises(StoreError, match=r"000000.json does not fit the plan; use --restart"):
-        drive(folder, url, **PASSING)
+        drive(folder_to_pack, url, **PASSING)
 
 
-def test_clean_removes_what_an_interrupted_run_left(folder: Path, url: str) -> None:
+def test_clean_removes_what_an_interrupted_run_left(folder_to_pack: Path, url: str) -> None:
     """A plan, receipts, and shards that nobody needs any more."""
     with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(2), **PASSING)
+        drive(folder_to_pack, url, dying(2), **PASSING)
     objects, later = open_objects(url), time.time() + 2 * GRACE_SECONDS
     left = objects_at(url)
     assert len(left) > 4
     assert "a conversion is running, or was interrupted; the same command resumes it" in run("info", url).stderr
-    drive(folder, url, shard_size=60_000)
+    drive(folder_to_pack, url, shard_size=60_000)
     found = find_unneeded(objects, later)
     assert not found.foreign
     needless = {info.name for info in found.objects}

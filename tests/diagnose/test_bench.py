@@ -223,7 +223,7 @@ def test_decoding_of_a_part_is_what_the_threads_spent_without_the_augmenting() -
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder_to_time(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("bench") / "images", per_class=3)
 
 
@@ -253,9 +253,9 @@ def test_operations_as_text_and_boxes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("kind", STORES)
-def test_every_encoding(kind: str, augment: str, folder: Path, tmp_path: Path) -> None:
+def test_every_encoding(kind: str, augment: str, folder_to_time: Path, tmp_path: Path) -> None:
     name, options = STORES[kind]
-    path = packstore.convert(folder, tmp_path / name, **options).destination
+    path = packstore.convert(folder_to_time, tmp_path / name, **options).destination
     report = bench(path, BenchOptions(split="train", augment=augment, tries=False, **QUICK))
     assert report.records == 9
     assert (report.rates.decode is None) == (options.get("encoding", "original") in ("uint8", "float16", "bfloat16"))
@@ -308,9 +308,9 @@ def test_a_store_of_one_record(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder_to_time: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = packstore.convert(folder, tmp_path / "a.lmdb").destination
+    path = packstore.convert(folder_to_time, tmp_path / "a.lmdb").destination
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     stages: list[str] = []
@@ -326,11 +326,11 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
     assert "tried with 9 images" in describe_report(report)
 
 
-def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:
+def test_candidates_depend_on_the_images(folder_to_time: Path, tmp_path: Path) -> None:
     def ways(manifest: Any, sizes: list[tuple[int, int]], crop: int | None) -> list[str]:
         return [c.how for c in choose_candidates(manifest, sizes, crop) if "--index" not in c.how]
 
-    files = packstore.convert(folder, tmp_path / "a.lmdb").manifest
+    files = packstore.convert(folder_to_time, tmp_path / "a.lmdb").manifest
     assert ways(files, [(500, 375), (400, 600)], 224) == [
         "--encoding jpeg --resize 256",
         "--encoding uint8 --resize 256",
@@ -339,14 +339,14 @@ def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:
     assert ways(files, [(500, 375)], None) == ["--encoding uint8"]  # whole images: shrinking would change them
     assert ways(files, [(32, 32)] * 3, 32) == ["--encoding uint8 --size 32x32"]
     assert ways(files, [], 224) == []
-    pixels = packstore.convert(folder, tmp_path / "a.h5", encoding="uint8").manifest
+    pixels = packstore.convert(folder_to_time, tmp_path / "a.h5", encoding="uint8").manifest
     assert ways(pixels, [(500, 375)], 224) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simclr", "detr"])
-def test_recipes_with_views_and_of_many_sizes_are_measured(folder: Path, tmp_path: Path, name: str) -> None:
-    packstore.convert(folder, tmp_path / "a.lmdb")
+def test_recipes_with_views_and_of_many_sizes_are_measured(folder_to_time: Path, tmp_path: Path, name: str) -> None:
+    packstore.convert(folder_to_time, tmp_path / "a.lmdb")
     report = bench(
         tmp_path / "a.lmdb", BenchOptions(split="train", augment=name, tries=False, **QUICK | {"size": None})
     )
@@ -357,9 +357,9 @@ def test_recipes_with_views_and_of_many_sizes_are_measured(folder: Path, tmp_pat
     assert report.rates.loader > 0
 
 
-def test_the_augmentation_is_what_training_would_do(folder: Path, tmp_path: Path) -> None:
+def test_the_augmentation_is_what_training_would_do(folder_to_time: Path, tmp_path: Path) -> None:
     def of(name: str, options: BenchOptions, **how: Any) -> Any:
-        manifest = packstore.convert(folder, tmp_path / name, overwrite=True, **how).manifest
+        manifest = packstore.convert(folder_to_time, tmp_path / name, overwrite=True, **how).manifest
         return make_augmentation(manifest, options)[0].get("augment", ())
 
     assert of("a.lmdb", BenchOptions())[0] == RandomResizedCrop(224)
@@ -380,8 +380,8 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
         bench(path, BenchOptions(tries=False, **QUICK))
 
 
-def test_reading_ends_with_the_store_and_covers_it(folder: Path, tmp_path: Path) -> None:
-    path = packstore.convert(folder, tmp_path / "a.lmdb").destination
+def test_reading_ends_with_the_store_and_covers_it(folder_to_time: Path, tmp_path: Path) -> None:
+    path = packstore.convert(folder_to_time, tmp_path / "a.lmdb").destination
     dataset = PackedDataset(path, "val")
     assert sorted(choose_random_records(dataset, 100)) == list(range(9, 18))
     assert len(choose_random_records(dataset, 4)) == len(set(choose_random_records(dataset, 4))) <= 4
@@ -416,8 +416,8 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
         BenchOptions(**options)
 
 
-def test_torch_has_its_threads_back(folder: Path, tmp_path: Path) -> None:
-    path = packstore.convert(folder, tmp_path / "a.pth", encoding="uint8", size=32).destination
+def test_torch_has_its_threads_back(folder_to_time: Path, tmp_path: Path) -> None:
+    path = packstore.convert(folder_to_time, tmp_path / "a.pth", encoding="uint8", size=32).destination
     before = torch.get_num_threads()
     bench(path, BenchOptions(split="train", **QUICK))
     assert torch.get_num_threads() == before
@@ -432,8 +432,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_command(folder: Path, tmp_path: Path) -> None:
-    path = packstore.convert(folder, tmp_path / "a.lmdb").destination
+def test_the_command(folder_to_time: Path, tmp_path: Path) -> None:
+    path = packstore.convert(folder_to_time, tmp_path / "a.lmdb").destination
     done = run(path, "--seconds", "0.01", "--batch-size", "8", "--step-ms", "4", "--json", "--no-tries")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -457,12 +457,12 @@ def test_a_plot_without_matplotlib_is_a_clear_error(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_plot(folder: Path, tmp_path: Path) -> None:
+def test_a_plot(folder_to_time: Path, tmp_path: Path) -> None:
     from packstore.diagnose.bench.plot import plot_report
 
     pytest.importorskip("matplotlib")
 
-    path = packstore.convert(folder, tmp_path / "a.lmdb").destination
+    path = packstore.convert(folder_to_time, tmp_path / "a.lmdb").destination
     plot_report(bench(path, BenchOptions(split="train", **QUICK)), tmp_path / "a.png")
     from PIL import Image
 
@@ -508,7 +508,7 @@ def test_the_table_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("indexed", [True, False])
 def test_the_sample_is_packed_as_the_store_is(
-    folder: Path, tmp_path: Path, indexed: bool, monkeypatch: pytest.MonkeyPatch
+    folder_to_time: Path, tmp_path: Path, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
 
@@ -517,7 +517,7 @@ def test_the_sample_is_packed_as_the_store_is(
         return packstore.convert(*paths, **options)
 
     monkeypatch.setattr(trials, "convert", convert)
-    path = packstore.convert(folder, tmp_path / "a.lmdb", index=indexed).destination
+    path = packstore.convert(folder_to_time, tmp_path / "a.lmdb", index=indexed).destination
     report = bench(path, BenchOptions(split="train", **{**QUICK, "size": 20}))
     assert asked[0] == indexed
     assert ("--encoding original --index" in [trial.how for trial in report.trials]) == (not indexed)

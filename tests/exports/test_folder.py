@@ -132,7 +132,7 @@ def test_a_file_where_a_folder_has_to_be_gets_another_name(kind: str, tmp_path: 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def cats_and_dogs(tmp_path: Path) -> Path:
     root = tmp_path / "images"
     for i in range(8):
         path = root / ("train", "val")[i % 2] / ("cat", "dog")[i // 2 % 2] / f"{i}.{('jpg', 'JPEG')[i % 3 == 0]}"
@@ -141,8 +141,8 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_export_of_a_packed_folder_is_that_folder(folder: Path, tmp_path: Path) -> None:
-    convert(folder, tmp_path / "in.lmdb")
+def test_the_export_of_a_packed_folder_is_that_folder(cats_and_dogs: Path, tmp_path: Path) -> None:
+    convert(cats_and_dogs, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out", to="imagefolder")
     export(tmp_path / "in.lmdb", tmp_path / "out.tar")
     export(tmp_path / "in.lmdb", tmp_path / "out.zip")
@@ -154,12 +154,12 @@ def test_the_export_of_a_packed_folder_is_that_folder(folder: Path, tmp_path: Pa
         opened.extractall(tmp_path / "zip")
     for name in ("out", "tar", "zip"):
         found = tree(tmp_path / name)
-        assert set(found) - set(tree(folder)) == {"packstore.json", "packstore.rows.jsonl"}
-        assert {file: data for file, data in found.items() if not file.startswith("packstore.")} == tree(folder)
+        assert set(found) - set(tree(cats_and_dogs)) == {"packstore.json", "packstore.rows.jsonl"}
+        assert {file: data for file, data in found.items() if not file.startswith("packstore.")} == tree(cats_and_dogs)
 
 
-def test_what_is_unpacked_is_the_export_too(folder: Path, tmp_path: Path) -> None:
-    digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
+def test_what_is_unpacked_is_the_export_too(cats_and_dogs: Path, tmp_path: Path) -> None:
+    digest = convert(cats_and_dogs, tmp_path / "in.lmdb").manifest.dataset_digest
     export(tmp_path / "in.lmdb", tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as opened:
         opened.extractall(tmp_path / "unpacked")
@@ -167,9 +167,9 @@ def test_what_is_unpacked_is_the_export_too(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_torchvision_reads_the_same_labels(folder: Path, tmp_path: Path) -> None:
+def test_torchvision_reads_the_same_labels(cats_and_dogs: Path, tmp_path: Path) -> None:
     datasets = import_torchvision().datasets
-    convert(folder, tmp_path / "in.lmdb")
+    convert(cats_and_dogs, tmp_path / "in.lmdb")
     report = export(tmp_path / "in.lmdb", tmp_path / "out", to="imagefolder")
     assert not any("classes" in loss for loss in report.losses)
     with open_store(tmp_path / "in.lmdb") as reader:
@@ -205,8 +205,8 @@ def test_what_torchvision_would_number_otherwise_is_said(tmp_path: Path) -> None
         assert "called otherwise" not in said_of
 
 
-def test_a_large_zip_has_fields_of_zip64(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
+def test_a_large_zip_has_fields_of_zip64(cats_and_dogs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = convert(cats_and_dogs, tmp_path / "in.lmdb").manifest.dataset_digest
     monkeypatch.setattr(zips, "_LARGE", 900)
     monkeypatch.setattr(zips, "_MANY", 3)
     export(tmp_path / "in.lmdb", tmp_path / "out.zip")

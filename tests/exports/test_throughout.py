@@ -27,7 +27,7 @@ from tests.conftest import SharedData
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def cats_and_dogs(tmp_path: Path) -> Path:
     root = tmp_path / "images"
     for i in range(9):
         path = root / ("train", "val")[i % 3 == 2] / ("cat", "dog")[i // 2 % 2] / f"{i}.jpg"
@@ -57,8 +57,8 @@ def chain(folder: Path, work: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_one_digest_throughout(folder: Path, tmp_path: Path) -> None:
-    assert {"imagefolder", "tar", "zip", "webdataset", "parquet"} <= set(chain(folder, tmp_path))
+def test_one_digest_throughout(cats_and_dogs: Path, tmp_path: Path) -> None:
+    assert {"imagefolder", "tar", "zip", "webdataset", "parquet"} <= set(chain(cats_and_dogs, tmp_path))
 
 
 @pytest.mark.soak
@@ -67,8 +67,10 @@ def test_one_digest_throughout_for_imagenet(shared_data: SharedData, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["imagefolder", "tar", "zip"])
-def test_without_its_manifest_an_export_is_a_folder_like_any_other(folder: Path, tmp_path: Path, kind: str) -> None:
-    digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
+def test_without_its_manifest_an_export_is_a_folder_like_any_other(
+    cats_and_dogs: Path, tmp_path: Path, kind: str
+) -> None:
+    digest = convert(cats_and_dogs, tmp_path / "in.lmdb").manifest.dataset_digest
     out = tmp_path / "out"
     export(tmp_path / "in.lmdb", out, to=kind)
     for name in ("packstore.json", "packstore.rows.jsonl"):
@@ -80,8 +82,8 @@ def test_without_its_manifest_an_export_is_a_folder_like_any_other(folder: Path,
     assert manifest.dataset_digest == digest  # since its keys and classes are those that a folder has
 
 
-def test_without_its_manifest_shards_have_images_labels_and_classes(folder: Path, tmp_path: Path) -> None:
-    convert(folder, tmp_path / "in.lmdb")
+def test_without_its_manifest_shards_have_images_labels_and_classes(cats_and_dogs: Path, tmp_path: Path) -> None:
+    convert(cats_and_dogs, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset")
     (tmp_path / "out/packstore.json").unlink()
     manifest = convert(tmp_path / "out", tmp_path / "again.lmdb", source_kind="webdataset").manifest
@@ -100,9 +102,9 @@ def test_a_full_disk_in_the_words_of_hdf5() -> None:
 
 
 def test_a_run_with_other_options_starts_afresh_and_says_so(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cats_and_dogs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    convert(folder, tmp_path / "in.lmdb")
+    convert(cats_and_dogs, tmp_path / "in.lmdb")
     said = []
     for size, stop in ((1000, 6), (1000, 7), (2000, 7), (2000, 99)):
         caplog.clear()
@@ -113,8 +115,8 @@ def test_a_run_with_other_options_starts_afresh_and_says_so(
     assert (tmp_path / "out").is_dir()
 
 
-def test_an_export_is_replaced_by_one_of_another_kind(folder: Path, tmp_path: Path) -> None:
-    digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
+def test_an_export_is_replaced_by_one_of_another_kind(cats_and_dogs: Path, tmp_path: Path) -> None:
+    digest = convert(cats_and_dogs, tmp_path / "in.lmdb").manifest.dataset_digest
     for kind in ("zip", "tar", "webdataset", "zip"):
         export(tmp_path / "in.lmdb", tmp_path / "out", to=kind, overwrite=True)
         assert convert(tmp_path / "out", tmp_path / "again.h5", overwrite=True).manifest.dataset_digest == digest
@@ -123,10 +125,10 @@ def test_an_export_is_replaced_by_one_of_another_kind(folder: Path, tmp_path: Pa
 
 
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cats_and_dogs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third shard does not fit."""
-    convert(folder, tmp_path / "in.lmdb")
+    convert(cats_and_dogs, tmp_path / "in.lmdb")
     out = tmp_path / "out"
 
     class Full(io.BytesIO):
@@ -151,28 +153,30 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("encode", ["png", "jpeg"])
-def test_a_store_of_shards_is_encoded_again_as_one_of_one_file(encode: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_store_of_shards_is_encoded_again_as_one_of_one_file(
+    encode: Any, cats_and_dogs: Path, tmp_path: Path
+) -> None:
     digests = []
     for name, shard_size in (("one.lmdb", None), ("shards.lmdb", 2000)):
-        convert(folder, tmp_path / name, shard_size=shard_size)
+        convert(cats_and_dogs, tmp_path / name, shard_size=shard_size)
         export(tmp_path / name, tmp_path / f"{name}.zip", encode=encode)
         digests.append(convert(tmp_path / f"{name}.zip", tmp_path / f"again {name}").manifest.dataset_digest)
     assert digests[0] == digests[1]
 
 
-def test_an_image_that_cannot_be_encoded_again_is_named(folder: Path, tmp_path: Path) -> None:
-    first = folder / "train/cat/0.jpg"
+def test_an_image_that_cannot_be_encoded_again_is_named(cats_and_dogs: Path, tmp_path: Path) -> None:
+    first = cats_and_dogs / "train/cat/0.jpg"
     first.write_bytes(first.read_bytes()[:150])
-    convert(folder, tmp_path / "in.lmdb", check="none")
+    convert(cats_and_dogs, tmp_path / "in.lmdb", check="none")
     for encode in ("png", "jpeg"):
         with pytest.raises(SampleError, match=r"train/cat/0\.jpg"):
             export(tmp_path / "in.lmdb", tmp_path / "out.zip", encode=encode)  # type: ignore[arg-type]
 
 
 def test_a_killed_run_that_had_published_reports_the_published_export(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cats_and_dogs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert(folder, tmp_path / "in.lmdb")
+    convert(cats_and_dogs, tmp_path / "in.lmdb")
     whole = export(tmp_path / "in.lmdb", tmp_path / "whole", to="webdataset", encode="png")
     monkeypatch.setattr(WorkDirectory, "remove", kill)
     with pytest.raises(KeyboardInterrupt):

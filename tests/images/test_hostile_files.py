@@ -33,7 +33,7 @@ GOOD = all_images()["jpeg-420"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def one_good_image(tmp_path: Path) -> Path:
     """An image folder with one class ``a`` of one good image."""
     path = tmp_path / "source" / "a"
     path.mkdir(parents=True)
@@ -62,12 +62,12 @@ def is_left_out(source: Path, key: str, reason: str, **options: Any) -> None:
 
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("name", bombs())
-def test_a_bomb_is_refused_by_its_header(name: str, folder: Path) -> None:
+def test_a_bomb_is_refused_by_its_header(name: str, one_good_image: Path) -> None:
     data = bombs()[name]
     assert len(data) < 12_000
-    (folder / "a" / "bomb.png").write_bytes(data)
+    (one_good_image / "a" / "bomb.png").write_bytes(data)
     for options in ({}, {"check": "decode"}, {"check": "none", "encoding": "uint8"}):
-        is_left_out(folder, "a/bomb.png", "pixels|truncated|damaged", **options)
+        is_left_out(one_good_image, "a/bomb.png", "pixels|truncated|damaged", **options)
     for decoder, version in available_decoders().items():
         if "not available" not in version:
             with pytest.raises(DecodeError):
@@ -83,7 +83,7 @@ def of_many_scans(side: int, count: int) -> bytes:
 
 
 @pytest.mark.parametrize(("side", "count", "most"), [(64, 600, 500), (6000, 80, 59)])
-def test_a_jpeg_of_too_many_scans_is_refused_at_once(side: int, count: int, most: int, folder: Path) -> None:
+def test_a_jpeg_of_too_many_scans_is_refused_at_once(side: int, count: int, most: int, one_good_image: Path) -> None:
     data = of_many_scans(side, count)
     for decoder, version in available_decoders().items():
         if "not available" not in version:
@@ -91,13 +91,13 @@ def test_a_jpeg_of_too_many_scans_is_refused_at_once(side: int, count: int, most
             for decode in (taking.decode, lambda data, d=taking: d.decode_crop(data, (0, 0, 9, 9))):
                 with pytest.raises(DecodeError, match=f"a JPEG of {count + 10} scans, of at most {most} that an image"):
                     decode(data)
-    (folder / "a" / "many.jpg").write_bytes(data)
-    is_left_out(folder, "a/many.jpg", "scans", check="decode")
+    (one_good_image / "a" / "many.jpg").write_bytes(data)
+    is_left_out(one_good_image, "a/many.jpg", "scans", check="decode")
 
 
-def test_a_jpeg_of_many_scans_is_taken(folder: Path) -> None:
-    (folder / "a" / "some.jpg").write_bytes(of_many_scans(64, 60))
-    assert packed(folder, check="decode").records == 2
+def test_a_jpeg_of_many_scans_is_taken(one_good_image: Path) -> None:
+    (one_good_image / "a" / "some.jpg").write_bytes(of_many_scans(64, 60))
+    assert packed(one_good_image, check="decode").records == 2
 
 
 @pytest.mark.slow
@@ -130,22 +130,22 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
     assert set(out.split("\n")) == {"refused", ""}
 
 
-def test_max_pixels_decides(folder: Path) -> None:
+def test_max_pixels_decides(one_good_image: Path) -> None:
     info = sniff(GOOD)
     pixels = info.width * info.height
     for options in ({}, {"check": "decode"}, {"encoding": "uint8"}, {"check": "none", "encoding": "jpeg"}):
-        assert packed(folder, max_pixels=pixels, **options).records == 1
+        assert packed(one_good_image, max_pixels=pixels, **options).records == 1
         with pytest.raises(SampleError, match=rf"{info.width} x {info.height} pixels, more than the limit of"):
-            packed(folder, max_pixels=pixels - 1, **options)
+            packed(one_good_image, max_pixels=pixels - 1, **options)
     with pytest.raises(UsageError, match="max_pixels should be a whole number of at least 1"):
-        packed(folder, max_pixels=0)
+        packed(one_good_image, max_pixels=0)
 
 
-def test_max_pixels_of_those_who_read(folder: Path) -> None:
-    packed(folder)
-    store = folder.parent / "out.lmdb"
+def test_max_pixels_of_those_who_read(one_good_image: Path) -> None:
+    packed(one_good_image)
+    store = one_good_image.parent / "out.lmdb"
     assert verify(store, decode=True).ok
-    report = verify(store, decode=True, against=folder, max_pixels=100)
+    report = verify(store, decode=True, against=one_good_image, max_pixels=100)
     assert report.problem_count
     assert any("more than the limit of 100" in problem.what for problem in report.problems)
     with pytest.raises(DecodeError, match=r"record 0 \(a/good.jpg\) .* limit of 100"):
@@ -154,15 +154,17 @@ def test_max_pixels_of_those_who_read(folder: Path) -> None:
         verify(store, max_pixels=0)
 
 
-def test_a_file_that_is_larger_than_any_image_is_not_read(folder: Path) -> None:
+def test_a_file_that_is_larger_than_any_image_is_not_read(one_good_image: Path) -> None:
     """A terabyte without a single block on the disk: neither read nor counted in the estimate."""
-    with (folder / "a" / "huge.jpg").open("wb") as file:
+    with (one_good_image / "a" / "huge.jpg").open("wb") as file:
         file.write(GOOD)
         try:
             file.truncate(1 << 40)
         except OSError as error:
             pytest.skip(f"no file of a terabyte here: {error}")
-    is_left_out(folder, "a/huge.jpg", r"has 1099511627776 bytes, more than the \d+ that an image within max_pixels")
+    is_left_out(
+        one_good_image, "a/huge.jpg", r"has 1099511627776 bytes, more than the \d+ that an image within max_pixels"
+    )
     assert max_file_bytes(1000) == 8000 + (64 << 20)
 
 
@@ -196,33 +198,33 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_odd_things_in_a_folder(what: str, folder: Path) -> None:
+def test_odd_things_in_a_folder(what: str, one_good_image: Path) -> None:
     make, reason = ODD[what]
-    make(folder / "a" / "odd.jpg")
-    is_left_out(folder, "a/odd.jpg", reason)
+    make(one_good_image / "a" / "odd.jpg")
+    is_left_out(one_good_image, "a/odd.jpg", reason)
 
 
 @pytest.mark.parametrize("what", [name for name in ODD if name != "link to nowhere"])
-def test_odd_things_that_a_labels_file_names(what: str, folder: Path) -> None:
+def test_odd_things_that_a_labels_file_names(what: str, one_good_image: Path) -> None:
     make, reason = ODD[what]
-    make(folder / "odd.jpg")
-    labels = folder.parent / "labels.csv"
+    make(one_good_image / "odd.jpg")
+    labels = one_good_image.parent / "labels.csv"
     labels.write_text("file,label\na/good.jpg,1\nodd.jpg,0\n")
     if what == "link to itself":
         with pytest.raises(SourceError, match=r"labels.csv, line 3: odd.jpg in .*symbolic links"):
-            packed(folder, labels=labels)
+            packed(one_good_image, labels=labels)
     else:
-        is_left_out(folder, "odd.jpg", reason, labels=labels)
+        is_left_out(one_good_image, "odd.jpg", reason, labels=labels)
 
 
-def test_links_out_of_the_folder_are_followed(folder: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_followed(one_good_image: Path, tmp_path: Path) -> None:
     """As ImageFolder does; an image is an image wherever it lies."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "x.jpg").write_bytes(GOOD)
-    (folder / "b").symlink_to(outside)
-    (folder / "a" / "linked.jpg").symlink_to(outside / "x.jpg")
-    manifest = packed(folder)
+    (one_good_image / "b").symlink_to(outside)
+    (one_good_image / "a" / "linked.jpg").symlink_to(outside / "x.jpg")
+    manifest = packed(one_good_image)
     with closing(PackedDataset(tmp_path / "out.lmdb", columns=("key", "label"))) as dataset:
         assert [dataset[i] for i in range(3)] == [("a/good.jpg", 0), ("a/linked.jpg", 0), ("b/x.jpg", 1)]
     assert manifest.classes == ("a", "b")
@@ -245,20 +247,20 @@ NAMES = {
 @pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", NAMES)
-def test_names_of_any_bytes(what: str, folder: Path) -> None:
+def test_names_of_any_bytes(what: str, one_good_image: Path) -> None:
     """A good file under any name is packed with exactly that name; a bad one is named on one harmless line."""
     name = NAMES[what]
-    place = os.fsencode(folder / "a") + b"/" + name
+    place = os.fsencode(one_good_image / "a") + b"/" + name
     with open(place, "wb") as file:  # noqa: PTH123 - its name is bytes
         file.write(GOOD)
     key = f"a/{os.fsdecode(name)}"
-    packed(folder)
-    with closing(PackedDataset(folder.parent / "out.lmdb")) as dataset:
+    packed(one_good_image)
+    with closing(PackedDataset(one_good_image.parent / "out.lmdb")) as dataset:
         assert sorted(dataset.keys) == sorted([key, "a/good.jpg"])
     with open(place, "wb") as file:  # noqa: PTH123
         file.write(b"bad")
     for arguments, code in (([], 1), (["--on-error", "skip"], 3)):
-        done = run("convert", folder, folder.parent / "cli.lmdb", *arguments)
+        done = run("convert", one_good_image, one_good_image.parent / "cli.lmdb", *arguments)
         assert done.returncode == code
         output = done.stdout + done.stderr
         assert "Traceback" not in output
@@ -266,25 +268,25 @@ def test_names_of_any_bytes(what: str, folder: Path) -> None:
         assert code == 3 or output.count("\n") == 1
 
 
-def test_paths_of_many_hundred_characters(folder: Path) -> None:
-    deep = folder / "a" / ("d" * 120) / ("e" * 120) / ("f" * 120)
+def test_paths_of_many_hundred_characters(one_good_image: Path) -> None:
+    deep = one_good_image / "a" / ("d" * 120) / ("e" * 120) / ("f" * 120)
     deep.mkdir(parents=True)
     (deep / "x.jpg").write_bytes(GOOD)
-    assert packed(folder).records == 2
+    assert packed(one_good_image).records == 2
     (deep / "y.jpg").write_bytes(b"")
-    is_left_out_after_overwrite = packed(folder, on_error="skip")
+    is_left_out_after_overwrite = packed(one_good_image, on_error="skip")
     assert [len(s.key) for s in is_left_out_after_overwrite.skipped] == [2 + 3 * 121 + 5]
 
 
-def test_a_path_that_the_system_refuses(folder: Path) -> None:
+def test_a_path_that_the_system_refuses(one_good_image: Path) -> None:
     """A folder can be deeper than any path may be long."""
-    descriptors = [os.open(folder / "a", os.O_RDONLY)]
+    descriptors = [os.open(one_good_image / "a", os.O_RDONLY)]
     try:
         for _ in range(25):
             os.mkdir("d" * 200, dir_fd=descriptors[-1])
             descriptors.append(os.open("d" * 200, os.O_RDONLY, dir_fd=descriptors[-1]))
         with pytest.raises(SourceError, match="cannot be listed"):
-            packed(folder)
+            packed(one_good_image)
     finally:
         for inside, outside in zip(reversed(descriptors), list(reversed(descriptors))[1:], strict=False):
             os.close(inside)
@@ -306,7 +308,7 @@ def test_a_source_that_is_none(what: str, kind: str | None, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_files_that_nobody_may_read(folder: Path) -> None:
+def test_files_that_nobody_may_read(one_good_image: Path) -> None:
     code = (
         LESS_RIGHTS
         + """
@@ -324,7 +326,9 @@ for options in ({}, {"on_error": "skip"}):
     )
 
     def attempt(name: str) -> list[str]:
-        return in_child(code, folder, folder.parent / name, place / "source", place / "out" / name).splitlines()
+        return in_child(
+            code, one_good_image, one_good_image.parent / name, place / "source", place / "out" / name
+        ).splitlines()
 
     with open_folder() as place:
         inside, out = place / "source" / "a", place / "out"
@@ -357,15 +361,15 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_file_that_changes_between_listing_and_reading(what: str, folder: Path) -> None:
+def test_a_file_that_changes_between_listing_and_reading(what: str, one_good_image: Path) -> None:
     from packstore.sources import open_source
 
     change, reason = CHANGES[what]
-    (folder / "a" / "x.jpg").write_bytes(GOOD)
-    source = open_source(folder)
+    (one_good_image / "a" / "x.jpg").write_bytes(GOOD)
+    source = open_source(one_good_image)
     source.survey()
     entries = list(source.entries())
-    change(folder / "a" / "x.jpg")
+    change(one_good_image / "a" / "x.jpg")
     assert source.read(entries[0]) == GOOD
     with pytest.raises(SampleError, match=reason):
         source.read(entries[1])

@@ -38,7 +38,7 @@ LISTS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def jpegs_and_png(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """JPEG files, one of them progressive, and a PNG."""
     root = tmp_path_factory.mktemp("images") / "photos"
     for i in range(COUNT):
@@ -82,10 +82,12 @@ def epoch(
 
 @pytest.mark.parametrize("shard_size", [None, "100kB"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffix: str, shard_size: str | None) -> None:
+def test_a_store_with_it_is_the_same_dataset(
+    jpegs_and_png: Path, tmp_path: Path, suffix: str, shard_size: str | None
+) -> None:
     plain, indexed = tmp_path / f"plain{suffix}", tmp_path / f"indexed{suffix}"
-    without = pack(folder, plain, shard_size=shard_size, index=False)
-    manifest = pack(folder, indexed, shard_size=shard_size)
+    without = pack(jpegs_and_png, plain, shard_size=shard_size, index=False)
+    manifest = pack(jpegs_and_png, indexed, shard_size=shard_size)
     assert (manifest.dataset_digest, manifest.records_digest) == (without.dataset_digest, without.records_digest)
     assert manifest.shards is None or len(manifest.shards) > 2
     assert_indexed(indexed)
@@ -96,13 +98,13 @@ def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffi
 
 
 @pytest.fixture(scope="module")
-def stores(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def stores(jpegs_and_png: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A store by its name, which says whether it has an index."""
     root = tmp_path_factory.mktemp("stores")
 
     def get(name: str) -> Path:
         if not (root / name).exists():
-            pack(folder, root / name, index=name.startswith("indexed"))
+            pack(jpegs_and_png, root / name, index=name.startswith("indexed"))
         return root / name
 
     return get
@@ -152,16 +154,16 @@ def test_only_what_a_crop_needs_is_decoded(stores: Stores, tmp_path: Path, suffi
     assert len(others) < COUNT or not torch.equal(others, expected)
 
 
-def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, no_engine: Callable[[], None]) -> None:
+def test_without_the_engine(stores: Stores, jpegs_and_png: Path, tmp_path: Path, no_engine: Callable[[], None]) -> None:
     """No store gets an index, and one that is asked for is an error before anything is done."""
     indexed = stores("indexed.lmdb")
     no_engine()
     with pytest.raises(EngineError, match="packstore's engine cannot be used here: it is gone"):
-        pack(folder, tmp_path / "a.lmdb", index=True)
+        pack(jpegs_and_png, tmp_path / "a.lmdb", index=True)
     assert list(tmp_path.iterdir()) == []
-    assert not pack(folder, tmp_path / "a.lmdb").has_column("seek_index")
+    assert not pack(jpegs_and_png, tmp_path / "a.lmdb").has_column("seek_index")
     with packstore.Writer(tmp_path / "w.lmdb") as writer:
-        writer.add(image=next(folder.rglob("*.jpg")))
+        writer.add(image=next(jpegs_and_png.rglob("*.jpg")))
     assert not packstore.open(tmp_path / "w.lmdb").manifest.has_column("seek_index")
     report = packstore.verify(indexed, decode=True)
     assert report.ok
@@ -170,7 +172,7 @@ def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, no_eng
     )
 
 
-def test_what_has_it_by_default(folder: Path, tmp_path: Path) -> None:
+def test_what_has_it_by_default(jpegs_and_png: Path, tmp_path: Path) -> None:
     """Image files, wherever they come from; neither pixels nor files that were made smaller."""
     arrays = [{"image": pixels(30, 40, i)} for i in range(3)]
     encodings: dict[str, dict[str, Any]] = {
@@ -179,17 +181,17 @@ def test_what_has_it_by_default(folder: Path, tmp_path: Path) -> None:
         "half.pth": {"size": 32},
     }
     for name, options in encodings.items():
-        manifest = packstore.convert(folder, tmp_path / name, **options).manifest
+        manifest = packstore.convert(jpegs_and_png, tmp_path / name, **options).manifest
         assert not manifest.has_column("seek_index"), name
     packstore.convert(arrays, tmp_path / "arrays.h5", encoding="uint8")
     for number, name in enumerate(("uint8.h5", "arrays.h5")):
         manifest = packstore.convert(tmp_path / name, tmp_path / f"{number}.lmdb", encoding="original").manifest
         assert manifest.encoding == "uint8"
         assert not manifest.has_column("seek_index"), name
-    assert pack(folder, tmp_path / "files.pth").has_column("seek_index")
+    assert pack(jpegs_and_png, tmp_path / "files.pth").has_column("seek_index")
     for option, there in (("--no-index", False), ("--quiet", True), ("--index", True)):
         store = tmp_path / f"cli{option}.lmdb"
-        done = CliRunner().invoke(cli, ["convert", str(folder), str(store), option])
+        done = CliRunner().invoke(cli, ["convert", str(jpegs_and_png), str(store), option])
         assert done.exit_code == 0, done.output
         assert "seek_index" not in done.output
         assert packstore.open(store).manifest.has_column("seek_index") == there
@@ -197,14 +199,14 @@ def test_what_has_it_by_default(folder: Path, tmp_path: Path) -> None:
     assert "uint8, where crops of each JPEG file begin to decode" in said
     for asked in (None, True, False):
         with packstore.Writer(tmp_path / f"{asked}.lmdb", index=asked) as writer:
-            writer.add(image=next(folder.rglob("*.jpg")))
+            writer.add(image=next(jpegs_and_png.rglob("*.jpg")))
         assert packstore.open(tmp_path / f"{asked}.lmdb").manifest.has_column("seek_index") == (asked is not False)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_wrong_index_is_counted_and_not_used(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_wrong_index_is_counted_and_not_used(jpegs_and_png: Path, tmp_path: Path, suffix: str) -> None:
     indexed, wrong = tmp_path / f"indexed{suffix}", tmp_path / f"wrong{suffix}"
-    pack(folder, indexed, index=True)
+    pack(jpegs_and_png, indexed, index=True)
 
     def spoil(file: bytes, index: bytes) -> tuple[bytes, bytes]:
         return file, index[:-1] + bytes([index[-1] ^ 1]) if index else b"none of it"
@@ -219,10 +221,10 @@ def test_a_wrong_index_is_counted_and_not_used(folder: Path, tmp_path: Path, suf
     assert "its seek index does not fit its file" in problems[0].what
 
 
-def test_a_forged_index_is_found_by_verify(folder: Path, tmp_path: Path) -> None:
+def test_a_forged_index_is_found_by_verify(jpegs_and_png: Path, tmp_path: Path) -> None:
     """Its checksum is right, and a shift of all predictions fits itself: only making it again shows it."""
     indexed, forged = tmp_path / "indexed.lmdb", tmp_path / "forged.lmdb"
-    pack(folder, indexed, index=True)
+    pack(jpegs_and_png, indexed, index=True)
 
     def shift(file: bytes, index: bytes) -> tuple[bytes, bytes]:
         return file, index and repaired(index[:10] + bytes([index[10] ^ 1]) + index[11:], file)
@@ -234,9 +236,9 @@ def test_a_forged_index_is_found_by_verify(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_command_that_writes_stores_makes_it(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_every_command_that_writes_stores_makes_it(jpegs_and_png: Path, tmp_path: Path, suffix: str) -> None:
     first, second, whole = (tmp_path / f"{name}{suffix}" for name in ("first", "second", "whole"))
-    pack(folder, whole, index=True)
+    pack(jpegs_and_png, whole, index=True)
     halves = ((first, "label == class0"), (second, "label == class1"))
     for half, where in halves:
         packstore.select(whole, half, where=where)
@@ -247,7 +249,7 @@ def test_every_command_that_writes_stores_makes_it(folder: Path, tmp_path: Path,
     packstore.append(first, second)
     assert_indexed(first)
     packed, more = tmp_path / f"packed{suffix}", tmp_path / "more" / "class0"
-    pack(folder, packed, index=True, shard_size="100kB")
+    pack(jpegs_and_png, packed, index=True, shard_size="100kB")
     more.mkdir(parents=True)
     Image.fromarray(pixels(200, 300, 77)).save(more / "new.jpg", quality=92)
     packstore.append(packed, more.parent)
@@ -263,10 +265,10 @@ def test_every_command_that_writes_stores_makes_it(folder: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_stores_with_and_without_it_together(folder: Path, tmp_path: Path, order: int) -> None:
+def test_stores_with_and_without_it_together(jpegs_and_png: Path, tmp_path: Path, order: int) -> None:
     """What is made of them has one if all have."""
     first, second, whole = (tmp_path / f"{name}.lmdb" for name in ("first", "second", "whole"))
-    pack(folder, whole)
+    pack(jpegs_and_png, whole)
     packstore.select(whole, first, where="label == class0")
     packstore.select(whole, second, where="label == class1", drop_columns=["seek_index"])
     stores = [first, second][::order]
@@ -283,9 +285,9 @@ def test_stores_with_and_without_it_together(folder: Path, tmp_path: Path, order
     assert_indexed(first)
 
 
-def test_damage_of_the_column_is_found_and_mended(folder: Path, tmp_path: Path) -> None:
+def test_damage_of_the_column_is_found_and_mended(jpegs_and_png: Path, tmp_path: Path) -> None:
     store, mended, saved = tmp_path / "s.h5", tmp_path / "mended.h5", tmp_path / "saved.h5"
-    pack(folder, store, index=True)
+    pack(jpegs_and_png, store, index=True)
     whole, index = store.read_bytes(), indexes_of(store)[2]
     at = whole.index(index) + 25
     store.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -294,31 +296,31 @@ def test_damage_of_the_column_is_found_and_mended(folder: Path, tmp_path: Path) 
     assert "'seek_index' is damaged" in problems[0].what
     _, stats = epoch(store)
     assert stats["unindexed"] == 1
-    report = packstore.repair(store, folder, mended)
+    report = packstore.repair(store, jpegs_and_png, mended)
     assert report.identical
     assert mended.read_bytes() == whole
     packstore.salvage(store, saved)
     assert_indexed(saved)
 
 
-def test_exports_do_not_have_it(folder: Path, tmp_path: Path) -> None:
+def test_exports_do_not_have_it(jpegs_and_png: Path, tmp_path: Path) -> None:
     indexed, exported = tmp_path / "s.lmdb", tmp_path / "out.tar"
-    digest = pack(folder, indexed, index=True).dataset_digest
+    digest = pack(jpegs_and_png, indexed, index=True).dataset_digest
     packstore.export(indexed, exported)
     assert pack(exported, tmp_path / "again.lmdb").dataset_digest == digest
     assert packstore.convert(exported, tmp_path / "once.lmdb", index=True).manifest.dataset_digest == digest
 
 
-def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["convert", str(folder), str(tmp_path / "s.lmdb"), "--index", "--quiet"])
+def test_on_the_command_line(jpegs_and_png: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["convert", str(jpegs_and_png), str(tmp_path / "s.lmdb"), "--index", "--quiet"])
     assert done.exit_code == 0, done.output
     assert_indexed(tmp_path / "s.lmdb")
     with pytest.raises(UsageError, match="for the encoding original, not jpeg"):
-        packstore.convert(folder, tmp_path / "other.lmdb", encoding="jpeg", index=True)
+        packstore.convert(jpegs_and_png, tmp_path / "other.lmdb", encoding="jpeg", index=True)
     with pytest.raises(UsageError, match="not float16"):
-        packstore.convert(folder, tmp_path / "other.pth", size=32, index=True)
+        packstore.convert(jpegs_and_png, tmp_path / "other.pth", size=32, index=True)
     with packstore.Writer(tmp_path / "w.lmdb", index=True) as writer:
-        for path in sorted(folder.rglob("*.jpg")):
+        for path in sorted(jpegs_and_png.rglob("*.jpg")):
             writer.add(image=path)
     assert_indexed(tmp_path / "w.lmdb", COUNT - 1)
 
@@ -326,11 +328,11 @@ def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shard_size", [None, "100kB"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_added_later_a_store_has_the_bytes_of_one_packed_with_it(
-    folder: Path, tmp_path: Path, suffix: str, shard_size: str | None
+    jpegs_and_png: Path, tmp_path: Path, suffix: str, shard_size: str | None
 ) -> None:
     store, packed = tmp_path / f"store{suffix}", tmp_path / f"packed{suffix}"
-    pack(folder, store, shard_size=shard_size, index=False)
-    manifest = pack(folder, packed, shard_size=shard_size, index=True)
+    pack(jpegs_and_png, store, shard_size=shard_size, index=False)
+    manifest = pack(jpegs_and_png, packed, shard_size=shard_size, index=True)
     report = packstore.add_index(store)
     assert (report.written, report.manifest) == (True, manifest)
     assert content(store) == content(packed)
@@ -338,22 +340,22 @@ def test_added_later_a_store_has_the_bytes_of_one_packed_with_it(
     assert content(store) == content(packed)
 
 
-def test_added_later_on_the_command_line(folder: Path, tmp_path: Path) -> None:
+def test_added_later_on_the_command_line(jpegs_and_png: Path, tmp_path: Path) -> None:
     store = tmp_path / "s.lmdb"
-    pack(folder, store, index=False)
+    pack(jpegs_and_png, store, index=False)
     for said in (f"{COUNT} records indexed", "has a seek index already"):
         done = CliRunner().invoke(cli, ["index", str(store)])
         assert done.exit_code == 0, done.output
         assert said in done.output
     assert_indexed(store)
-    packstore.convert(folder, tmp_path / "other.lmdb", encoding="jpeg")
+    packstore.convert(jpegs_and_png, tmp_path / "other.lmdb", encoding="jpeg")
     with pytest.raises(UsageError, match="has the encoding jpeg; a seek index is for original"):
         packstore.add_index(tmp_path / "other.lmdb")
 
 
-def test_a_damaged_record_is_not_indexed(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_is_not_indexed(jpegs_and_png: Path, tmp_path: Path) -> None:
     store = tmp_path / "s.h5"
-    pack(folder, store, index=False)
+    pack(jpegs_and_png, store, index=False)
     with open_store(store) as reader:
         image = bytes(reader.read(3))
     whole = store.read_bytes()

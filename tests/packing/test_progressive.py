@@ -73,7 +73,7 @@ def progressive_files() -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def progressive_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Progressive files of all kinds, a damaged one, and files of other kinds."""
     root = tmp_path_factory.mktemp("images") / "photos"
     (root / "many").mkdir(parents=True)
@@ -103,13 +103,13 @@ def is_progressive(data: bytes) -> bool:
     return data[:2] == b"\xff\xd8" and sniff(data).progressive
 
 
-def test_pixels_and_metadata_stay_and_other_files_are_untouched(folder: Path, tmp_path: Path) -> None:
-    report = pack(folder, tmp_path / "a.lmdb")
+def test_pixels_and_metadata_stay_and_other_files_are_untouched(progressive_folder: Path, tmp_path: Path) -> None:
+    report = pack(progressive_folder, tmp_path / "a.lmdb")
     assert report.manifest.options["progressive"] == "baseline"
     assert report.manifest.versions["TurboJPEG"].startswith("libjpeg-turbo ")
     decoder, changed = get_decoder("pillow"), 0
     for key, data in files_of(tmp_path / "a.lmdb").items():
-        file = (folder / key).read_bytes()
+        file = (progressive_folder / key).read_bytes()
         if key == "many/damaged.jpg" or not is_progressive(file):
             assert data == file, key
             continue
@@ -128,10 +128,10 @@ def test_pixels_and_metadata_stay_and_other_files_are_untouched(folder: Path, tm
     (reason,) = report.kept
     assert reason.startswith("is damaged: ")
     assert report.kept[reason] == 1
-    assert packstore.verify(tmp_path / "a.lmdb", decode=True, against=folder).problems == ()
+    assert packstore.verify(tmp_path / "a.lmdb", decode=True, against=progressive_folder).problems == ()
 
 
-def test_what_becomes_baseline_has_an_index(folder: Path, tmp_path: Path) -> None:
+def test_what_becomes_baseline_has_an_index(progressive_folder: Path, tmp_path: Path) -> None:
     engine = get_engine()
     for number in range(2):  # of the other files pieces are too large
         data = scans(200 + number, 300)
@@ -145,9 +145,9 @@ def test_what_becomes_baseline_has_an_index(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
-def test_the_same_bytes_each_time(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_the_same_bytes_each_time(progressive_folder: Path, tmp_path: Path, suffix: str) -> None:
     for name in "ab":
-        pack(folder, tmp_path / f"{name}.{suffix}", encoding="original", workers=1 if name == "a" else 4)
+        pack(progressive_folder, tmp_path / f"{name}.{suffix}", encoding="original", workers=1 if name == "a" else 4)
     assert content(tmp_path / f"a.{suffix}") == content(tmp_path / f"b.{suffix}")
 
 
@@ -157,20 +157,20 @@ class CutError(BaseException):
 
 @pytest.mark.parametrize("suffix", ["h5", "lmdb"])
 def test_a_run_that_goes_on_makes_the_same(
-    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    progressive_folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(records, "PASS_RECORDS", 1)
     monkeypatch.setattr(records, "DECODE_RECORDS", 1)
-    pack(folder, tmp_path / f"whole.{suffix}")
+    pack(progressive_folder, tmp_path / f"whole.{suffix}")
 
     def progress(report: Progress) -> None:
         if report.stage == "pack" and report.done >= 5:
             raise CutError
 
     with pytest.raises(CutError):
-        pack(folder, tmp_path / f"a.{suffix}", progress=progress)
-    report = pack(folder, tmp_path / f"a.{suffix}")
+        pack(progressive_folder, tmp_path / f"a.{suffix}", progress=progress)
+    report = pack(progressive_folder, tmp_path / f"a.{suffix}")
     assert report.resumed or suffix == "lmdb"
     assert content(tmp_path / f"a.{suffix}") == content(tmp_path / f"whole.{suffix}")
 
@@ -184,8 +184,10 @@ def test_what_comes_out_with_other_pixels_is_kept(tmp_path: Path, monkeypatch: p
     assert files_of(tmp_path / "a.lmdb") == {"a.jpg": scans(61, 83)}
 
 
-def test_the_summary_names_what_is_kept(folder: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["convert", str(folder), str(tmp_path / "a.lmdb"), "--progressive", "baseline"])
+def test_the_summary_names_what_is_kept(progressive_folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        cli, ["convert", str(progressive_folder), str(tmp_path / "a.lmdb"), "--progressive", "baseline"]
+    )
     assert done.exit_code == 0, done.output
     assert "as is    1 progressive file that cannot become baseline:\n    is damaged: " in done.output
     assert "progressive baseline" in CliRunner().invoke(cli, ["info", str(tmp_path / "a.lmdb")]).output
@@ -199,11 +201,13 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     progressive._load_transform.cache_clear()
 
 
-def test_without_the_library_it_is_an_error_with_advice(folder: Path, tmp_path: Path, no_library: None) -> None:
+def test_without_the_library_it_is_an_error_with_advice(
+    progressive_folder: Path, tmp_path: Path, no_library: None
+) -> None:
     with pytest.raises(UsageError, match=r"apt install libturbojpeg0; or leave --progressive out"):
-        pack(folder, tmp_path / "a.lmdb")
+        pack(progressive_folder, tmp_path / "a.lmdb")
     assert list(tmp_path.iterdir()) == []
-    packstore.convert(folder, tmp_path / "a.lmdb")
+    packstore.convert(progressive_folder, tmp_path / "a.lmdb")
 
 
 def test_an_older_library_is_used_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,37 +226,37 @@ def test_an_older_library_is_used_as_well(monkeypatch: pytest.MonkeyPatch) -> No
     assert ctypes.sizeof(progressive._Transform) == 40
 
 
-def test_a_store_grows_by_files_that_are_made_baseline(folder: Path, tmp_path: Path) -> None:
+def test_a_store_grows_by_files_that_are_made_baseline(progressive_folder: Path, tmp_path: Path) -> None:
     store, whole = tmp_path / "a.lmdb", tmp_path / "whole.lmdb"
     (tmp_path / "first" / "many").mkdir(parents=True)
     (tmp_path / "first" / "many" / "a.jpg").write_bytes(scans(61, 83))
     pack(tmp_path / "first", store)
-    packstore.append(store, folder)
+    packstore.append(store, progressive_folder)
     assert not any(is_progressive(data) for key, data in files_of(store).items() if not key.endswith("damaged.jpg"))
     assert packstore.verify(store, decode=True).ok
     # Of a store as well, whose files are those of its source.
-    packstore.convert(folder, tmp_path / "plain.lmdb")
+    packstore.convert(progressive_folder, tmp_path / "plain.lmdb")
     pack(tmp_path / "first", whole)
     packstore.append(whole, tmp_path / "plain.lmdb")
     assert files_of(whole) == files_of(store)
 
 
-def test_from_store_to_store(folder: Path, tmp_path: Path) -> None:
+def test_from_store_to_store(progressive_folder: Path, tmp_path: Path) -> None:
     plain, made, copy = tmp_path / "plain.lmdb", tmp_path / "made.h5", tmp_path / "copy.lmdb"
-    packstore.convert(folder, plain)
+    packstore.convert(progressive_folder, plain)
     pack(plain, made)
     packstore.convert(made, copy)
-    pack(folder, tmp_path / "direct.h5")
+    pack(progressive_folder, tmp_path / "direct.h5")
     assert files_of(made) == files_of(copy) == files_of(tmp_path / "direct.h5")
     for store in (made, copy):
         assert open_store(store).manifest.options["progressive"] == "baseline"
-        for source in (folder, plain, made):
+        for source in (progressive_folder, plain, made):
             assert packstore.verify(store, against=source).problems == (), (store, source)
 
 
-def test_it_is_for_files_that_are_kept(folder: Path, tmp_path: Path) -> None:
+def test_it_is_for_files_that_are_kept(progressive_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="progressive is for the encoding original, not jpeg"):
-        pack(folder, tmp_path / "a.lmdb", encoding="jpeg")
+        pack(progressive_folder, tmp_path / "a.lmdb", encoding="jpeg")
     with pytest.raises(UsageError, match="progressive should be one of baseline, got 'keep'"):
-        packstore.convert(folder, tmp_path / "a.lmdb", progressive="keep")  # type: ignore[arg-type]
+        packstore.convert(progressive_folder, tmp_path / "a.lmdb", progressive="keep")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

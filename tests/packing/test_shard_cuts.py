@@ -79,7 +79,7 @@ def test_the_rule_of_a_size() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder_to_cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("photos"), per_class=5)
 
 
@@ -88,16 +88,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", [PASSING, ENCODING, PIXELS, FLOATS], ids=lambda o: o["encoding"])
 def test_shards_in_any_order_each_in_a_process_of_its_own(
-    folder: Path, tmp_path: Path, suffix: str, options: dict[str, Any], rng: random.Random
+    folder_to_cut: Path, tmp_path: Path, suffix: str, options: dict[str, Any], rng: random.Random
 ) -> None:
     whole = tmp_path / f"whole{suffix}"
-    manifest = packstore.convert(folder, whole, **options).manifest
+    manifest = packstore.convert(folder_to_cut, whole, **options).manifest
     assert manifest.shards is not None
     count = len(manifest.shards)
     assert count > 3
     numbers = rng.sample(range(count), 2)
     for number in numbers:
-        arguments = [str(folder), str(tmp_path / f"other{suffix}"), json.dumps(options), str(tmp_path), str(number)]
+        arguments = [
+            str(folder_to_cut),
+            str(tmp_path / f"other{suffix}"),
+            json.dumps(options),
+            str(tmp_path),
+            str(number),
+        ]
         subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True)
         packed = content(tmp_path / f"{number}{suffix}")
         assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
@@ -106,11 +112,13 @@ def test_shards_in_any_order_each_in_a_process_of_its_own(
 @pytest.mark.sampled(2, fast=0)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("options", [PASSING, ENCODING], ids=lambda o: o["encoding"])
-def test_all_shards_of_a_plan_are_the_store(folder: Path, tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
+def test_all_shards_of_a_plan_are_the_store(
+    folder_to_cut: Path, tmp_path: Path, suffix: str, options: dict[str, Any]
+) -> None:
     whole = tmp_path / f"whole{suffix}"
-    manifest = packstore.convert(folder, whole, **options).manifest
+    manifest = packstore.convert(folder_to_cut, whole, **options).manifest
     assert manifest.shards is not None
-    plan = make_plan(folder, tmp_path / f"other{suffix}", ConvertOptions(**options))
+    plan = make_plan(folder_to_cut, tmp_path / f"other{suffix}", ConvertOptions(**options))
     shards = shards_of(plan)
     assert len(shards) == len(manifest.shards)
     for number in reversed(range(len(shards))):
@@ -153,6 +161,6 @@ def test_skipped_samples_move_no_cut(tmp_path: Path) -> None:
     assert [skipped.key for skipped in packed.skipped] == before[3]
 
 
-def test_a_shard_holds_one_split(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "x.h5", shard_size="1GB")
+def test_a_shard_holds_one_split(folder_to_cut: Path, tmp_path: Path) -> None:
+    packstore.convert(folder_to_cut, tmp_path / "x.h5", shard_size="1GB")
     assert [{key.partition("/")[0] for key in shard} for shard in cuts_of(tmp_path / "x.h5")] == [{"train"}, {"val"}]

@@ -33,13 +33,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder_to_upload(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos", per_class=7)
 
 
 @pytest.fixture
-def raw(s3_double: Double, folder: Path) -> str:
-    url = upload(folder, "s3://bucket/raw/photos")
+def raw(s3_double: Double, folder_to_upload: Path) -> str:
+    url = upload(folder_to_upload, "s3://bucket/raw/photos")
     s3_double.requests.clear()
     return url
 
@@ -79,20 +79,20 @@ def test_a_layout_is_read_as_on_this_machine(name: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_store_is_the_same(s3: str, folder: Path, tmp_path: Path) -> None:
+def test_the_store_is_the_same(s3: str, folder_to_upload: Path, tmp_path: Path) -> None:
     """Against moto, with every column and in every split."""
-    url = upload(folder, s3)
-    here = packstore.convert(folder, tmp_path / "here.lmdb")
+    url = upload(folder_to_upload, s3)
+    here = packstore.convert(folder_to_upload, tmp_path / "here.lmdb")
     there = packstore.convert(url, tmp_path / "there.lmdb")
     assert there.manifest.dataset_digest == here.manifest.dataset_digest
     assert there.manifest.splits == here.manifest.splits
     assert there.manifest.origin.kind == here.manifest.origin.kind
     assert packstore.verify(tmp_path / "here.lmdb", against=url).ok
-    assert packstore.verify(tmp_path / "there.lmdb", against=folder).ok
+    assert packstore.verify(tmp_path / "there.lmdb", against=folder_to_upload).ok
 
 
 @pytest.mark.slow
-def test_commands(raw: str, folder: Path, tmp_path: Path) -> None:
+def test_commands(raw: str, folder_to_upload: Path, tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "packstore", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -111,12 +111,12 @@ def test_commands(raw: str, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [None, "processes:2"])
 def test_from_one_url_to_another(
-    raw: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None
+    raw: str, folder_to_upload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None
 ) -> None:
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     out = "s3://bucket/packed/photos.lmdb"
     report = packstore.convert(raw, out, cluster=cluster, shard_size=20_000)
-    here = packstore.convert(folder, tmp_path / "here.lmdb", shard_size=20_000)
+    here = packstore.convert(folder_to_upload, tmp_path / "here.lmdb", shard_size=20_000)
     assert report.manifest.dataset_digest == here.manifest.dataset_digest
     assert packstore.verify(out, against=raw).ok
 
@@ -138,8 +138,8 @@ def test_requests(s3_double: Double, raw: str, tmp_path: Path) -> None:
     assert len(listings) <= 2 * len(folders) + 12
 
 
-def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder: Path) -> None:
-    image = next(folder.rglob("*.jpg")).read_bytes()
+def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder_to_upload: Path) -> None:
+    image = next(folder_to_upload.rglob("*.jpg")).read_bytes()
     names = ["a b/ä%20+.jpg", "a b/#?&=.jpg", "c/日本.jpg", "c/x.JPG"]
     for name in names:
         s3_double.objects[f"set/{name}"] = image
@@ -152,20 +152,20 @@ def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder: Path) -> 
         assert source.survey().ledger.passed_over == {"hidden": 1}
 
 
-def test_a_whole_bucket(s3_double: Double, folder: Path) -> None:
-    for file in folder.rglob("*.*"):
-        s3_double.objects[file.relative_to(folder).as_posix()] = file.read_bytes()
-    with closing(open_source("s3://bucket")) as source, closing(open_source(folder)) as here:
+def test_a_whole_bucket(s3_double: Double, folder_to_upload: Path) -> None:
+    for file in folder_to_upload.rglob("*.*"):
+        s3_double.objects[file.relative_to(folder_to_upload).as_posix()] = file.read_bytes()
+    with closing(open_source("s3://bucket")) as source, closing(open_source(folder_to_upload)) as here:
         assert [entry.key for entry in source.entries()] == [entry.key for entry in here.entries()]
 
 
 @pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
-def test_faults_cost_time_alone(s3_double: Double, raw: str, folder: Path, tmp_path: Path, kind: str) -> None:
+def test_faults_cost_time_alone(s3_double: Double, raw: str, folder_to_upload: Path, tmp_path: Path, kind: str) -> None:
     """A flipped bit shows in the MD5 that an ETag is."""
     s3_double.faults.append(Fault(kind, "GET", r"\.(jpg|png)$", times=3))
     report = packstore.convert(raw, tmp_path / "out.lmdb")
     assert s3_double.faults[0].times == 0
-    expected = packstore.convert(folder, tmp_path / "here.lmdb").manifest.dataset_digest
+    expected = packstore.convert(folder_to_upload, tmp_path / "here.lmdb").manifest.dataset_digest
     assert report.manifest.dataset_digest == expected
 
 
@@ -251,9 +251,9 @@ def test_local_paths_that_look_like_urls(tmp_path: Path, monkeypatch: pytest.Mon
     assert location("s3:x/y") == Path("s3:x/y")
 
 
-def test_a_web_server_has_archives_and_no_folders(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_web_server_has_archives_and_no_folders(folder_to_upload: Path, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
-    shutil.make_archive(str(tmp_path / "web" / "photos"), "tar", folder)
+    shutil.make_archive(str(tmp_path / "web" / "photos"), "tar", folder_to_upload)
 
     class Files(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *given: Any) -> None:

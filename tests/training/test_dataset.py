@@ -30,7 +30,7 @@ SIZE = (20, 24)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def png_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images") / "photos", size=SIZE, suffixes=(".png",))
 
 
@@ -38,7 +38,7 @@ Pack = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def pack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pack:
+def pack(png_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pack:
     """Packs the folder, each way once."""
     made: dict[str, Path] = {}
 
@@ -46,7 +46,7 @@ def pack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pack:
         name = f"{encoding}{len(options)}.{suffix}"
         if name not in made:
             made[name] = tmp_path_factory.mktemp("stores") / name
-            packstore.convert(folder, made[name], encoding=encoding, **options)
+            packstore.convert(png_folder, made[name], encoding=encoding, **options)
         return made[name]
 
     return make
@@ -63,14 +63,14 @@ def image(path: Path) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_items_are_those_of_the_folder(pack: Pack, folder: Path, suffix: str, encoding: str, split: str) -> None:
+def test_items_are_those_of_the_folder(pack: Pack, png_folder: Path, suffix: str, encoding: str, split: str) -> None:
     ds = PackedDataset(pack(suffix, encoding), split)
-    paths = files(folder, split)
+    paths = files(png_folder, split)
     assert len(ds) == len(paths) == 12
     assert ds.classes == list(CLASSES)
     assert ds.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
     assert ds.targets == [CLASSES.index(p.parent.name) for p in paths]
-    assert list(ds.keys) == [p.relative_to(folder).as_posix() for p in paths]
+    assert list(ds.keys) == [p.relative_to(png_folder).as_posix() for p in paths]
     assert ds.keys[-1] == ds.keys[11]
     assert ds.keys[2:4] == list(ds.keys)[2:4]
     for i, path in enumerate(paths):
@@ -82,13 +82,15 @@ def test_items_are_those_of_the_folder(pack: Pack, folder: Path, suffix: str, en
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32"])
-def test_float_stores_give_float32_unless_told_otherwise(pack: Pack, folder: Path, suffix: str, encoding: str) -> None:
+def test_float_stores_give_float32_unless_told_otherwise(
+    pack: Pack, png_folder: Path, suffix: str, encoding: str
+) -> None:
     path = pack(suffix, encoding, normalize="0.5,0.4,0.3/0.2,0.3,0.4")
     mean, std = torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}[encoding]
     ds = PackedDataset(path, "val")
     half = PackedDataset(path, "val", dtype=torch.float16)
-    for i, file in enumerate(files(folder, "val")):
+    for i, file in enumerate(files(png_folder, "val")):
         expected = (torch.from_numpy(image(file).copy()).permute(2, 0, 1) / 255 - mean) / std
         assert ds[i][0].dtype == torch.float32
         assert ds[i][0].shape == (3, *SIZE)
@@ -98,9 +100,9 @@ def test_float_stores_give_float32_unless_told_otherwise(pack: Pack, folder: Pat
     torch.testing.assert_close(torch.from_numpy(stacked).float(), ds[:][0])
 
 
-def test_dtype_scales_pixels_like_to_tensor(pack: Pack, folder: Path) -> None:
+def test_dtype_scales_pixels_like_to_tensor(pack: Pack, png_folder: Path) -> None:
     ds = PackedDataset(pack("lmdb", "original"), "val", dtype=torch.float32)
-    expected = torch.from_numpy(image(files(folder, "val")[0]).copy()).permute(2, 0, 1) / 255
+    expected = torch.from_numpy(image(files(png_folder, "val")[0]).copy()).permute(2, 0, 1) / 255
     torch.testing.assert_close(ds[0][0], expected)
 
 
@@ -185,8 +187,8 @@ def test_batches_of_images_that_differ_in_size_are_lists(tmp_path: Path) -> None
     assert torch.equal(labels, torch.zeros(4, dtype=torch.int64))
 
 
-def test_outputs(pack: Pack, folder: Path) -> None:
-    path = files(folder, "val")[5]
+def test_outputs(pack: Pack, png_folder: Path) -> None:
+    path = files(png_folder, "val")[5]
     encoded, raw, floats = (pack("h5", e) for e in ("original", "uint8", "float16"))
     assert PackedDataset(encoded, "val", output="bytes")[5][0] == path.read_bytes()
     assert PackedDataset(raw, "val", output="bytes")[5][0] == image(path).tobytes()
@@ -257,10 +259,10 @@ def test_wrong_arguments(pack: Pack, options: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_dataset_that_is_refused_closes_its_store(
-    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    png_folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, closed = tmp_path / f"a.{suffix}", list[bool]()
-    packstore.convert(folder, path, encoding="uint8", size=8)
+    packstore.convert(png_folder, path, encoding="uint8", size=8)
 
     def open_recorded(*given: Any) -> Any:
         reader = open_checked(*given)
@@ -280,7 +282,7 @@ def test_a_dataset_that_is_refused_closes_its_store(
         PackedDataset(path, "val", decoder="magic")
     ds = PackedDataset(path, "val")
     ds.close()
-    packstore.convert(folder, path, encoding="uint8", size=9, overwrite=True)
+    packstore.convert(png_folder, path, encoding="uint8", size=9, overwrite=True)
     with pytest.raises(StoreError, match="replaced"):
         ds[0]
     assert closed == [True, False, True]
@@ -300,9 +302,11 @@ def test_not_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("checksums", ["never", "always"])
-def test_a_store_that_lacks_a_shard_does_not_open(folder: Path, tmp_path: Path, suffix: str, checksums: Any) -> None:
+def test_a_store_that_lacks_a_shard_does_not_open(
+    png_folder: Path, tmp_path: Path, suffix: str, checksums: Any
+) -> None:
     path = tmp_path / f"a.{suffix}"
-    packstore.convert(folder, path, encoding="uint8", size=8, shard_size=3000)
+    packstore.convert(png_folder, path, encoding="uint8", size=8, shard_size=3000)
     travelling = pickle.dumps(PackedDataset(path, "train"))
     shard = sorted(path.glob("shard-*"))[-1]
     file = shard / "data.mdb" if shard.is_dir() else shard
@@ -445,13 +449,13 @@ def test_masks_are_no_indices(pack: Pack, mask: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(png_folder: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.{suffix}"
-    packstore.convert(folder, path, encoding="uint8", size=8, split="train")
+    packstore.convert(png_folder, path, encoding="uint8", size=8, split="train")
     ds = PackedDataset(path)
     first = ds[0][0].clone()
     travelling = pickle.dumps(ds)
-    packstore.convert(folder, path, encoding="uint8", size=8, split="val", overwrite=True)
+    packstore.convert(png_folder, path, encoding="uint8", size=8, split="val", overwrite=True)
     assert torch.equal(ds[0][0], first)  # still open: it keeps its data
     with pytest.raises(StoreError, match="replaced"):
         pickle.loads(travelling)[0]

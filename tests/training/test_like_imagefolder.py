@@ -25,22 +25,22 @@ from tests.makers.stores import damage
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def png_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("images") / "photos", size=(20, 24), suffixes=(".png",))
 
 
 @pytest.fixture(scope="module")
-def store(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(png_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stores") / "a.lmdb"
-    packstore.convert(folder, out)
+    packstore.convert(png_folder, out)
     return out
 
 
-def test_samples_are_keys_and_labels(folder: Path, store: Path) -> None:
+def test_samples_are_keys_and_labels(png_folder: Path, store: Path) -> None:
     for split in ("train", "val"):
         ds = PackedDataset(store, split)
-        expected = [(p.relative_to(folder).as_posix(), ds.class_to_idx[p.parent.name])
-                    for p in sorted((folder / split).rglob("*.png"))]  # fmt: skip
+        expected = [(p.relative_to(png_folder).as_posix(), ds.class_to_idx[p.parent.name])
+                    for p in sorted((png_folder / split).rglob("*.png"))]  # fmt: skip
         assert list(ds.samples) == list(ds.imgs) == expected
         assert ds.samples[-1] == expected[-1]
         assert ds.samples[1:3] == expected[1:3]
@@ -56,17 +56,17 @@ def test_samples_are_read_as_they_are_asked_for(store: Path, monkeypatch: pytest
     assert (samples[3], asked) == (("key", 0), [3])
 
 
-def test_the_loader_gives_the_image_of_a_key(folder: Path, store: Path) -> None:
+def test_the_loader_gives_the_image_of_a_key(png_folder: Path, store: Path) -> None:
     ds = pickle.loads(pickle.dumps(PackedDataset(store, "val")))
     for key, _ in ds.samples:
-        np.testing.assert_array_equal(np.asarray(ds.loader(key)), np.asarray(Image.open(folder / key)))
+        np.testing.assert_array_equal(np.asarray(ds.loader(key)), np.asarray(Image.open(png_folder / key)))
     other = PackedDataset(store, "train").keys[0]
     with pytest.raises(UsageError, match="no item has the key"):
         ds.loader(other)
 
 
-def test_without_labels_there_are_no_samples(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder / "val" / "ant", tmp_path / "flat.h5")
+def test_without_labels_there_are_no_samples(png_folder: Path, tmp_path: Path) -> None:
+    packstore.convert(png_folder / "val" / "ant", tmp_path / "flat.h5")
     ds = PackedDataset(tmp_path / "flat.h5")
     with pytest.raises(UsageError, match="has no labels"):
         _ = ds.samples
@@ -77,15 +77,15 @@ def test_without_labels_there_are_no_samples(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32", "uint8"])
 @pytest.mark.parametrize("normalize", ["imagenet", "none"])
 def test_pictures_of_normalised_stores(
-    folder: Path, tmp_path: Path, suffix: str, encoding: str, normalize: str
+    png_folder: Path, tmp_path: Path, suffix: str, encoding: str, normalize: str
 ) -> None:
     out = tmp_path / f"a.{suffix}"
     options = {} if encoding == "uint8" else {"normalize": normalize}
-    packstore.convert(folder, out, encoding=encoding, **options)
+    packstore.convert(png_folder, out, encoding=encoding, **options)
     ds = PackedDataset(out, "val", output="pil", denormalize=True)
     plain = PackedDataset(out, "val")
     for index in (0, -1):
-        key, expected = plain.keys[index], np.asarray(Image.open(folder / plain.keys[index]), np.int64)
+        key, expected = plain.keys[index], np.asarray(Image.open(png_folder / plain.keys[index]), np.int64)
         for picture in (ds[index][0], ds.show(index), plain.show(index), plain.loader(key)):
             assert (picture.mode, picture.size) == ("RGB", (24, 20))
             # A bfloat16 has 8 bits of precision, and values up to 2.6.
@@ -94,8 +94,8 @@ def test_pictures_of_normalised_stores(
         ds.show(len(ds))
 
 
-def test_looking_needs_words(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.pth")
+def test_looking_needs_words(png_folder: Path, tmp_path: Path) -> None:
+    packstore.convert(png_folder, tmp_path / "a.pth")
     with pytest.raises(UsageError, match="denormalize=True"):
         PackedDataset(tmp_path / "a.pth", "val", output="pil")
     for output in ("tensor", "numpy", "bytes"):
@@ -139,13 +139,13 @@ def test_size_error_is_public() -> None:
     assert issubclass(packstore.SizeError, UsageError)
 
 
-def test_reprs_are_short(folder: Path, store: Path, tmp_path: Path) -> None:
-    report = packstore.convert(folder, tmp_path / "a.lmdb")
+def test_reprs_are_short(png_folder: Path, store: Path, tmp_path: Path) -> None:
+    report = packstore.convert(png_folder, tmp_path / "a.lmdb")
     whole = packstore.verify(tmp_path / "a.lmdb")
     damage(tmp_path / "a.lmdb", [3], [])
     ds = PackedDataset(store, "train")
     saved = packstore.salvage(tmp_path / "a.lmdb", tmp_path / "b.lmdb")
-    repaired = packstore.repair(tmp_path / "a.lmdb", folder, tmp_path / "c.lmdb")
+    repaired = packstore.repair(tmp_path / "a.lmdb", png_folder, tmp_path / "c.lmdb")
     assert isinstance(saved, SalvageReport)
     assert isinstance(repaired, RepairReport)
     loader = packstore.PackedLoader(ds, 4)
