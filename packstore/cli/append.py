@@ -11,6 +11,7 @@ from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
     ByteSize,
     StorePath,
+    describe_skipped,
     format_column_classes,
     human_bytes,
     pluralize,
@@ -145,7 +146,5 @@ def describe_report(report: AppendReport) -> str:
     if report.duplicates:
         left_out = f"{pluralize(report.duplicates, 'sample')} with keys of the store; their content was not compared"
         lines.append(f"  {yellow('left out')} {left_out}")
-    if report.skipped:
-        lines.append(f"  {yellow('skipped')}  {pluralize(len(report.skipped), 'sample')}:")
-        lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
+    lines += describe_skipped(report.skipped)
     return "\n".join(lines)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from packstore.cli.colour import yellow
 from packstore.core.errors import AmbiguousSourceError, Answer, StoreError, UsageError, printable
 from packstore.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from packstore.core.manifest import Normalization
+    from packstore.core.manifest import Normalization, Skipped
     from packstore.core.progress import ProgressCallback
     from packstore.core.registry import Registry
     from packstore.sources.ledger import Ledger
@@ -299,6 +300,12 @@ def describe_conversions(unified: Mapping[str, int]) -> list[str]:
 
     named = ((count, *UNIFIED[name]) for name, count in unified.items())
     return [f"{pluralize(count, one, several)}: {way}" for count, one, several, way in named]
+
+
+def describe_skipped(skipped: Sequence[Skipped]) -> list[str]:
+    """Formats skipped samples: a line with their number, and a line for each. Empty without samples."""
+    lines = [f"    {printable(s.key)}: {printable(s.reason)}" for s in skipped]
+    return [f"  {yellow('skipped')}  {pluralize(len(lines), 'sample')}:", *lines] if lines else []
 
 
 def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:

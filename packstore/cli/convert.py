@@ -20,6 +20,7 @@ from packstore.cli.common import (
     describe_conversions,
     describe_ledger,
     describe_normalization,
+    describe_skipped,
     echo_rows,
     format_classes,
     format_source_options,
@@ -289,9 +290,7 @@ def describe_report(report: ConvertReport) -> str:
     for number, text in enumerate(describe_conversions(report.unified)):
         lines.append(f"  {'' if number else 'unified':<8} {text}")
     lines += [f"  {yellow('note')}     {text}" for text in report.notes]
-    if report.skipped:
-        lines.append(f"  {yellow('skipped')}  {pluralize(len(report.skipped), 'sample')}:")
-        lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
+    lines += describe_skipped(report.skipped)
     return "\n".join(lines)
 
 

@@ -172,7 +172,9 @@ def run_export(
             parts = _ShardLoop(plan, output, staging, done, progress).write_shards()
             manifest = plan.manifest
             if plan.recoding.new:
-                manifest = replace(manifest, records_digest=join_records_digests((p.digest, p.records) for p in parts))
+                manifest = replace(
+                    manifest, records_digest=join_records_digests((p.records_digest, p.records) for p in parts)
+                )
             shards = tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None)
             export_manifest = replace(output.export_manifest, manifest=manifest, shards=shards)
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
@@ -274,7 +276,7 @@ class _ShardLoop:
             records=count,
             file=shard.file,
             size=0 if file is None else (self._staging.path / file).stat().st_size,
-            digest=records_digest(np.array(checksums, np.uint64), np.array(rows, np.uint64)),
+            records_digest=records_digest(np.array(checksums, np.uint64), np.array(rows, np.uint64)),
             lines=self._staging.lines_path(number).stat().st_size,
         )
 

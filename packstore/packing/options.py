@@ -62,8 +62,8 @@ class ConvertOptions(SourceArguments):
         check_texts(cluster=self.cluster)
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
-        if self.format is not None and self.format not in FORMATS:
-            raise UsageError(f"unknown format {self.format!r}; use one of: {', '.join(FORMATS)}")
+        if self.format is not None:
+            FORMATS.check(self.format)
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
         object.__setattr__(self, "shard_size", convert_size(self.shard_size))

@@ -70,7 +70,7 @@ float to_float(int kind, const void *from, int64_t i)
     return value;
 }
 
-void from_float(void *to, int kind, int64_t i, float value)
+static void from_float(void *to, int kind, int64_t i, float value)
 {
     if (kind == FLOAT32)
         ((float *)to)[i] = value;

@@ -15,6 +15,7 @@
  * convert.c   types and layouts: normalised bytes, planes, interleaved channels
  * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
+ * highway.c   checksums of ArrayRecord
  * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
  * vectors.h   the vector instructions of these
@@ -440,7 +441,6 @@ INLINE int64_t size_of(int64_t kind)
     return kind == UINT8 ? 1 : kind == FLOAT32 ? 4 : 2;
 }
 float to_float(int kind, const void *from, int64_t i);
-void from_float(void *to, int kind, int64_t i, float value);
 void convert_pixels(const struct decoder *, const struct task *, const uint8_t *from, void *to, int64_t pixels);
 void convert_planes(const struct decoder *, const struct task *, const void *from, void *to, int64_t pixels);
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
