@@ -57,6 +57,22 @@ class ExportInterruptsSuite(ExportFixtures):
         assert self.export(store, out).resumed > 0
         assert contents(out) == contents(whole)
 
+    def test_a_damaged_receipt_is_not_believed(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run does not resume after a shard whose receipt is damaged. The export equals the export of a whole
+        run."""
+        whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
+        self.export(store, whole)
+        monkeypatch.setattr(ExportStaging, "publish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            self.export(store, out)
+        monkeypatch.undo()
+        receipt = min(work_path(out).glob("*/parts/*.json"))
+        receipt.write_bytes(receipt.read_bytes().replace(b'"records":', b'"records":1', 1))
+        assert self.export(store, out).resumed == 0
+        assert contents(out) == contents(whole)
+
     def test_a_run_that_was_killed_after_publishing_is_complete(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
