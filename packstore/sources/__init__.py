@@ -88,7 +88,7 @@ def open_source(
         max_pixels: See :class:`SourceOptions`.
         packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
             ambiguous. Its options for arrays, ``ignore``, ``columns`` and ``frames`` replace those that are not given.
-            Its ``frames`` do not apply to another store, or an export of one, without the files that had the frames.
+            None of these applies to another store, or an export of one; but ``frames`` does if it has the files.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
@@ -106,7 +106,8 @@ def open_source(
         UsageError: An empty path, an unknown kind, or an option that the kind or the bridge does not use.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
-    named = check_columns(columns) or _recorded_texts(packed_as, "columns")
+    files_as = None if packed_as is not None and _is_packed(path) else packed_as
+    named = check_columns(columns) or _recorded_texts(files_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     recorded = None if packed_as is None else packed_as.options.get("frames")
@@ -116,7 +117,7 @@ def open_source(
             kind,
             labels,
             max_pixels,
-            packed_as,
+            files_as,
             skip_bad,
             image_key,
             label_key,
@@ -137,6 +138,18 @@ def open_source(
     if isinstance(opened, ClipsSource) and packed_as is not None:
         opened.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
     return opened
+
+
+def _is_packed(path: str | os.PathLike[str]) -> bool:
+    """Tells if ``path`` is a store, or an export with its manifest: options for the files of a source do not apply."""
+    refuse_empty(path)
+    place = source_path(path)
+    if find_bridge(place) is not None:
+        return False
+    try:
+        return is_store(place) or SOURCES["exported"].recognise(place, SourceOptions()) == Certainty.CERTAIN
+    except (OSError, SourceError):
+        return False  # opening reports why
 
 
 def take_frames(source: Source, frames: str | None) -> Source:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packstore import AmbiguousSourceError, convert
+from packstore import AmbiguousSourceError, convert, export, verify
 from packstore.core.errors import SourceError, UsageError
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Entry
@@ -395,6 +395,18 @@ def test_columns_are_given(tmp_path: Path) -> None:
         open_source(path, columns=["image=first", "label=nope"])
     with pytest.raises(UsageError, match="expected image=COL"):
         open_source(path, columns=["picture=first"])
+
+
+def test_copies_and_exports_are_compared_without_the_options_of_the_source(tmp_path: Path) -> None:
+    lines = [f"im{n:02}.png,{'ab'[n % 2]}" for n in range(4)]
+    source = make(tmp_path / "in", range(4), {"t.csv": "\n".join(["file,kind", *lines]), "notes.json": "{}"})
+    store = tmp_path / "store.h5"
+    convert(source, store, columns="labels=kind", ignore="*.json")
+    convert(store, tmp_path / "copy.lmdb")
+    for to in ("webdataset", "imagefolder"):
+        export(store, tmp_path / to, to=to)
+    for each in (source, *(tmp_path / name for name in ("copy.lmdb", "webdataset", "imagefolder"))):
+        assert verify(store, against=each).ok
 
 
 def test_numbers_that_images_are_called_by_are_no_images(tmp_path: Path) -> None:
