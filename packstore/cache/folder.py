@@ -264,9 +264,11 @@ class CacheFolder:
         )
 
     def publish_object(self, descriptor: int, path: Path, name: str) -> bool:
-        """Dates a proven object, renames it to its final name and turns its lock into a reader's.
+        """Gives a verified object its final name, and turns its lock into a reader's.
 
-        If another process was quicker, removes the file and returns False.
+        Sets the modification time to the stamp that marks the object as verified. Returns True if the reader's lock is
+        held. Returns False if that lock is not obtained in time; and, after removing the file, if another process was
+        quicker.
         """
         whole = self.whole / name
         with self.lock_cache():

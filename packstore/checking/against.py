@@ -67,7 +67,8 @@ class Difference(Problem):
 
 
 class Comparison:
-    """Compares the records of an open store with the entries of a source.
+    """Compares the records of an open store with the entries of a source; also their order, columns, classes, and
+    lists and counts of files.
 
     Finds an entry's record by the hash of its key. A missing record is therefore a single difference, and the records
     after it still match. Leaves out samples that packing skipped. Memory is 17 bytes a record.

@@ -383,7 +383,7 @@ class StoreCheck:
             yield Problem(what, shard=file.name)
 
     def _report_record(self, file: StoreFile, i: int, what: str) -> Iterator[Problem]:
-        """Yields a problem of a record, or nothing if the record was reported already."""
+        """Yields the problem ``what`` of a record, or nothing if the record was reported already."""
         record = file.start + i
         if record not in self._named:
             yield self._mark_reported(Problem(what, record, try_key(file.reader, i), file.name))

@@ -163,8 +163,8 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
 
 
 def user_columns(columns: Sequence[Column]) -> list[Column]:
-    """Returns the columns without those of links and without companions (lengths, shapes and validity of other
-    columns)."""
+    """Returns the columns that a user declared. Leaves out columns of links, and companions: lengths, shapes and
+    validity of other columns."""
     from packstore.core.column import LINK_COLUMNS
 
     hidden = {companion.name for column in columns for companion in column.companions}

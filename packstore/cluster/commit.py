@@ -133,7 +133,7 @@ class _RemoteKeys:
 
 
 def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
-    """Raises :class:`StoreError` if there are no records, or if two records have the same key. Names both.
+    """Raises :class:`StoreError` if there are no records, or if two records have the same key, both of which it names.
 
     Its memory is bounded: key hashes go to a file, and keys are fetched only if hashes are equal.
     """

@@ -156,10 +156,10 @@ class Array(Field):
         ragged: Arrays are ``(n, *shape)`` with any n.
         optional: A sample may have no array.
         spatial: Axes of an array that is cropped, resized, padded and mirrored with the image: ``"HW"`` (such as
-            depth), ``"CHW"`` or ``"DCHW"`` (such as volumes and clips). H and W are the image's height and width. True
-            names the axes by the number of sizes in ``shape``, ``"HW"`` without a shape. The dtype must be ``uint8``,
-            ``uint16``, ``int16`` (not of ``HW``), ``int32`` or ``float32``. The column gets the type ``mask``,
-            ``volume`` or ``clip``.
+            depth), ``"CHW"`` or ``"DCHW"`` (such as volumes and clips). H and W are the image's height and width. With
+            True, ``shape`` decides: two sizes or none are ``"HW"``, three ``"CHW"``, four ``"DCHW"``. The dtype is
+            ``uint8``, ``uint16``, ``int16`` (not of ``HW``), ``int32`` or ``float32``; parsing the declaration refuses
+            others. The column gets the type ``mask``, ``volume`` or ``clip``.
         smooth: The values are pixels: resizing blends them. Else each resized value is one of the array's. Not for
             ``HW``, for which :class:`Image` does it.
     """

@@ -78,8 +78,8 @@ class ObjectColumns:
     def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
         """Reads the objects of a record. Returns None if the record has no value of boxes.
 
-        Leaves out objects whose boxes or keypoints are not finite. If there are not as many labels or keypoints as
-        boxes, ignores them.
+        Leaves out objects whose boxes or keypoints are not finite. If there are not as many labels as boxes, all
+        get class 0. If there are not as many keypoints as boxes, none are returned.
 
         ``item``: returns the record's value in a column, by name.
         """

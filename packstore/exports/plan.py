@@ -127,8 +127,8 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         UsageError: An argument is wrong, or the format cannot hold the store.
         StoreError: The store does not open, or is empty. For a damaged record: :class:`CorruptRecordError`.
         SampleError: An image cannot be re-encoded.
-        DestinationError: See :func:`packstore.exports.staging.check_destination`. An export that a killed run with the
-            same identity has published is no error.
+        DestinationError: See :func:`packstore.exports.staging.check_destination`. A destination that a killed run of
+            the same export had published is accepted.
     """
     refuse_empty(path)
     check_paths(destination)

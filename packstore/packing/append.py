@@ -175,7 +175,7 @@ def append_source(
     """Runs :func:`append` with validated options: plans, packs and publishes. Resumes an interrupted run.
 
     If an interrupted run of the same request had published, returns a report without new records. If this run fails,
-    its packed records are kept for the next run; else the work directory is deleted.
+    the work directory keeps its packed records for the next run. If it succeeds, the work directory is deleted.
 
     Raises the errors of :func:`append`, and :class:`DestinationError` if ``store`` is a symbolic link. ``started``:
     ``time.monotonic`` at the start; None for now.

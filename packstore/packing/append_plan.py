@@ -48,9 +48,10 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.append`, which describes them. ``columns`` becomes a tuple.
+    """Keyword arguments of :func:`packstore.append`, which describes them. ``columns`` becomes a tuple.
 
-    Raises :class:`UsageError` for invalid values.
+    Raises :class:`UsageError` for invalid values of the source's arguments, ``split``, ``on_duplicate``,
+    ``key_prefix``, ``no_new_classes`` and ``restart``. Planning checks the others.
     """
 
     split: str | None = None

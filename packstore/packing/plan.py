@@ -260,7 +260,7 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
 def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> tuple[EncodeOptions, bool]:
-    """Returns the encode options with all defaults filled in.
+    """Returns the encode options with all defaults filled in. ``original`` becomes the encoding of a source of arrays.
 
     Also returns whether mean and standard deviation must be computed first. For more than 8 bits, a default of
     ``float16`` becomes ``float32``. Raises :class:`UsageError` for options that do not fit the encoding.

@@ -227,7 +227,8 @@ def _annotation_phrase(
     splits: Sequence[NDArray[np.int64]],
     counts: frozenset[int],
 ) -> str | None:
-    """Returns the reason why a file may annotate images, to follow its name: ``" (it names the images)"``.
+    """Returns the reason why a file may annotate images, such as ``" (it names the images)"``. Messages append the
+    reason to the name of the file.
 
     A pointer of Git LFS is a reason, too. Returns ``""`` if the name of the file is the reason. Returns None if the
     file is no annotation. Reads texts only if ``few``.

@@ -143,8 +143,9 @@ class Kind:
         return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
-        """Tells if this kind uses all given options among labels, arrays, boxes and columns. False for a layout of
-        boxes together with labels or names of arrays."""
+        """Tells if this kind uses all given options among labels, arrays, boxes and columns.
+
+        False if a layout of boxes is given together with labels, or together with names of arrays."""
         given = any(value is not None for value in options.array_names.values())
         if options.columns and not self.takes_columns:
             return False

@@ -256,8 +256,10 @@ def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Ca
 
 
 def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header. With the
-    pattern of files without a header, removes quotes around captions. Raises :class:`ValueError` for other lines."""
+    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header.
+
+    Removes quotes around captions with the pattern ``_BARE``, for files that have no header. Raises
+    :class:`ValueError` for other lines."""
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):

@@ -190,8 +190,13 @@ class ImageFolderSource(FolderSource):
         """Lists the folders of all splits in packing order; without splits, the root alone. Adds the number of left
         files and folders to ``ignored``, by reason.
 
-        Other folders of images beside the splits are left out if ``split`` is given. If the user names the kind, all
-        folders are classes. Otherwise raises :class:`AmbiguousSourceError`. Raises :class:`SourceError` for two folders
+        If there are other folders of images beside the splits, the first of these applies:
+
+        - The user names the kind: all folders are classes, and there are no splits.
+        - ``split`` is given: the other folders are left out.
+        - Otherwise: raises :class:`AmbiguousSourceError`.
+
+        Raises :class:`SourceError` for two folders
         of one split, and for a cycle of links unless bad samples are skipped.
         """
         above = self.tree.above

@@ -121,7 +121,8 @@ def _list_names_by_folder(
 
 
 def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Returns the different groups of folders that have each of ``names`` exactly once, see :func:`find_spread`."""
+    """Returns the groups of folders in which each of ``names`` occurs exactly once. Groups are those of
+    :func:`find_spread`; equal groups are returned once."""
     found: dict[frozenset[str], dict[str, list[str]]] = {}
     for family in dict.fromkeys(family for folder in hits for family in _list_group_keys(folder)):
         group = {folder: some for folder, some in sorted(hits.items()) if family in _list_group_keys(folder)}

@@ -129,6 +129,7 @@ class LinkedReader(Reader):
         return self._reader.values(name, records)
 
     def check_files(self) -> None:
+        """Checks the files of the store's own shards, not the linked files."""
         self._reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:

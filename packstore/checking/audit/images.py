@@ -335,7 +335,10 @@ class ImageInspector:
 
 
 def batch_images(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
-    """Yields ranges of records to inspect together: at most ``most`` records and about ``most_bytes`` bytes."""
+    """Yields ranges of records to inspect together, of equal length: at most ``most`` records.
+
+    A range has about ``most_bytes`` bytes, by the mean size of a record.
+    """
     column = manifest.image
     each = column.nbytes // max(1, manifest.records)
     if column.layout is not None:

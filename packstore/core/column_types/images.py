@@ -33,7 +33,7 @@ class Images(Field):
     mode: str | None = None
 
     def column(self, name: str) -> Column:
-        """Creates the column. Its mode is None for RGB."""
+        """Creates the column. The column's mode is None if the field's is RGB."""
         return replace(Field.column(self, name), mode=None if self.mode == RGB.name else self.mode)
 
 

@@ -287,8 +287,8 @@ def compute_loader_decode_rate(whole: float, augment: float | None, alone: EndTo
 
     The loader measures decoding and augmenting together. This function subtracts the time of augmenting.
 
-    ``whole``: rate of decoding whole images. The result is at least ``whole``. If the loader decoded nothing, the
-    result is ``whole``.
+    ``whole``: rate of decoding whole images. The result is at least ``whole``. It is at most 20 times the measured
+    rate, since the subtraction is noisy. If the loader decoded nothing, the result is ``whole``.
     """
     spent = alone.decode_seconds - (1 / augment if augment else 0.0)
     # The difference of two measurements is noisy: it is at least a twentieth, and at most the time of whole images.

@@ -141,7 +141,7 @@ def _parse_exif(exif: bytes) -> int | None:
 def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
     """Returns the orientation among a directory's entries, or None.
 
-    Also returns the least length of EXIF data that have all values of the entries. Raises :class:`_Unusual` for an
+    Also returns how long EXIF data must be to contain the values of all entries. Raises :class:`_Unusual` for an
     orientation of another type, or a second one."""
     found, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):

@@ -167,8 +167,8 @@ class Requests:
             windows: Windows of the resized boxes.
             mirrored: Images to mirror; None for none.
             out: Rows to write, of the windows' size: uint8, float32, float16, or uint16 for bfloat16. Their shape is
-                ``(N, h, w, C)``, or ``(N, C, h, w)`` with planes; C is 3, or 1 for gray. With N = 0, :meth:`write_to`
-                must set the rows later.
+                ``(N, h, w, C)``, or ``(N, C, h, w)`` with planes; C is 3, or 1 for gray. If ``out`` is empty
+                (0 rows), :meth:`write_to` must set the rows later.
             form: Format of the rows.
             programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
             sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box, 4

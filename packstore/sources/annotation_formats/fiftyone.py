@@ -39,7 +39,7 @@ class FiftyOneFormat(AnnotationColumns):
         """Yields an entry for each of the document's ``samples``. Adds the document's classes to the listed ones.
 
         The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one of them. If
-        only some have, there are no splits, and one value counts as left out.
+        only some have, there are no splits, and ``ignored`` counts that once.
         """
         self.add_listed_classes(map(str, document.get("classes") or ()))
         samples = document.get("samples", ())

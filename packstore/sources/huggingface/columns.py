@@ -222,7 +222,10 @@ def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
 
 
 def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
-    """Declares the column of the images in a list after the first, and of their paths. Adds the names to ``used``."""
+    """Declares a column of the images that follow the first in each cell's list, and a column of their paths.
+
+    Adds the names to ``used``. There is no column of paths if no image has a path.
+    """
     name = next(iter(make_column_names([f"further_{column}"], used).values()))
     used.add(name)
     path = None if column in facts.pathless else _take_path_name(f"{name}_path", True, used)

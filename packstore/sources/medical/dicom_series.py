@@ -36,7 +36,7 @@ class DicomFile(NamedTuple):
 
 
 def sort_files(files: Sequence[DicomFile]) -> list[DicomFile]:
-    """Sorts files by series and plane; damaged files come last. Fills in their numbers.
+    """Returns copies of files with their numbers, sorted by series and plane; damaged files come last.
 
     Patients, studies and series are numbered from 0 in the order in which ``files`` has them.
     """

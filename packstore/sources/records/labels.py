@@ -125,7 +125,7 @@ def find_numbering(
     """Finds the numbering of the classes of ``label``. Takes the first of these that applies.
 
     - A file of names beside the data.
-    - Names in the data, for all numbers from 0; from 1 in features of TF-slim.
+    - Names in the data, if they name all numbers from 0. In features of TF-slim, numbers from 1.
     - ImageNet's numbers from 1, if WordNet ids in the data confirm them.
     - Numbers from 0, without names.
 

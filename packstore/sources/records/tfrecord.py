@@ -92,7 +92,8 @@ class TfrecordSource(ExampleSource):
         )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts features that repeat size or format of the image, and features of several files. Leaves out zeros."""
+        """Counts features that repeat size or format of the image, and features whose values hold several files each.
+        Leaves out zeros."""
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._repeated_features)
         found["features of several files each"] = len(self._file_list_features)
@@ -345,8 +346,8 @@ def _make_bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _Exampl
 
 
 def _decode_bytes(feature: Feature, message: Message) -> Any:
-    """Returns the only value of bytes, or None for no value. Raises :class:`ValueError` for several values or
-    numbers."""
+    """Returns the only value of bytes, or None for no value. Raises :class:`ValueError` for several values, and for
+    values that are numbers."""
     values = feature.bytes(message) if feature.kind == "bytes" else []
     if len(values) > 1 or feature.kind != "bytes":
         raise ValueError(f"found {len(values)} values, expected one of bytes")

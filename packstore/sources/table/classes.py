@@ -70,8 +70,9 @@ class ClassColumn:
 class FlagColumns:
     """Columns that are a class each, with 1 or 0, or -1 for an uncertain class.
 
-    They become ``label`` if each row has exactly one 1, and each image one row. Otherwise they become ``labels``, and
-    columns for classes with -1 and with blank cells. Creating it raises :class:`SourceError` for other values.
+    They become ``label`` if each row has exactly one 1, and each image one row. Otherwise they become ``labels``,
+    with ``uncertain`` for the classes that have -1 and ``unmentioned`` for those with blank cells. Creating it raises
+    :class:`SourceError` for other values.
     """
 
     def __init__(self, where: str, names: Sequence[str], rows: ImageRows) -> None:

@@ -336,8 +336,8 @@ def parse_flag(value: Any) -> int | None:
 
 
 def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
-    """Converts the run lengths of a mask from Kaggle's form to COCO's. Returns (left, top, right, bottom) of the mask,
-    and its runs.
+    """Converts the run lengths of a mask from Kaggle's form to COCO's. Returns the mask's box (left, top, right,
+    bottom), and its runs.
 
     Kaggle's ``EncodedPixels`` are pairs ``start length …``, column by column, from 1. COCO's are lengths alone, of
     background and mask by turns. Raises :class:`ValueError` for runs outside of the image, or not in order.

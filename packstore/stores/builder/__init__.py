@@ -119,9 +119,10 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Sets facts of the manifest, before the first record is appended. :meth:`commit` does not need them any more.
+        """Sets facts of the manifest, so that :meth:`commit` does not need them.
 
-        With these facts, each shard is sealed once it is full. Another run can resume from sealed shards.
+        Call it before the first record is appended; this is not checked. With these facts, each shard is sealed once it
+        is full. Another run can resume from sealed shards.
         """
         self._base = self._build_base_manifest(origin, normalization, options, versions)
 

@@ -16,7 +16,7 @@ from packstore.stores.scavenge import ScavengedData, scavenge_arrays
 def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
     """Recovers the columns and images of an HDF5 file from its bytes and manifest.
 
-    Writes an HDF5 file without data to a temporary file, which shows the offsets of the datasets.
+    Finds the offsets of the datasets by writing a temporary HDF5 file of the same layout without data.
     """
     with tempfile.TemporaryFile() as file:
         return scavenge_arrays(data, recovered, compute_dataset_offsets(file, recovered.manifest))

@@ -179,7 +179,7 @@ class LmdbWriter(FileWriter):
     def _write_pending(self) -> None:
         """Writes the pending values in one transaction. If the map is full, doubles it and retries.
 
-        Raises :class:`StoreError` if LMDB takes fewer values, and :class:`OSError` if writing fails.
+        Raises :class:`StoreError` if LMDB takes only some of the values, and :class:`OSError` if writing fails.
         """
         while self._pending:
             try:

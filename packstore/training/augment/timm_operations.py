@@ -25,7 +25,7 @@ uniform numbers."""
 
 
 def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors from 0.1 to 1.9, which grow with the magnitude."""
+    """Writes factors ``0.1 + 1.8 * part``. Ignores ``sign``, as timm does: factors grow with the magnitude."""
     steps["p"][:, 0] = part * 1.8 + 0.1
 
 
@@ -126,8 +126,10 @@ def _write_translation_y(steps: Any, part: Floats, sign: Floats, size: Size, fla
 
 
 def _write_translation(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
-    """Writes matrices that translate by ``pixels``, and the flags of the warp. ``place`` 2 translates to the left, 5
-    up."""
+    """Writes matrices that translate by ``pixels``, and the flags of the warp.
+
+    The matrices lead from the result to the source: positive ``pixels`` move the picture left for ``place`` 2, and up
+    for ``place`` 5."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], steps["flags"] = pixels, flags

@@ -138,7 +138,8 @@ class MaskRows(TensorRows):
 class MaskField(BatchField):
     """Reads a column of masks, volumes or clips for batches.
 
-    The batch is float32 for a float32 column, else uint8. It is int32 if a value or the fill value does not fit uint8.
+    The batch is float32 for a float32 column. It is uint8 for a uint8 column whose masks have at most 8 bits, if the
+    fill value fits. Otherwise it is int32.
     """
 
     def __init__(
@@ -205,8 +206,8 @@ class MaskField(BatchField):
         """Returns the dtype of the batch.
 
         - float32 for a float32 column;
-        - int32 if values or the fill value do not fit uint8;
-        - uint8 otherwise.
+        - uint8 for a uint8 column, if the batch's masks have at most 8 bits and the fill value fits;
+        - int32 otherwise.
         """
         if self.column.dtype == "float32":
             return torch.float32
@@ -219,8 +220,8 @@ class MaskField(BatchField):
     ) -> tuple[int, int]:
         """Returns the height and width that all masks of the batch must have.
 
-        They are those of the first augmented image, or without operations of the first mask. If all masks are missing,
-        they are the column's, or 0 x 0."""
+        - If operations place masks: the size of the first augmented image.
+        - Otherwise: the size of the first mask. If all masks are missing, the column's, or 0 x 0."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
             return height, width

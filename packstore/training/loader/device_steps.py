@@ -286,7 +286,7 @@ class _TimedOperation(Operation):
             return self.operation(images, draws)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size after the :class:`PerImage`: unknown."""
+        """Returns None: the size after a :class:`PerImage` is unknown."""
         return self.operation.size_after(size)
 
 

@@ -111,7 +111,7 @@ class ColumnContext:
 
 
 class ColumnRows(ABC):
-    """Values of one column for one batch, in host memory, from reading until they are on the device."""
+    """Values of one column for one batch, in host memory. They were read, and are not yet on the device."""
 
     in_ring = False
     """The tensors may share memory with the ring of batch buffers."""

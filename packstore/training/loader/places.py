@@ -62,8 +62,8 @@ def divide_work(
         crops: Its first operations that run as crops.
         finish: Final format; threads write it if all operations are crops or programs.
         runs_programs: The threads that crop can run programs.
-        calls_functions: Decoding threads may call the user's functions that come next. The first function that may not
-            run in threads, and all operations after it, run on batches.
+        calls_functions: Decoding threads may call the user's functions after crops and programs. The first function
+            that may not run in threads, and all operations after it, run on batches.
     """
     programs = Programs.select(operations, len(crops)) if runs_programs else NO_PROGRAMS
     rest = tuple(operations[len(crops) + len(programs) :])
