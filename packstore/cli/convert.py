@@ -46,7 +46,7 @@ from packstore.cli.options import (
 )
 from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.modes import RGB, parse_mode
+from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath
 
@@ -319,7 +319,7 @@ def _describe_uint8_size(report: ConvertReport) -> str | None:
     manifest = report.manifest
     image = manifest.image
     is_float = ENCODINGS[manifest.encoding].layout == "CHW"
-    if not is_float or parse_mode(image.mode or RGB.name).dtype != "uint8" or manifest.origin.kind == "store":
+    if not is_float or image.pixels.dtype != "uint8" or manifest.origin.kind == "store":
         return None
     pixels = manifest.records * math.prod(image.shape)
     smaller = report.disk_bytes - image.nbytes + pixels

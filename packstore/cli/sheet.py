@@ -62,7 +62,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
       packstore sheet imagenet.lmdb - --per-class 3
       packstore sheet a.lmdb aug.png --augment 'RandomResizedCrop(224)' --epoch 3
     """
-    from packstore.seeing.sheet import SheetOptions, draw_sheet, write_sheet
+    from packstore.seeing.sheet import SheetOptions, describe_window, draw_sheet, write_sheet
 
     named = None if columns is None else [] if columns == "none" else [name.strip() for name in columns.split(",")]
     chosen = SheetOptions(columns=named, **options)
@@ -70,6 +70,8 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
         if out != Path("-"):
             more = write_sheet(store, out, chosen)
             click.echo(f"{printable(str(out))}: drawn from {printable(str(store))}")
+            if (shown := describe_window(store, chosen.window)) is not None:
+                click.echo(shown)
             if more:
                 missing = pluralize(more, "more class", "more classes")
                 click.echo(f"{printable(str(out))} has no room for {missing}; a .pdf has")

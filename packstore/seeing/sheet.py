@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
+from packstore.images.display import PERCENTILES, Window
 from packstore.seeing.drawing import (
     draw_record,
     draw_values,
@@ -144,6 +145,19 @@ def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int =
     with open_store(store, "always") as reader:
         chosen = choose_rows(reader, options)
         return draw_page(CellMaker(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
+
+
+def describe_window(store: str | os.PathLike[str], window: Window | None) -> str | None:
+    """Returns a sentence on the values that a sheet shows as black and white. Returns None for images of 8 bits."""
+    with open_store(store, "always") as reader:
+        if reader.manifest.image.pixels.dtype == "uint8":
+            return None
+    if window is None:
+        low, high = PERCENTILES
+        return (
+            f"black and white are percentiles {low:g} and {high:g} of each image's values; --window LO HI sets others"
+        )
+    return f"black is {window[0]:g}, white {window[1]:g}"
 
 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:

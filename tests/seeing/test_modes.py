@@ -74,10 +74,13 @@ def test_sheet_view_and_show(tmp_path: Path) -> None:
     shown = PackedDataset(tmp_path / "s.lmdb").show(0)
     assert (shown.mode, shown.size) == ("RGB", (50, 40))
     assert np.asarray(PackedDataset(tmp_path / "s.lmdb").show(0, window=(0, 8190))).max() == 128
-    done = CliRunner().invoke(
-        cli, ["sheet", str(tmp_path / "s.lmdb"), str(tmp_path / "o.png"), "--window", "0", "9000"]
-    )
-    assert done.exit_code == 0, done.output
+    for options, said in (
+        (["--window", "0", "9000"], "black is 0, white 9000\n"),
+        ([], "black and white are percentiles 1 and 99 of each image's values; --window LO HI sets others\n"),
+    ):
+        done = CliRunner().invoke(cli, ["sheet", str(tmp_path / "s.lmdb"), str(tmp_path / "o.png"), *options])
+        assert done.exit_code == 0, done.output
+        assert done.output.endswith(said)
 
 
 def audit_of(folder: Path, store: Path, **options: Any) -> dict[str, int]:
