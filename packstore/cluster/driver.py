@@ -38,7 +38,8 @@ def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started
 class Driver:
     """Runs a plan. Several drivers may run the same plan at once; all produce the same store.
 
-    Raises :class:`UsageError` for a source that can be read only once.
+    The constructor takes the source's stamp, by which :meth:`run` detects a change. Raises :class:`UsageError` for a
+    source that can be read only once.
 
     Args:
         plan: A plan whose destination is a URL.
@@ -134,8 +135,8 @@ class Driver:
     def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
         """Runs all tasks without a receipt, and keeps their receipts in this driver.
 
-        If a task fails, begins no further tasks and waits for the tasks before it. Raises the error of the first that
-        failed.
+        If a task fails, begins no further tasks and waits for the tasks before it. Raises the error of the failed task
+        with the lowest number.
 
         Raises :class:`SourceError` if the source lists other numbers of samples than the plan.
         """
@@ -164,7 +165,8 @@ class Driver:
     def _collect_outcomes(self, runner: Runner, pending: PendingTasks) -> None:
         """Waits until a task ends or becomes a straggler. Keeps the receipts or errors of tasks that ended.
 
-        First submits copies of the present stragglers. The first outcome of a task counts.
+        First submits copies of the present stragglers. The first outcome of a task counts: drops its other copies. At
+        last reports progress.
         """
         for number, entries in pending.choose_stragglers(runner.at_once):
             runner.submit(number, entries)

@@ -17,6 +17,7 @@ from packstore.sources.base import Entry
 class RayRunner(Runner):
     """Runs tasks on a Ray cluster. Ray runs a task again if its worker or machine dies, up to :data:`TRIES` attempts.
 
+    The constructor connects to Ray, unless this process is connected, and sends the job there.
     Raises :class:`UsageError` if ray is not installed or cannot connect.
 
     Args:

@@ -28,7 +28,8 @@ class _Task:
 class PendingTasks:
     """The tasks of a run that have begun and not ended.
 
-    Iterating yields their numbers. The length is the number of running copies of all tasks.
+    Iterating yields their numbers. The length is the number of running copies of all tasks. Keeps the durations of
+    ended tasks, and chooses stragglers by them.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class PendingTasks:
     def remove_task(self, number: int) -> int:
         """Removes a task when one copy of it has ended. Returns how many other copies still run.
 
-        Keeps its duration for the median of :meth:`_straggler_limit`.
+        Keeps the time since its newest copy began, for the median of :meth:`_straggler_limit`.
         """
         task = self._tasks.pop(number)
         bisect.insort(self._seconds, time.monotonic() - task.began)
@@ -62,8 +63,8 @@ class PendingTasks:
     def choose_stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
         """Returns stragglers to copy to idle workers, at most one for each idle worker.
 
-        Leaves out stragglers with three copies. If all tasks are stragglers, every worker may hang. It then returns at
-        least one straggler, also without an idle worker.
+        Leaves out stragglers with three copies. Returns none before any task has ended. If all tasks are stragglers,
+        every worker may hang: one straggler may then be copied without an idle worker.
 
         ``at_once``: number of workers.
         """

@@ -28,12 +28,12 @@ class TaskReceipt:
         shard: The uploaded shard; None if all samples were skipped.
         columns: Bytes of the values of each column but ``image``.
         keys: The XXH3-64 of each key, little-endian, in base64.
-        labels: Number of records by first label, as text.
+        labels: Number of records by first label, as text; class 0 without labels.
         skipped: Samples that were left out.
-        counted: Numbers of records by option of the manifest, such as ``exif_oriented``. Sums over all receipts go
+        counted: Numbers of records by option of the manifest, without ``exif_oriented``. Sums over all receipts go
             into the manifest.
         kept: Number of progressive JPEG files that stayed progressive, by reason.
-        palette: Number of PNG files with a palette, by class number as text.
+        palette: Number of PNG files with a palette, by class number as text; class 0 without labels.
         oriented: Number of images whose EXIF orientation asks for a rotation or flip.
         source_bytes: Bytes of the images that were read.
     """

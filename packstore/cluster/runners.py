@@ -238,7 +238,7 @@ class ProcessRunner(Runner):
 
 def _end_worker(worker: _WorkerProcess) -> None:
     """Lets a process clean up and end, without waiting. Closes the socket of an idle process. Sends SIGTERM to a busy
-    process."""
+    process. Wakes a stopped process."""
     if worker.task is None:
         worker.connection.close()
     else:

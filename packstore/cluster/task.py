@@ -39,7 +39,8 @@ _sources: dict[tuple[str, str], Source] = {}
 class ClusterJob:
     """Data that all tasks of a run need.
 
-    It pickles without the opened source. Each process opens the source itself.
+    It pickles without the opened source. Each process opens the source itself. Unpickling raises :class:`StoreError`
+    if versions of the software differ.
 
     Attributes:
         plan: The plan, with the run's normalisation.

@@ -39,7 +39,7 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 
     Args:
         manifest: Manifest of the store, with its table. A single file counts as one shard.
-        nbytes: Size of a store that is a single file.
+        nbytes: Size of a store that is a single file; ignored for a store of shards.
         budget: Bytes of each node's cache.
         nodes: Number of machines that read the store, each with its own cache and an equal part of the records.
         batch_size: Records per batch on each node.

@@ -67,6 +67,7 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
     """Tells if images are rotated by EXIF when they are decoded: as ``wanted``, or with None as the store was packed.
 
+    If the store has no EXIF any more, always returns False: its images were rotated when packed, or never.
     Raises :class:`UsageError` if the store has no EXIF, and ``wanted`` differs from the choice when it was packed. Also
     raises it for anything but True, False and None.
     """

@@ -53,14 +53,15 @@ class Order:
             ``shuffle``.
         shards: First record of each shard, ascending from 0, for shards that must be fetched. Shuffles in lanes, see
             :mod:`packstore.training.lanes`: each rank reads its own shards, and records are shuffled within windows
-            of whole shards. The sequence also depends on the global batch size.
+            of whole shards. The sequence also depends on the global batch size. Without ``shuffle``, only
+            :meth:`list_shard_reads` uses them.
         window: With ``block``: blocks per window, 16 if None. A reader that holds two more blocks reads each block
             once. With ``shards``: number of shards mixed at a time, over all ranks, 64 if None. With ``mixture``:
             the same for each store whose shards are fetched.
         indices: Record numbers to draw from instead of all, as a one-dimensional array of integers. Repetitions are
             allowed. ``block`` counts entries of this array. Shuffled with ``shards``, the array is sorted by shard.
         mixture: Number of records that an epoch draws from each of several stores, instead of all records once. The
-            sequence consists of ids. Not with ``block``, ``shards`` and ``indices``.
+            sequence consists of ids. Not with ``block``, ``shards`` and ``indices``, which is not checked here.
 
     Raises:
         UsageError: A number out of range. ``block`` without ``shuffle``, or with ``shards``. ``indices`` or ``shards``

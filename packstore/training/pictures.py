@@ -120,8 +120,8 @@ class ImageReader:
     def convert_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Converts stored pixels, an image or a batch, to the layout, dtype and device of the user.
 
-        A floating point dtype scales integer pixels to 0 … 1. Normalised images are float32 by default. May return the
-        same memory.
+        A floating point dtype scales integer pixels to 0 … 1. ``uint8`` leaves their dtype unchanged. Normalised images
+        are float32 by default. May return the same memory.
         """
         if self.floats:
             if self.column.dtype == "bfloat16":

@@ -156,7 +156,7 @@ class PackedLoader:
             used again while one of its arrays lives. Images are ``(B, 3, H, W)``, with ``channels_last``
             ``(B, H, W, 3)``; bfloat16 becomes float32. ``augment`` and the transforms work on tensors all the same.
         transform: Called with each batch of images, last.
-        target_transform: Called with each batch of labels.
+        target_transform: Called with each batch of the column ``label``.
         pre_transform: Resident only: called with parts of the images, ``(M, 3, H, W)``, once when they are loaded.
         resident: Keep everything in device memory: True, False, or ``"auto"``: if it fits and, on the CPU, is faster
             than streaming (images up to 12 KiB).
@@ -276,7 +276,7 @@ class PackedLoader:
     @property
     def sampler(self) -> Iterable[int] | None:
         """The user's sampler; None without. As with torch's loader, ``loader.sampler.set_epoch`` sets the next
-        epoch."""
+        epoch. A state that was loaded before no longer counts then."""
         return self.options.sampler
 
     def _repr_html_(self) -> str:
@@ -292,7 +292,7 @@ class PackedLoader:
         )
 
     def __len__(self) -> int:
-        """Number of batches of an epoch on this rank."""
+        """Number of batches of an epoch on this rank. Raises :class:`TypeError` for a sampler without a length."""
         return self._epochs.count_batches()
 
     def __iter__(self) -> Iterator[Any]:

@@ -16,7 +16,8 @@ def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_d
     Args:
         item: The batch, from :meth:`packstore.training.loader.pipeline.Pipeline.make_batch`.
         columns: Names of the batch's columns, in order.
-        images: Names of the image columns: with ``channels_last`` they become ``(B, H, W, 3)``.
+        images: Names of the image columns: with ``channels_last`` they become ``(B, H, W, 3)``. A single column that
+            is no dict counts as images.
         as_dict: The batch is a dict; else a tuple, or with one column the value itself.
         channels_last: See :class:`packstore.PackedLoader`.
     """

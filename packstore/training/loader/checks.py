@@ -80,7 +80,8 @@ class ChecksumPolicy:
     - Arrays: if record number plus epoch is a multiple of :data:`ARRAY_SHARE`. As many epochs verify all arrays.
     - ``"always"``: all images each time. ``"never"``: no image.
 
-    Other columns are verified each time, if the reader verifies them.
+    Numbers and keys of other columns are verified each time, if the reader verifies them. Other values are not
+    verified here, but when they are read.
     """
 
     def __init__(self, reader: Reader, checksums: Checksums, columns: Sequence[str]) -> None:

@@ -101,7 +101,8 @@ class BatchFields:
                 shape, have the same form.
 
         Raises:
-            UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``.
+            UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``. An
+                unknown column in ``collate``. Boxes in a JSON column of the first record, if operations move pixels.
         """
         self._dataset = dataset
         self._options = options
@@ -223,7 +224,8 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
     """Returns the reason why a dataset's columns cannot be kept in device memory. Returns None if they can.
 
-    Only images, keys and numbers of one shape can, without missing values and forms in ``collate``."""
+    Only images, keys and numbers of one shape can, without missing values and forms in ``collate``. A form of
+    ``image`` is no obstacle."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))

@@ -49,7 +49,8 @@ class DrawnForBatch(NamedTuple):
 class DeviceSteps:
     """Converts a batch of stored images on the device to the model's input.
 
-    Its steps are operations, normalisation, mixing and the user's transform.
+    Its steps are operations, normalisation, mixing and the user's transform. Other methods mix labels, and call
+    ``target_transform`` and functions of :attr:`in_decoding`.
 
     Attributes:
         in_decoding: Operations that are left out here, because decoding threads call them image by image.
@@ -153,7 +154,7 @@ class DeviceSteps:
         """Converts images to the final memory format, normalisation and dtype.
 
         Without ``normalize`` and ``dtype``, changes the memory format alone. Images of another dtype than stored
-        pixels, such as floating point, are not normalised.
+        pixels, such as floating point, are not normalised. They get the final dtype all the same.
 
         ``mode``: for images of another mode than the main images. Their values are scaled to 0 … 1, without
         normalisation."""

@@ -353,8 +353,9 @@ class RaggedField(BatchField):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> RaggedRows:
         """Reads the values; moves boxes and keypoints with the images.
 
-        Drops boxes that become too small, and notes in ``context.boxes`` which are kept. If the column belongs to
-        boxes, such as their labels, keeps the rows of kept boxes only: the boxes must be read before.
+        Drops boxes that become too small, and notes in ``context.boxes`` which are kept. Without operations, drops
+        none, however small. If the column belongs to boxes, such as their labels, keeps the rows of kept boxes only:
+        the boxes must be read before, which is not checked here.
 
         A record fails if it cannot be read, or has another number of rows than boxes. For multi-hot, a class beyond the
         column's classes fails, too.

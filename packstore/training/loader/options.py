@@ -36,8 +36,10 @@ Collate = Literal["padded", "multi_hot", "optional", "list"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderOptions:
-    """Validated keyword arguments of :class:`packstore.PackedLoader`, which describes them. Raises :class:`UsageError`
-    for invalid values, and for options that contradict each other."""
+    """Keyword arguments of :class:`packstore.PackedLoader`, which describes them. Converts whole numbers to ``int``.
+
+    Raises :class:`UsageError` for invalid values, and for options that contradict each other. Does not check
+    ``augment``, ``mix``, ``views``, ``indices``, ``normalize``, and if ``rank`` is below ``world_size``."""
 
     shuffle: bool | Shuffle = False
     seed: int = 0

@@ -238,7 +238,7 @@ class Pipeline:
     def read_numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Reads the values of ``records`` in all columns except image and key. Returns tensors on the CPU, by name.
 
-        The columns must hold numbers of one shape."""
+        The caller ensures that the columns hold numbers of one shape."""
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
@@ -246,8 +246,8 @@ class Pipeline:
     def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
         """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.
 
-        Mixes labels and builds mosaics of the columns as of the images, and calls ``target_transform``. If hidden
-        patches were drawn, they come last, as ``masking``.
+        Mixes labels and builds mosaics of the columns as of the images, and calls ``target_transform`` with the column
+        ``label``. If hidden patches were drawn, they come last, as ``masking``.
 
         Args:
             images: The finished images.

@@ -79,7 +79,7 @@ class PreparedBatch:
     def take_group_rows(self, plan: PreparedBatch, rows: slice) -> None:
         """Takes this batch's rows from the plan of a group of batches. Its requests then write to :attr:`out`.
 
-        The plan must have requests."""
+        Asserts that the plan has requests."""
         self.views, self.sizes, self.headers = plan.views[rows], plan.sizes[rows], plan.headers[rows]
         self.turned = {row - rows.start: turn for row, turn in plan.turned.items() if rows.start <= row < rows.stop}
         self.first_crops = None if plan.first_crops is None else plan.first_crops.select_rows(rows)

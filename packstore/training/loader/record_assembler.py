@@ -69,8 +69,11 @@ class RecordAssembler(Assembler):
             finish: Final format of cropped pixels; None for none.
             programs: Operations after the crops.
 
+        Reads the size of the first image if no operation sets one.
+
         Raises:
-            UsageError: The images have different sizes, and no operation makes them equal.
+            UsageError: Operations other than flips leave images of different sizes.
+            DecodeError: The first image is read, and has too many pixels.
         """
         super().__init__(images, stats, checks, finish)
         self._operations = operations

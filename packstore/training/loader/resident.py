@@ -37,7 +37,8 @@ _GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 class Resident:
     """Keeps all images of a split in device memory, and gathers the batches of an epoch from them.
 
-    With ``on_error="skip"``, leaves records that cannot be loaded out of all epochs. Pickles without the images.
+    Keeps columns of numbers there, too. With ``on_error="skip"``, leaves records that cannot be loaded out of all
+    epochs. Pickles without the images.
 
     Attributes:
         images: All images of the split; None until they are loaded.

@@ -79,7 +79,7 @@ class RowWriter:
 
     def write_image(self, row: int, pixels: NDArray[Any]) -> None:
         """Crops a whole image, ``(H, W, C)``, to the box of ``row``, and writes it as :meth:`write_box`. The box must
-        lie within the image."""
+        lie within the image, which is not checked."""
         top, left, height, width = self.boxes[row]
         self.write_box(row, pixels[top : top + height, left : left + width])
 
