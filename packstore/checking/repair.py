@@ -45,9 +45,10 @@ from packstore.stores.sharded import ShardedReader
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.repair`, which describes them.
+    """Keyword arguments of :func:`packstore.repair`, which describes them.
 
-    Raises :class:`UsageError` for invalid values.
+    Raises :class:`UsageError` for invalid ``source_kind``, ``partial``, ``workers`` and ``max_pixels``. Opening the
+    source checks most others; making a decoder checks ``decoder``.
     """
 
     partial: bool = False
@@ -108,7 +109,8 @@ def repair(
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        The report. Without ``partial``, nothing is written if a record is lost.
+        The report. Nothing is written if nothing is damaged. Without ``partial``, nothing is written if a record is
+        lost.
 
     Raises:
         StoreError: The damaged store does not open, or a shard of it does not.
@@ -198,7 +200,10 @@ def check_destination_name(destination: Path, format: str) -> None:
 
 
 class _Repair:
-    """One repair of a local store: finds replacements, proves them by checksums, and writes the new store."""
+    """One repair of a local store: finds replacements, proves them by checksums, and writes the new store.
+
+    Creating it opens all columns of all files. ``check`` must have run.
+    """
 
     def __init__(
         self, reader: Reader, check: StoreCheck, donor: Donor, builder: StoreBuilder, progress: ProgressCallback
@@ -401,6 +406,8 @@ class _Repair:
 
 class _DamagedColumn:
     """A column of the damaged store; some or all of its values may be unreadable.
+
+    Creating the object opens the column in each file of the store.
 
     Attributes:
         opens: Whether the column can be read; single values may still be damaged.

@@ -320,8 +320,9 @@ class _Salvage:
     def _add_record(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
         """Adds a record to the batch. If the batch is full or has another split, appends it to the store first.
 
-        Raises :class:`_LostError` if a field is lost or impossible. If unproven records are allowed, raises it also for
-        a key that was saved before.
+        Raises :class:`_LostError` for a lost field, a label without a class, and an image that does not fit its shape.
+        Checks other fields only of a doubted record. If unproven records are allowed, raises it also for a key that was
+        saved before.
         """
         assert file.scavenged is not None
         values: dict[str, Any] = {}

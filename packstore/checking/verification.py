@@ -76,9 +76,11 @@ class VerifyReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.verify`, which describes them.
+    """Keyword arguments of :func:`packstore.verify`, which describes them.
 
-    Raises :class:`UsageError` for invalid values, and for ``quick`` with ``decode`` or ``against``.
+    Raises :class:`UsageError` for invalid ``source_kind``, ``quick``, ``decode``, ``workers`` and ``max_pixels``, and
+    for ``quick`` with ``decode`` or ``against``. Opening the source checks most others; making a decoder checks
+    ``decoder``.
     """
 
     quick: bool = False

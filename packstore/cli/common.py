@@ -69,7 +69,10 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     least_bare = 1000
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parses a number of bytes with a unit, or of at least ``least_bare`` without one. Fails for other text."""
+        """Parses a number of bytes with a unit, or of at least ``least_bare`` without one. Fails for other text.
+
+        Returns an ``int`` unchecked.
+        """
         if isinstance(value, int):
             return value
         try:
@@ -100,7 +103,10 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
     name = "kinds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Splits kinds of findings at commas. Returns all kinds for ``any`` alone. Fails for an unknown kind."""
+        """Splits kinds of findings at commas. Returns all kinds for ``any`` alone. Fails for an unknown kind.
+
+        Values other than text become a tuple, unchecked.
+        """
         from packstore.core.findings import KINDS
 
         if not isinstance(value, str):
@@ -143,7 +149,10 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parses ``224`` as a number, ``32x48`` as (height, width). Fails for other text."""
+        """Parses ``224`` as a number, ``32x48`` as (height, width). Fails for other text.
+
+        Returns values other than text unchecked.
+        """
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", value.strip().lower())

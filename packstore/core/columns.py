@@ -65,7 +65,8 @@ class Ragged(Sequence[memoryview]):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Offsets in bytes, from 0, not decreasing: ``int64``, shape ``(N + 1,)``."""
+        """Offsets in bytes, ``int64 (N + 1,)``. They begin with 0 and do not decrease unless damaged; not checked
+        here."""
         return self._offsets
 
     @property
@@ -93,7 +94,7 @@ class Ragged(Sequence[memoryview]):
         return np.stack([self._data.ctypes.data + start, stop - start], 1)
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns the bytes of value ``index`` (an integer, not negative) as a memoryview; no copy.
+        """Returns the bytes of value ``index`` as a memoryview; no copy. Does not support negative numbers.
 
         Raises :class:`StoreError` if its offsets are out of range.
         """

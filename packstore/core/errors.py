@@ -26,7 +26,7 @@ class PackstoreError(Exception):
 
 
 class UsageError(PackstoreError, ValueError):
-    """Arguments that exclude each other, or name something unknown. The CLI exits with 2."""
+    """Arguments that are invalid, exclude each other, or name something unknown. The CLI exits with 2."""
 
 
 class UnknownArgumentError(UsageError, TypeError):

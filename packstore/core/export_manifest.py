@@ -91,6 +91,7 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
     """Parses an export manifest. Returns None if ``text`` is not JSON, or is JSON of something else.
 
     Raises :class:`ManifestError` for a damaged or too large manifest, and for one of another version of the format.
+    Does not check that the kinds of export and source are known.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:

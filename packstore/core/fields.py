@@ -28,6 +28,7 @@ class Image(Field):
     """An image of a sample.
 
     A path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, or a tensor ``(C, H, W)``.
+    Packing checks the attributes, not this class.
 
     Attributes:
         encoding: Encoding of the stored image; None stores files unchanged. An image that is not a file needs
@@ -147,7 +148,7 @@ class Bytes(Field):
 
 @dataclass(frozen=True, slots=True)
 class Array(Field):
-    """Numbers of one dtype: a single one, or an array.
+    """Numbers of one dtype: a single one, or an array. :func:`column_of` checks the attributes, not this class.
 
     Attributes:
         dtype: Name of the dtype: ``bool``, ``int8`` … ``int64``, ``uint8`` … ``uint64``, ``float16``, ``bfloat16``,

@@ -83,7 +83,7 @@ class Normalization:
     - Pixels without an upper bound are not scaled: ``(x - mean) / std``.
 
     Raises :class:`ManifestError` for values that are not finite, deviations that are not positive, and different
-    lengths.
+    lengths. Raises it, too, if there are no or too many channels, or if black or white would become infinite.
     """
 
     mean: tuple[float, ...]

@@ -236,7 +236,7 @@ def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]
 def _parse_feature(message: Message, start: int, stop: int) -> Feature:
     """Locates the values of a ``tf.train.Feature``. Of several kinds of values, keeps the last.
 
-    Raises :class:`ValueError` for a wrong wire type, and for floats that are cut off.
+    Skips unknown fields. Raises :class:`ValueError` for values of a wrong wire type, and for floats that are cut off.
     """
     feature = Feature()
     for number, wire, low, high in message.fields(start, stop):

@@ -91,9 +91,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardTable(Sequence[Shard]):
-    """The shards of a store in order. Equal tables have equal digests.
+    """The shards of a store in order. Equality compares length, digest and suffix, not rows.
 
-    Raises :class:`ManifestError` for impossible values, and on access to a shard if the rows were not read.
+    Raises :class:`ManifestError` for an impossible length, digest or suffix; :meth:`parse_rows` checks rows. Access to
+    a shard raises it if the rows were not read.
 
     Attributes:
         length: Number of shards.

@@ -60,7 +60,7 @@ class UrlPath(_LocalPath):
         return self
 
     def resolve(self, strict: bool = False) -> UrlPath:
-        """Returns the URL itself."""
+        """Returns the URL itself; ignores ``strict``."""
         return self
 
     def is_symlink(self) -> bool:

@@ -166,7 +166,8 @@ class _ArraysWriter(ShardWriter):
             yield data
 
     def read_next_image(self, number: int) -> bytes:
-        """Reads the next image from the temporary file. ``number`` must be its number in the shard, from 0."""
+        """Reads the next image from the temporary file. ``number``, its number in the shard from 0, gives only its
+        size."""
         return self._images.read(self._ends[number + 1] - self._ends[number])
 
 

@@ -161,7 +161,8 @@ class Export(ABC):
     export_manifest: ExportManifest
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
-        """Raises :class:`UsageError` for a store that this kind cannot hold. Writes nothing."""
+        """Writes nothing. Overrides raise :class:`UsageError` for a store that the kind cannot hold; this base refuses
+        none."""
         self.path = path
         self.manifest = manifest
         self.reader = reader

@@ -84,7 +84,7 @@ class MdsExport(Export):
         return _ShardWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._choose_encodings())
 
     def sync(self, shard: ShardWriter) -> None:
-        """Makes the shard and the folder of its split durable."""
+        """Makes the shard's file and the export's folder durable, but not the entry in the split's folder."""
         super().sync(shard)
         sync_directory(self.path)
 

@@ -132,7 +132,8 @@ class ObjectsExport(FilesExport):
     """Base of exports that hold images as files, and labels beside the images.
 
     This base writes no labels. It adds width and height of each image to its record line. Raises :class:`UsageError`
-    for class numbers of 2^20 or more without names, unless the kind writes no classes.
+    for class numbers of 2^20 or more without names, unless the kind writes no classes. Creating the object reads all
+    labels of objects without class names to find such numbers.
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.

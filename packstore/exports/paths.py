@@ -100,7 +100,7 @@ class RecordPaths:
     """
 
     def __init__(self, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
-        """``recoded``: files were re-encoded, and suffixes in keys may be wrong. Reads all keys."""
+        """``recoded``: files were re-encoded, and suffixes in keys may be wrong. Reads all keys and labels."""
         self.classes = ClassFolders(manifest, reader)
         names = [split.name for split in manifest.splits]
         self._splits = dict(zip(names, make_distinct([safe_name(name) for name in names]), strict=True))

@@ -25,7 +25,8 @@ _EXACT = 1 << 24
 class RecordioExport(Export):
     """A ``.rec`` file for each shard, with its index and its list of keys.
 
-    If a label is missing or above 2^24, which float32 does not hold exactly, all labels are written as 0.
+    If a label may be missing, is negative or above 2^24, all labels are written as 0. Float32 does not hold larger
+    numbers exactly.
     """
 
     name = "recordio"
@@ -35,8 +36,8 @@ class RecordioExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns ``label`` if no label is missing and float32 holds all labels exactly. Returns none otherwise. Reads
-        all labels."""
+        """Returns ``label`` if no label may be missing and all are 0 … 2^24. Returns none otherwise. Reads all
+        labels."""
         return ["label"] if self._holds_label else []
 
     def losses(self) -> Sequence[str]:
@@ -48,8 +49,8 @@ class RecordioExport(Export):
 
     @cached_property
     def _holds_label(self) -> bool:
-        """True if the column ``label`` exists and can have no missing value, and float32 holds all labels exactly.
-        Reads all labels."""
+        """True if the column ``label`` exists and can have no missing value, and all labels are 0 … 2^24. Reads all
+        labels."""
         label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
         if label is None or label.nullable:
             return False

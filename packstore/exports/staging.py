@@ -171,12 +171,12 @@ def was_published(destination: Path, identity: str) -> bool:
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raises :class:`DestinationError` if no export can be written to ``destination``:
+    """Raises :class:`DestinationError` if no export can be written to ``destination``, checked in this order:
 
     - its parent folder is missing;
-    - it exists, and ``overwrite`` is False;
-    - it is no export of packstore (:class:`NotAStoreError`);
-    - it is a folder with other files than the export's.
+    - it exists and is no export of packstore (:class:`NotAStoreError`);
+    - it is a folder with other files than the export's;
+    - it is an export, and ``overwrite`` is False.
     """
     shown = printable(str(destination))
     if not destination.absolute().parent.is_dir():

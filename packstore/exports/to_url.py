@@ -27,7 +27,7 @@ Publish = Callable[[ProgressCallback], None]
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
     """Yields a local path to export to, and the function that publishes the result.
 
-    A local ``destination`` is yielded as it is, and its function does nothing. For a URL the path is in a temporary
+    A local ``destination`` is yielded unchecked, and its function does nothing. For a URL the path is in a temporary
     directory, which the end of the context deletes.
 
     Publishing with ``overwrite`` first deletes the old export. Readers at the URL find no ``packstore.json`` until
@@ -80,7 +80,7 @@ class _ObjectPath(UrlPath):
 
 
 class _ObjectBytes:
-    """Bytes of an object; fetches each slice with one request."""
+    """Bytes of an object; fetches each slice with one request. Creating it asks the object store for the size."""
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
         self._objects, self._name = objects, name

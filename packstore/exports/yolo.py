@@ -23,7 +23,7 @@ class YoloExport(ObjectsExport):
     image's sides.
 
     Boxes are clipped to the image, as readers expect. Boxes outside the image are left out. An object with a polygon in
-    a column ``polygons`` (JSON) is written as a polygon.
+    a column ``polygons`` (JSON) is written as a polygon, unless it has keypoints.
     """
 
     name = "yolo"

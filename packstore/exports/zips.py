@@ -30,7 +30,8 @@ _STEP = 1 << 20
 class ZipWriter:
     """Writes a zip to an open file, at its beginning or after the files of an interrupted writer.
 
-    Files are not compressed, and have the mode 644 and the date 1980-01-01.
+    Files are not compressed, and have the mode 644 and the date 1980-01-01. Creating the writer creates a temporary
+    file, and reads the headers of the files before the present position of ``out``.
     """
 
     def __init__(self, out: IO[bytes]) -> None:

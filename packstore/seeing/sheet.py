@@ -252,7 +252,8 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
 class CellMaker:
     """Makes the cells of a contact sheet by record number: ``maker[record]``. A damaged record's cell has the error.
 
-    Raises :class:`UsageError` for columns that cannot be drawn, and for wrong augmentations.
+    With augmentations, shows no lists of images. Creating it raises :class:`UsageError` for columns that cannot be
+    drawn. Making a cell raises it for wrong augmentations.
     """
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:

@@ -107,8 +107,9 @@ def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterato
 class RecordHashes:
     """Perceptual hashes of all records.
 
-    Hashes of whole images are in memory (32 bytes each), hashes of crops in a temporary file. Raises
-    :class:`UsageError` if the file does not fit on the disk. :meth:`close` removes it.
+    Hashes of whole images are in memory (32 bytes each), hashes of crops in a temporary file. Creating the object
+    creates this file, and raises :class:`UsageError` if the file does not fit on the disk. :meth:`close` removes the
+    file.
     """
 
     def __init__(self, records: int, windows: int) -> None:

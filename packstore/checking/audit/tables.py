@@ -124,8 +124,8 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
     """Adds findings about classes to ``collector``:
 
     - classes without records, if the classes have names;
-    - classes that a split lacks;
-    - splits whose largest class has at least ``most_ratio`` times the records of its smallest class.
+    - classes that one split with labels has and another lacks;
+    - splits whose largest class has at least ``most_ratio`` times the records of their smallest class with records.
 
     Adds nothing if the store has no column ``label`` of one class a record. Adds nothing either if the column has no
     class names and a number of 1,000,000 or more.

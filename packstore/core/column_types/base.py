@@ -219,7 +219,8 @@ def _check_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
 class Field:
     """Base class of declarations of columns, such as :class:`~packstore.core.fields.Text`. Subclasses are dataclasses.
 
-    Their attribute ``optional`` says whether a sample may have no value.
+    Their attribute ``optional`` says whether a sample may have no value. Declarations check nothing themselves:
+    :func:`packstore.core.fields.column_of` refuses impossible ones.
     """
 
     __slots__ = ()

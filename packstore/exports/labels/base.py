@@ -135,7 +135,8 @@ class LabelsExport(ObjectsExport):
 
 
 class SidecarExport(LabelsExport):
-    """Base of formats with a label file for each image. Images without labels get none."""
+    """Base of formats with a label file for each image. An image gets none if it has neither a value of boxes, even an
+    empty one, nor a class."""
 
     @property
     def label_bytes(self) -> int:

@@ -17,7 +17,8 @@ from packstore.exports.objects import LabelledObject
 
 
 class LabelStudioExport(DocumentExport):
-    """Tasks for images that Label Studio serves from the export's folder, and its labelling configuration."""
+    """Tasks for images that Label Studio serves from the export's folder, and its labelling configuration. Each split
+    has a file of tasks."""
 
     name = "label_studio"
     help = "Label Studio: images, tasks and label_config.xml"

@@ -14,7 +14,7 @@ from packstore.exports.labels.base import LabelledImage, SidecarExport, escape_x
 
 
 class VocExport(SidecarExport):
-    """An XML file for each image, and lists of images by split. Polygons are not written."""
+    """An XML file for each image, and lists of images by split. Polygons and classes of images are not written."""
 
     name = "voc"
     help = "Pascal VOC: JPEGImages, Annotations and ImageSets"

@@ -90,8 +90,10 @@ class Decoder:
     """
 
     def __init__(self, name: str, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> None:
-        """Call :func:`get_decoder` instead, which also checks the arguments. Raises :class:`UsageError` as that
-        function does."""
+        """Loads the decoder's library. Raises :class:`UsageError` for ``auto`` and any other unknown name, and for a
+        library that is not available.
+
+        Call :func:`get_decoder` instead, which also knows ``auto`` and checks ``max_pixels``."""
         self.name = name
         self.max_pixels = max_pixels
         self.reading = reading
@@ -228,7 +230,7 @@ class Decoder:
         return self._region is not None
 
     def decodes_parts(self, info: ImageInfo) -> bool:
-        """Tells if :meth:`decode_crop` may decode a file with this header in part."""
+        """Tells if libjpeg-turbo 3 may decode a box of a file with this header alone. Does not count our engine."""
         return self.has_regions and info.kind == "jpeg"
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:

@@ -187,7 +187,7 @@ class SourceImages:
     def pixels(self, key: str, image: ImageData) -> Pixels:
         """Decodes an image to pixels ``(H, W, C)`` in the mode, orientation and size of the options.
 
-        Not for a source of normalised floats, whose normalisation would remain.
+        Not for a source of normalised floats, whose normalisation would remain; not checked here.
 
         Raises the errors of :meth:`check_file` or :meth:`check_array`, of the decoder, and of resizing."""
         options = self.options

@@ -23,9 +23,10 @@ GEOMETRY = frozenset({*_CHANGES_PIXELS, "fit"})
 
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:
-    """Validated options that shape records. Raises :class:`UsageError` for impossible or contradicting values.
+    """Options that shape records. Raises :class:`UsageError` for impossible or contradicting values.
 
-    Messages name the options as the command line does, without its leading dashes.
+    Does not check ``reading``, ``asks`` and ``max_pixels``, nor if the encoding uses ``quality``. Messages name the
+    options as the command line does, without its leading dashes.
 
     Attributes:
         encoding: One of :data:`packstore.core.registry.ENCODINGS`; ``original`` keeps files unchanged.

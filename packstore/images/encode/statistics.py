@@ -53,7 +53,7 @@ class DatasetStatistics:
                 self._sums[channel][place] += Fraction(value)
 
     def merge(self, other: DatasetStatistics) -> None:
-        """Adds the counts and sums of ``other``, of the same mode."""
+        """Adds the counts and sums of ``other``. Does not check that both have the same mode."""
         self.pixels += other.pixels
         if self._counts is not None and other._counts is not None:
             self._counts += other._counts

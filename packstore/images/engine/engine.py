@@ -28,7 +28,7 @@ _thread = threading.local()
 
 
 class Engine:
-    """Decoder and augmenter of a single thread, from :func:`get_engine`.
+    """Decodes and augments images and computes seek indexes, for a single thread. :func:`get_engine` returns one.
 
     Attributes:
         unindexed: Number of files in the latest :meth:`run` whose seek index was invalid.

@@ -158,8 +158,10 @@ class Requests:
         programs: Program | None = None,
         sampling: NDArray[np.int64] | None = None,
     ) -> None:
-        """Sets crops, sizes and destination of all images. Raises :class:`ValueError` for arguments that do not fit
-        each other.
+        """Sets crops, sizes and destination of all images. Raises :class:`ValueError` for rows and programs that do not
+        fit.
+
+        Does not check that boxes lie within the images, nor the lengths of ``boxes`` and ``sizes``.
 
         Args:
             boxes: As in :class:`packstore.training.augment.base.Crops`, as are ``sizes``, ``windows`` and ``mirrored``.

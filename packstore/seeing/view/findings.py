@@ -104,7 +104,7 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
     Args:
         audit: Report of ``packstore audit --json FILE``; None for none.
         verified: Report of ``packstore verify --json``; None for none.
-        manifest: Manifest of the store; the reports must be about this store.
+        manifest: Manifest of the store that the reports are about. A report without a dataset digest is not compared.
 
     Raises:
         UsageError: A file cannot be read, is not such a report, or is about another store.
@@ -132,7 +132,7 @@ def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, A
     """Reads a report file of ``packstore`` ``command``.
 
     Raises :class:`UsageError` if the file cannot be read, has over 1 GiB, or is another file. Raises it, too, for a
-    report about another store.
+    report with the dataset digest of another store. Accepts a report without a digest.
     """
     shown = printable(str(path))
     try:

@@ -21,7 +21,7 @@ _MOST_DIGITS = 18
 
 @dataclass(frozen=True)
 class Query:
-    """Conditions that a record must all meet, and the order of the records.
+    """Conditions that a record must all meet, and the order of the records. Only :meth:`parse` checks them.
 
     Attributes:
         split: Name of the split; None for all records.

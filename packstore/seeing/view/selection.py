@@ -71,7 +71,8 @@ def select_records(
     Args:
         reader: The store.
         query: Conditions and order.
-        headers: Headers of all images, needed if :attr:`Query.needs_headers`; else None.
+        headers: Headers of all images, needed if :attr:`Query.needs_headers`; else None. With None, ranges and kind are
+            ignored.
         marks: Records by finding.
         report: Called with the number of records done.
 
