@@ -318,6 +318,36 @@ def test_a_mode_that_uint8_does_not_hold_is_not_advised_to_use_it(tmp_path: Path
     assert "uint8 takes" in CliRunner().invoke(cli, [*given, "--depth", "scale", "--overwrite"]).output
 
 
+@pytest.mark.parametrize("channels", [2, 4])
+@pytest.mark.parametrize("kind", ["tif", "jp2"])
+def test_alpha_of_16_bits_is_asked_about(kind: str, channels: int, tmp_path: Path) -> None:
+    tifffile, imagecodecs = pytest.importorskip("tifffile"), pytest.importorskip("imagecodecs")
+    values = np.full((20, 30, channels), 65535, np.uint16)
+    values[..., 0] = DEEP
+    (tmp_path / "images" / "a").mkdir(parents=True)
+
+    def write() -> None:
+        path = tmp_path / "images" / "a" / f"0.{kind}"
+        if kind == "jp2":
+            path.write_bytes(imagecodecs.jpeg2k_encode(values, level=0, codecformat="jp2"))
+        else:
+            colours = "rgb" if channels == 4 else "minisblack"
+            given = {"photometric": colours, "planarconfig": "contig", "extrasamples": ["unassalpha"]}
+            tifffile.imwrite(path, values, **given)
+
+    write()
+    report = packstore.convert(tmp_path / "images", tmp_path / "opaque.lmdb", depth="keep")
+    assert "opaque_alpha_dropped" in report.unified
+    values[3, 4, -1] = 65000
+    write()
+    for depth in ("keep", "scale"):
+        with pytest.raises(UsageError, match=r"it has transparent pixels.*--alpha keep"):
+            packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", depth=depth)
+    packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", depth="keep", alpha="keep")
+    pixels = packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0]
+    np.testing.assert_array_equal(pixels, values)
+
+
 def test_pixels_of_a_lab_picture_have_no_alpha() -> None:
     assert pixels_of_pillow(Image.fromarray(RGB).convert("LAB")).shape == RGB.shape
 

@@ -88,7 +88,8 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
         _import_imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
         _import_imagecodecs(_DEEP_JP2)
-        return ImageDescription(_find_jp2_mode(data, info, found))
+        mode = _find_jp2_mode(data, info, found)
+        return ImageDescription(mode, transparent=_has_transparent_pixels(data, mode, 0))
     if found is None:
         return None
     mode = _find_pillow_mode(found.mode, found.has_alpha, info)
@@ -226,7 +227,20 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
     wide, dtype = find_tiff_mode(tags), find_tiff_dtype(tags)
     if wide is None or dtype is None:
         return None
-    return ImageDescription(wide, frames, is_certain=dtype.name in EXACT)
+    transparent = _has_transparent_pixels(data, wide, frame)
+    return ImageDescription(wide, frames, transparent, is_certain=dtype.name in EXACT)
+
+
+def _has_transparent_pixels(data: memoryview, mode: Mode, frame: int) -> bool:
+    """Decodes a frame whose mode has alpha, and tells if a pixel is not opaque. False for a damaged file, and over the
+    limit of pixels: decoding reports both."""
+    if not mode.has_alpha:
+        return False
+    try:
+        pixels, found = decode(data, MAX_PIXELS, frame)
+    except DecodeError:
+        return False
+    return found.has_alpha and bool((pixels[..., -1] < found.white).any())
 
 
 def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
