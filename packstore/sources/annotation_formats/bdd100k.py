@@ -41,8 +41,9 @@ class Bdd100kSource(DocumentSource):
             yield AnnotationEntry(frame["name"], frame)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts boxes, run lengths and closed polygons to objects. An object with run lengths has the box of the
-        whole image. ``json`` has the whole frame. Only ``json`` has open lines and curves."""
+        """Converts each label to an object. Uses its box, else its run lengths, else its closed polygons. An object
+        with run lengths has the box of the whole image. ``json`` has the whole frame. Only ``json`` has open lines and
+        curves."""
         annotation = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = nonempty_text(each["category"])

@@ -92,8 +92,8 @@ class AnnotationColumns(ABC):
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` as well if there are no
-        objects, points, tags or further values. The first call reads all annotations. Raises :class:`SourceError` for
-        more than 65,536 classes, and for a listed class whose name is no text."""
+        objects, points, tags or further values. The first call reads all annotations. Raises :class:`SourceError` if
+        annotations name more than 65,536 classes, and for a listed class whose name is no text."""
         seen, classes = self._summary, self._classes
         found: dict[str, Field] = {"image": Image()}
         if seen.boxes or not (seen.points or seen.tags or seen.values):

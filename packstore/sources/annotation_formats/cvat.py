@@ -115,9 +115,9 @@ class CvatSource(DocumentSource):
         """Adds a shape of ``image`` to ``annotation``. ``kind`` is the name of the shape's element in the XML.
 
         - A shape with an area becomes an object, any other becomes points.
-        - An ellipse becomes its box.
+        - An ellipse becomes its box. A rotated box or ellipse becomes a polygon of four corners.
         - A cuboid becomes one polygon of its eight corners.
-        - A skeleton becomes its points.
+        - A skeleton becomes its points, with their own labels.
         """
         label, more = nonempty_text(shape.get("@label")), {}
         if "track" in image or "@track" in shape:

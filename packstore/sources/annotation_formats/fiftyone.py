@@ -38,8 +38,8 @@ class FiftyOneFormat(AnnotationColumns):
     def read_samples(self, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each of the document's ``samples``. Adds the document's classes to the listed ones.
 
-        The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one of them. If
-        only some have, there are no splits, and ``ignored`` counts that once.
+        The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one of them.
+        Else there are no splits; if any sample has such a tag, ``ignored`` counts that once.
         """
         self.add_listed_classes(map(str, document.get("classes") or ()))
         samples = document.get("samples", ())

@@ -28,8 +28,8 @@ _VALUES = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels"
 
 class LabelStudioSource(DocumentSource):
     """Source of images of an export's tasks; choices become ``label`` or ``tags``. Columns have the first annotation of
-    a task that was not cancelled. Other annotations, predictions and brush masks are in ``json`` alone. A task without
-    an image, or with several, is refused."""
+    a task that was not cancelled. Other annotations, predictions and brush masks are in ``json`` alone. Opening refuses
+    a task without an image, or with several."""
 
     kind = "label_studio"
     title = "Label Studio"

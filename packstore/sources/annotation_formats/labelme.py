@@ -52,7 +52,8 @@ class LabelMeSource(SidecarSource):
 
 def _make_object(label: str | None, kind: str, flat: list[float]) -> AnnotatedObject:
     """Makes an object from a shape with an area, by its type ``kind`` and its points ``flat``. Circles, rectangles and
-    masks become boxes. Raises :class:`ValueError` for a wrong number of points."""
+    masks become boxes. The corners of a rectangle or mask are its two points, else the first and third point. Any other
+    type becomes a polygon. Raises :class:`ValueError` for missing points, and for a circle of more than two points."""
     if kind in ("rectangle", "mask"):
         left, top, right, bottom = flat if len(flat) == 4 else [*flat[:2], *flat[4:6]]
         return object_from_box(label, [min(left, right), min(top, bottom), max(left, right), max(top, bottom)])

@@ -53,7 +53,7 @@ class MotSource(DocumentSource):
         and ``classes``, the names in ``labels.txt``, or None without that file.
 
         Counts frames without an image as left out. Raises :class:`ValueError` for a line that does not have 6 to 10
-        numbers, and as :func:`take_frames` does.
+        numbers, or whose frame is no whole number. Also raises as :func:`take_frames` does.
         """
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")

@@ -126,7 +126,7 @@ def rotate_box(box: Sequence[float], degrees: float, about: tuple[float, float] 
 
 def object_from_polygons(label: str | None, *polygons: Polygon, **values: Any) -> AnnotatedObject:
     """Builds an object from its polygons, with the box around them. ``values`` go to further columns. Raises
-    :class:`ValueError` if there are no points."""
+    :class:`ValueError` if there are no points, or a point has one coordinate."""
     return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values)
 
 

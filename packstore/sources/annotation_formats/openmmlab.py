@@ -54,8 +54,9 @@ class OpenMMLabSource(DocumentSource):
             yield AnnotationEntry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts instances to objects, and ``gt_label`` to tags; ``json`` has the entry of the image. If the only
-        instance has a text and no shape, the text becomes the value ``text``, and there is no object."""
+        """Converts instances to objects, and ``gt_label`` to tags; ``json`` has the entry of the image. An only
+        instance with a text, but without ``bbox`` and ``polygon``, gives no object: the text becomes the value
+        ``text``."""
         image, names = raw["image"], raw["names"]
         annotation = Annotation(json=image)
         annotation.tags = [_class_name(names, number) for number in as_list(image.get("gt_label"))]
@@ -134,8 +135,8 @@ def _class_name(names: Sequence[str], number: Any) -> str:
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
-    """Makes an object from an instance of ``data_list``. Its box is given, or else the box around its polygons. Raises
-    :class:`ValueError` if there is neither."""
+    """Makes an object from an instance of ``data_list``. Its box is ``bbox``, or else the box around its polygons. A
+    mask of run lengths replaces its polygon. Raises :class:`ValueError` if there is neither."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
     label = None if number is None else _class_name(names, number)
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []

@@ -28,8 +28,8 @@ class Sa1bSource(SidecarSource):
     signature = re.compile(rb'\A(?=.*"image"\s*:\s*\{)(?=.*"annotations"\s*:\s*\[)(?!.*"shapes"\s*:)', re.S)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each annotation to an object with its box and mask (run lengths or polygons). Objects have no class.
-        ``json`` has the whole file."""
+        """Converts each annotation to an object with its box and mask (run lengths or polygons), which are not checked.
+        Objects have no class. ``json`` has the whole file."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["annotations"]:

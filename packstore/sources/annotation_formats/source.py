@@ -76,7 +76,8 @@ class SidecarSource(AnnotatedSource):
     Attributes:
         folder_pairs: Pairs of folder names: of images, and of annotations. ``("", "")`` means one folder for both.
         patterns: Names of the files of annotations, with ``{stem}`` or ``{name}`` of the image.
-        signature: Matches the beginning of every file of annotations that is not empty.
+        signature: Matches the beginning of every file of annotations that is not empty. Only the first 16 in a folder
+            are checked.
     """
 
     folder_pairs: ClassVar[Sequence[tuple[str, str]]]

@@ -31,7 +31,7 @@ class Spool:
         return len(self._ends) - 1
 
     def value_size(self, number: int) -> int:
-        """Returns the bytes of a value in the file."""
+        """Returns the size of a value in the file, in bytes."""
         return self._ends[number + 1] - self._ends[number]
 
     def read_value(self, number: int) -> Any:

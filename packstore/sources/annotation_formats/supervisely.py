@@ -26,8 +26,9 @@ from packstore.sources.beside import is_file, read_text
 
 
 class SuperviselySource(SidecarSource):
-    """Source of images of a Supervisely project. Tags of an image without a value become ``label`` or ``tags``. Bitmaps
-    and polygons with holes become their boxes. Classes have the order of ``meta.json``."""
+    """Source of images of a Supervisely project. Tags of an image without a value become ``label`` or ``tags``. Points
+    and lines become ``keypoints``. Bitmaps and polygons with holes become their boxes. Classes have the order of
+    ``meta.json``."""
 
     kind = "supervisely"
     title = "Supervisely"
@@ -96,7 +97,8 @@ class SuperviselySource(SidecarSource):
 
 def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
     """Computes the box of a bitmap from the size in its PNG header. ``data`` is the PNG file, compressed by zlib, in
-    base64. Raises :class:`ValueError` if it is damaged, or no PNG file."""
+    base64. Raises :class:`ValueError` if it is no PNG file, or its beginning is damaged. The rest is not
+    decompressed."""
     import base64
     import binascii
     import zlib

@@ -71,7 +71,7 @@ class ViaSource(DocumentSource):
         """Converts the regions of an image; ``json`` has the image's entry. Raises :class:`ValueError` for a coordinate
         that is no number.
 
-        - Rectangles and polygons become objects.
+        - Rectangles and polygons become objects. A shape of an unknown name is taken for a polygon.
         - Circles and ellipses become their boxes.
         - Points and polylines become points.
         """

@@ -36,8 +36,8 @@ class VottSource(DocumentSource):
             yield AnnotationEntry(asset["asset"]["name"], asset)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each region to an object: a polygon, or its box. The class is the region's first tag, or None
-        without tags. ``json`` has the whole asset."""
+        """Converts each region to an object with its box. If its type is ``POLYGON``, or the box is missing, its
+        polygon is used. The class is the region's first tag, or None without tags. ``json`` has the whole asset."""
         annotation = Annotation(json=raw)
         for region in raw.get("regions", ()):
             label, box = next(iter(region.get("tags") or ()), None), region.get("boundingBox")

@@ -29,8 +29,8 @@ _Key = tuple[str, int, int, int]
 
 
 def open_required_tree(path: Path) -> Tree:
-    """Opens a folder or an archive as a tree. Raises :class:`SourceError` for any other file, and as :func:`open_tree`
-    does."""
+    """Opens a folder or an archive as a tree. Raises :class:`SourceError` for any other or a missing file, and as
+    :func:`open_tree` does."""
     tree = open_tree(path)
     if tree is None:
         raise not_a_folder_error(path)
@@ -40,9 +40,9 @@ def open_required_tree(path: Path) -> Tree:
 def open_tree(path: Path) -> Tree | None:
     """Opens a folder, an archive or a remote path as a tree. Returns None for any other file, and for a missing one.
 
-    An archive that is open already keeps its index. Within :func:`cache_archives` and :func:`cache_folders`, trees and
-    errors are reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an archive
-    that is damaged, encrypted, or needs a library that is not installed.
+    Reuses the index of an archive that has an open tree. Within :func:`cache_archives` and :func:`cache_folders`, trees
+    and errors are reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an
+    archive that is damaged, encrypted, or needs a library that is not installed.
     """
     if isinstance(path, RemotePath):
         return path.tree()

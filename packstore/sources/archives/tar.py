@@ -109,9 +109,9 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 
 def read_tar(path: Path) -> ArchiveIndex:
-    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged tar, and
-    if it cannot be decompressed into a temporary file. Also raises it for paths that lead out of the tar, and for two
-    spellings of one path."""
+    """Builds the index of a tar. A tar in it becomes a folder; tars in the inner one stay files. Raises
+    :class:`SourceError` for a damaged tar, and if it cannot be decompressed into a temporary file. Also raises it for
+    paths that lead out of the tar, and for two spellings of one path."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -304,7 +304,7 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 
     - for a damaged file
     - if its content is over 1 GiB, and over 200 times its size
-    - if less than 256 MiB are free on the disk
+    - if less than 256 MiB are free on the disk; checked after each 256 MiB
     - if the library for Zstandard is missing
     """
 
@@ -320,7 +320,8 @@ def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[b
     """Writes decompressed pieces to a temporary file without a name, and returns the temporary file.
 
     ``compressed`` is the compressed size in bytes. Raises :class:`SourceError` for damage, and if the content is over 1
-    GiB and over 200 times ``compressed``. Also raises it if writing fails, or less than 256 MiB are free on the disk.
+    GiB and over 200 times ``compressed``. Also raises it if writing fails. Checks after each 256 MiB that 256 MiB are
+    free, and else raises it as well.
     """
     folder = tempfile.gettempdir()
     with beyond_standard_streams():

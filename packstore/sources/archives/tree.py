@@ -33,7 +33,8 @@ class ArchiveTree(Tree):
     """Tree of the files in an archive. If the top holds a single folder, that folder is the root, or a single folder in
     it. Hidden files do not count, and a folder with the name of a split is never the root.
 
-    A device, or a link to nothing or out of the archive, is listed, and cannot be read.
+    A device, or a link to nothing or out of the archive, is listed, and cannot be read. Making a tree takes the active
+    rules of ``--ignore``, and the active encoding.
     """
 
     def __init__(self, path: Path, index: ArchiveIndex) -> None:
@@ -121,8 +122,8 @@ class ArchiveTree(Tree):
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end. Decompresses a deflated member.
 
-        Raises :class:`FileNotFoundError` if there is no such member. Raises :class:`ValueError` for a damaged member,
-        one that is no plain file, and one with another compression.
+        Does not verify its CRC-32. Raises :class:`FileNotFoundError` if there is no such member. Raises
+        :class:`ValueError` for a member that is no plain file, has another compression, or cannot be decompressed.
         """
         number = self._index.find_number(self._to_archive_path(file))
         if number is None:

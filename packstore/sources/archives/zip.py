@@ -31,9 +31,9 @@ def is_zip(start: bytes) -> bool:
 
 
 def read_zip(path: Path) -> ArchiveIndex:
-    """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a zip that is damaged,
-    encrypted, or one part of several. Also raises it for names that are repeated, lead out of the zip, or have
-    backslashes of unclear meaning."""
+    """Builds the index of a zip from its central directory. Reads no data of files. Raises :class:`SourceError` for a
+    damaged directory, encrypted files, and one part of several. Also raises it for names that are repeated, lead out of
+    the zip, or have backslashes of unclear meaning."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -48,7 +48,7 @@ def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
     If MS-DOS or Windows wrote an entry, and its name has no slash, its backslashes become slashes. Raises
     :class:`SourceError`:
 
-    - for damage and encryption
+    - for a damaged directory, and encrypted files
     - for names that are repeated or lead out of the zip
     - for backslashes of another system, if no name in the zip has a slash
     """

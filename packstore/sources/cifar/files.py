@@ -259,7 +259,7 @@ def _list_names(path: Path) -> set[str]:
 
 def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
     """Opens the archive at ``path``. Returns None if the file is no gzip, or if its first 64 members do not show a
-    layout. Raises :class:`SourceError` for damage."""
+    layout. Raises :class:`SourceError` for damage in these members."""
     try:
         with path.open("rb") as file:
             if file.read(3) != b"\x1f\x8b\x08":

@@ -159,7 +159,8 @@ class _Array(StandIn):
         _, self.shape, self.dtype, self.fortran, self.data = state
 
     def build(self) -> NDArray[Any]:
-        """Builds the array, read-only. Raises :class:`BatchError` if its parts do not fit."""
+        """Builds the array, read-only. Raises :class:`BatchError` if its parts do not fit, or its bytes were not
+        read."""
         made = self.validate_dtype()
         if not isinstance(self.data, bytes):
             raise BatchError("an array that is not of plain numbers")
@@ -191,7 +192,8 @@ def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:
 
 
 def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """Stand-in for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5."""
+    """Stand-in for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5: makes an array of the
+    arguments, unchecked."""
     array = _Array()
     array.set_state((1, shape, dtype, order in ("F", b"F"), data))
     return array

@@ -78,7 +78,8 @@ class CocoSource(FileRowSource):
     Columns, for files of annotations that exist:
 
     - ``boxes`` and ``labels``; ``keypoints`` if all categories have the same number
-    - ``label`` instead if no annotation has a box, as in iNaturalist; ``tags`` if such an image has several labels
+    - ``label`` instead if no annotation has a box or a shape, as in iNaturalist; ``tags`` if such an image has several
+      labels
     - ``captions``: a list of texts
     - ``panoptic_mask`` with ``segment_ids`` and ``segment_labels``
     - ``stuff_labels`` and ``stuff_mask``
@@ -88,7 +89,8 @@ class CocoSource(FileRowSource):
 
     Leaves out a split without any of its images. Splits have names without their year, if possible. Opening raises
     :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind.
-    Opening raises :class:`SourceError` if there are no annotations or no images, or if a file is damaged.
+    Also raises it if only some files, or only some folders of images, name a split. Opening raises :class:`SourceError`
+    if there are no annotations or no images, or if a file is damaged.
     """
 
     kind = "coco"
@@ -236,7 +238,7 @@ class CocoSource(FileRowSource):
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks, and converts its annotations to columns. Classes of whole images become
-        ``label`` or ``tags``. All that is not converted stays in ``json``.
+        ``label`` or ``tags``. ``json`` has all entries, without the captions.
 
         A column is left out if the split has no such annotations. Raises :class:`ValueError` for invalid annotations.
         """
@@ -297,7 +299,8 @@ class CocoSource(FileRowSource):
 
     def _shorten_split_names(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
         """Shortens the names of splits, ``train2017`` to ``train``. A name stays if another split (``train2014``) would
-        have the same short name. Sorts the splits in packing order, and sets the files of annotations."""
+        have the same short name. Sorts the splits in packing order. Lists in ``_files`` the files of annotations of the
+        splits that are left."""
         plain = {split: next(iter(files[split].values())).split for split in self._splits}
         counts = Counter(plain.values())
         names = {name if name and counts[name] == 1 else split: split for split, name in plain.items()}

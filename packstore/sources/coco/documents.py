@@ -32,8 +32,8 @@ class SplitAnnotations:
         categories: Names of categories by id: for ``objects``, ``panoptic`` segments, and ``stuff``.
         masks: File names of panoptic masks, by the number of the image.
         points: Number of keypoints of each object; 0 if there are none, or if categories differ.
-        annotated: True if a file has annotations of objects.
-        captioned: True if a file has captions.
+        annotated: True if there is a file of instances or keypoints, even without annotations.
+        captioned: True if there is a file of captions, even an empty one.
         ignored: Number of values that are left out, by reason.
         boxed: True if an annotation has a box or a shape. If False, annotations are classes of whole images.
         most: Largest number of annotations of an image.
@@ -72,7 +72,7 @@ class SplitAnnotations:
         self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
     def entry_size(self, number: int) -> int:
-        """Returns the bytes of an image's entries in the temporary file."""
+        """Returns the size of an image's entries in the temporary file, in bytes."""
         return self._spool.value_size(number)
 
     def read_entry(self, number: int) -> dict[str, Any]:

@@ -41,8 +41,9 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """Source of Caffe's LMDBs. Pixels are in the order blue, green, red; if the LMDB has ``cifar`` in its name, red,
-    green, blue. Messages of floating-point numbers are bad samples. So are pixels of other than 1 or 3 channels."""
+    """Source of Caffe's LMDBs. Pixels are stored blue first, and returned red first. If the LMDB has ``cifar`` in its
+    name, they are stored red first. Messages of floating-point numbers are bad samples. So are pixels of other than 1
+    or 3 channels."""
 
     kind = "caffe"
 
@@ -72,8 +73,8 @@ class CaffeSource(LmdbSource):
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads image and label; the image is a file, or pixels ``(H, W, C)``. Raises :class:`ValueError` for a damaged
-        message, a missing or too large image, and other than 1 or 3 channels."""
+        """Reads image and label; the image is a file, or pixels ``(H, W, C)``, red first. Raises :class:`ValueError`
+        for a damaged message, a missing or too large image, and other than 1 or 3 channels."""
         number, key = ref
         data = self.databases[number].read_value(key)
         if data is None:

@@ -32,8 +32,8 @@ class Folder2LmdbSource(LmdbSource):
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if the keys ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if ``__len__`` is no
-        pickle: pyarrow wrote it."""
+        """Tells if the keys ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if ``__len__`` does
+        not begin like a pickle: pyarrow wrote it."""
         length = database.read_value(_LENGTH)
         if length is None or database.read_value(_KEYS) is None:
             return False
