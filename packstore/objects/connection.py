@@ -32,7 +32,7 @@ def connect(location: ParsedUrl) -> Connection:
     May ask the cloud's metadata service for credentials. All ``memory://`` URLs with the same bucket share one store in
     this process.
 
-    Raises :class:`RemoteError` if there are no credentials or no Azure account, or the server's address is malformed.
+    Raises :class:`RemoteError` without an Azure account. Raises the errors of :func:`find_credentials`.
     """
     from obstore import store as kinds
 

@@ -95,6 +95,8 @@ def find_credentials(location: ParsedUrl) -> dict[str, Any]:
     The settings are arguments for a store of obstore, which reads the environment itself. If environment and files
     have no credentials, asks the cloud's metadata service, for a second at most.
 
+    Does not try the credentials. Needs none if the environment asks to go without, as by ``AWS_SKIP_SIGNATURE``.
+
     Raises :class:`RemoteError` if there are no credentials, or as :func:`_check_endpoint` and :func:`_read_profile` do.
     """
     # Without credentials and outside a cloud, obstore would query the cloud's metadata address for minutes.

@@ -41,7 +41,7 @@ class Direct:
 
     All methods raise :class:`RemoteError` if a request fails, and :class:`MissingObjectError` for a missing object.
     Writes and deletions raise :class:`UsageError` for HTTP. Reads of a whole object resume if the connection breaks
-    off. Created files of a local store are synced.
+    off. Only :meth:`create` syncs files of a local store.
     """
 
     def __init__(self, location: ParsedUrl) -> None:

@@ -36,7 +36,7 @@ class ParsedUrl(NamedTuple):
         return f"{self.scheme}://{'/'.join(part for part in (self.bucket, path) if part)}"
 
     def display_url(self, name: str = "") -> str:
-        """Returns the URL of an object, for messages."""
+        """Returns the URL of an object, for messages. Without ``name``, returns that of the store."""
         return printable(f"{self.url}/{name}" if name else self.url)
 
 

@@ -87,7 +87,10 @@ class AddedSource(Source):
         self.left_out = keys
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out."""
+        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out.
+
+        Reports no progress.
+        """
         longer = len(self._prefix.encode("utf-8")) * self._survey.records
         survey = replace(self._survey, columns=self._columns, key_bytes=self._survey.key_bytes + longer)
         if not self.left_out:

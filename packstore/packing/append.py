@@ -172,7 +172,7 @@ def append(
 def append_source(
     store: Path, source: Path, options: AppendOptions, progress: ProgressCallback, started: float | None = None
 ) -> AppendReport:
-    """Runs :func:`append` with validated options: plans, packs and publishes. Resumes an interrupted run.
+    """Runs :func:`append` with its options: plans, packs and publishes. Resumes an interrupted run.
 
     If an interrupted run of the same request had published, returns a report without new records. If this run fails,
     the work directory keeps its packed records for the next run. If it succeeds, the work directory is deleted.

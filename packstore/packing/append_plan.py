@@ -50,8 +50,8 @@ _NO_LIMIT = 1 << 60
 class AppendOptions(SourceArguments):
     """Keyword arguments of :func:`packstore.append`, which describes them. ``columns`` becomes a tuple.
 
-    Raises :class:`UsageError` for invalid values of the source's arguments, ``split``, ``on_duplicate``,
-    ``key_prefix``, ``no_new_classes`` and ``restart``. Planning checks the others.
+    Raises :class:`UsageError` for an invalid ``source_kind``, ``columns``, ``split``, ``on_duplicate``, ``key_prefix``,
+    ``no_new_classes`` or ``restart``. Planning checks the others, some of them only if samples are converted.
     """
 
     split: str | None = None

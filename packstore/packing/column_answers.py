@@ -19,7 +19,8 @@ class Answers(NamedTuple):
     """Options ``mode``, ``depth``, ``alpha`` and ``frames`` of one column, see
     :class:`packstore.images.reading.Reading`.
 
-    None means that the option is not given. ``keep`` takes the column's first file as the model.
+    None means that the option is not given. ``keep`` takes the column's first file as the model. ``in`` tells if
+    one of the options has a value.
     """
 
     mode: str | None = None

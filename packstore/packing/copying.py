@@ -36,7 +36,7 @@ def create_store_like(
     format: str | None = None,
     **building: Any,
 ) -> StoreBuilder:
-    """Creates the builder of a store with the encoding, origin and versions of another store.
+    """Creates a store's builder with the encoding, normalisation, origin and versions of another store.
 
     Args:
         path: The new store.
@@ -63,7 +63,7 @@ class RecordCopier:
     """Copies records of open stores to a builder, and reports how many it has copied.
 
     Raises :class:`CorruptRecordError` at a record that does not match its checksums. Images are not read, and so not
-    verified, between linked stores.
+    verified, between linked stores. Fields of a store without row checksums are not verified either.
     """
 
     def __init__(

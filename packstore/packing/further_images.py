@@ -127,8 +127,8 @@ class FileLossError(UsageError):
 class FileChecks:
     """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
 
-    Finds damaged files, and files that would lose something (depth, channels, alpha, frames) without an option that
-    allows it.
+    Finds files with a damaged header or end. Finds files that would lose something (depth, channels, alpha, frames)
+    without an option that allows it.
 
     It is false as a condition if there is nothing to check:
     - No column has files, or ``check`` is ``none``.

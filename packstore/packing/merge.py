@@ -148,8 +148,8 @@ def plan_merge(
 ) -> tuple[Composition, int]:
     """Plans a merge: returns the composition, and the number of records left out as duplicates.
 
-    The new manifest keeps the options that all stores share, and adds up their counts of records. Opens the stores,
-    which ``stack`` closes; writes nothing. Raises the errors of :func:`merge`.
+    The new manifest keeps the options that all stores share, and all options of reading image files. Adds up the
+    counts of records. Opens the stores, which ``stack`` closes; writes nothing. Raises the errors of :func:`merge`.
     """
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")

@@ -25,9 +25,11 @@ _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.convert`, which describes them.
+    """Keyword arguments of :func:`packstore.convert`, which describes them.
 
     Raises :class:`UsageError` for invalid values, and for arguments that contradict each other for every source.
+    Planning checks the options of the encoder, such as ``size``, ``quality`` and ``check``, and those of the source.
+
     Converts ``shard_size`` to a number of bytes; converts ``ignore`` and ``columns`` to tuples.
     """
 

@@ -41,11 +41,15 @@ class SampleProbe:
     """Encodes a few samples, spread over the source, to learn sizes and shapes. Skips bad samples."""
 
     def __init__(self, source: Source, options: ConvertOptions) -> None:
+        """Of ``options``, uses only the split."""
         self._source = source
         self._split = options.split
 
     def sample_entries(self, records: int) -> Iterator[Entry]:
-        """Yields 8 to 24 entries, spread over the source's ``records``, ready to be read."""
+        """Yields 8 to 24 entries, spread over the source's ``records``, ready to be read.
+
+        Yields fewer if the source has fewer.
+        """
         # Fewer in a small source, for which they would take a large part of the conversion's time.
         count = max(8, min(_SAMPLED, records // 100))
         return self._source.pick_entries(self._split, records, count)

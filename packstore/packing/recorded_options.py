@@ -20,7 +20,8 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
     """Returns the options that shaped the records, as the manifest stores them. :func:`restore_encode_options` reads
     them.
 
-    If the source is a store and its pixels stay unchanged, takes over the source's options.
+    If the source is a store and nothing is resized, takes over its sizes, and its split unless one is named. If the
+    records stay unchanged, takes over quality and ``progressive``, too.
     """
     encode = plan.encode
     size = encode.size

@@ -45,10 +45,10 @@ _MAX_SEED = 1 << 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectOptions:
-    """Validated keyword arguments of :func:`packstore.select`, which describes them.
+    """Keyword arguments of :func:`packstore.select`, which describes them.
 
     Raises :class:`UsageError` for invalid values, and for arguments that exclude each other, such as ``whole_shards``
-    and ``sample``.
+    and ``sample``. Planning checks ``where``, ``drop``, ``drop_columns``, ``relabel`` and ``shard_size``.
     """
 
     where: str | None = None
@@ -125,7 +125,7 @@ def select(
         destination: Path or URL of the new store; its suffix chooses the format.
         where: Condition on the records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
         sample: Number of records to draw at random.
-        per_class: Maximum per class, drawn at random before ``sample``.
+        per_class: Maximum per class, drawn at random before ``sample``. Records without a label are one class.
         splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random from all chosen records.
             The report counts in ``moved`` the records that change their split. None keeps the splits.
         stratify: The sample, and each new split, has the same share of every class.
@@ -351,8 +351,8 @@ def _choose_records(
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
     """Draws records at random: at most ``per_class`` of each class, then ``sample`` of these.
 
-    With ``stratify``, the sample has the same share of each class. Raises :class:`StoreError` if there are fewer
-    records than ``sample``.
+    With ``stratify``, the sample has the same share of each class. Records without a label are one class. Raises
+    :class:`StoreError` if there are fewer records than ``sample``.
     """
     if options.per_class is not None:
         groups = read_class_numbers(reader, chosen, True)

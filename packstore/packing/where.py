@@ -7,7 +7,8 @@
 
 A condition compares a column (``key``, ``split``, or one with a single value per record) with names, quoted strings or
 numbers: ``== != < <= > >=``, ``in (…)``, ``like`` with ``*`` and ``?``. ``and``, ``or``, ``not`` and parentheses
-combine conditions. In a column with classes, a name is that of a class. A missing value meets no condition.
+combine conditions. In a column with classes, a name is that of a class. A missing value meets no comparison, so
+it meets ``not (…)`` around one.
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ class _Parser:
 
     def parse_not(self) -> Callable[[RecordColumns], Mask]:
         """Parses a negation, a condition in parentheses, or a comparison.
+
+        The negation of a comparison is true for missing values.
 
         Raises :class:`UsageError` beyond 100 levels of nesting.
         """

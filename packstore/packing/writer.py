@@ -139,6 +139,7 @@ class Writer:
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
+        """Begins the one block of this writer. Raises :class:`UsageError` for a second one."""
         if self._state != "new":
             raise UsageError("a Writer writes one store, in one with block")
         self._state = "open"

@@ -106,7 +106,8 @@ class Reader(ABC):
     """An open store: ``len(reader)`` records, numbered from 0.
 
     Readers are safe to use from several threads. They do not survive a fork and do not pickle: open one in each process
-    (``PackedDataset`` does that by itself). Opening costs milliseconds, whatever the number of records.
+    (``PackedDataset`` does that by itself). Opening costs milliseconds, whatever the number of records. As a context
+    manager, a reader is closed at the end.
 
     Attributes:
         path: Path or URL of the store.
@@ -297,7 +298,10 @@ class Reader(ABC):
         return [str(self.path)]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` can be read without fetching anything."""
+        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` can be read without fetching anything.
+
+        By default all of them.
+        """
         return np.ones(len([*numbers]), np.bool_)
 
     def mark_suspect(self, index: int) -> None:  # noqa: B027 - most stores have no cache

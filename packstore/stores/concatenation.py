@@ -132,6 +132,7 @@ class ConcatReader(Reader):
 
     @property
     def part_starts(self) -> NDArray[np.int64]:
+        """First record of each part. A file with several splits is several parts."""
         return self._part_table[0]
 
     @property
@@ -167,6 +168,7 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
+        """Passes the request on to the store that has the record."""
         run = self._find_range(index)
         self._readers[run.store].will_need(index - run.start + run.first, view)
 

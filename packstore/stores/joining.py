@@ -21,7 +21,7 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
     """Checks that stores fit together, and returns the columns of the joined store.
 
     The columns have the first store's order and the classes of all stores. Left out are links to image files, and the
-    seek index unless all stores have one.
+    seek index unless all stores have one. Sizes and digests are still those of the first store.
 
     Raises:
         StoreError: The stores differ in encoding, normalisation, rotation or columns, or only some have splits or names

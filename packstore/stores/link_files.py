@@ -80,7 +80,7 @@ class LinkedFiles:
     def open(self, place: str) -> LinkedFile:
         """Returns the file at an absolute path or a URL.
 
-        Maps a file that is not open or was replaced. Fetches an object at a URL into the cache.
+        Maps a file that is not open, or whose inode or size has changed. Fetches an object at a URL into the cache.
 
         Raises:
             OSError: The file cannot be opened, or is not a regular file.

@@ -244,7 +244,7 @@ def make_relative_link(place: str, folder: Path) -> str:
     """Returns the link to the file ``place`` relative to ``folder``, the :func:`link_folder` of a store.
 
     Returns ``place`` itself if only one of the two is at a URL, or if their buckets differ. A path with symbolic links
-    is resolved if that makes the link shorter. Files and store in one folder can therefore be moved together.
+    is resolved if the link then has fewer ``..``. Files and store in one folder can therefore be moved together.
     """
     if isinstance(folder, UrlPath) != is_url_link(place):
         return place

@@ -27,7 +27,7 @@ class MappedReader(Reader):
     has_image_array = True
 
     def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, WholeColumn]) -> None:
-        """``data`` holds every column of the manifest, of the right dtypes and shapes."""
+        """``data`` holds every column of the manifest, of the right dtypes and shapes. Checks none of them."""
         super().__init__(path, manifest)
         self._data: Mapping[str, WholeColumn] | None = data
         self._records = manifest.records
@@ -64,6 +64,7 @@ class MappedReader(Reader):
         return raw[start:stop]
 
     def mapped_ragged_column(self, name: str) -> Ragged | None:
+        """Returns a ragged column over the map. None for a fixed column."""
         column = self.column(name)
         return column if type(column) is Ragged else None
 
@@ -88,9 +89,10 @@ class MappedReader(Reader):
 
 
 def check_column(column: Column, records: int, data: WholeColumn, where: str) -> None:
-    """Raises :class:`StoreError` if ``data`` has another kind, dtype, shape or size than ``column``.
+    """Raises :class:`StoreError` if ``data`` has another kind, dtype or shape than ``column``.
 
-    Checks only the first and last ragged offset; :func:`check_offsets` checks all.
+    Of a ragged column, checks the numbers of offsets and bytes, and the first and last offset. :func:`check_offsets`
+    checks all offsets.
     """
     if isinstance(data, Ragged):
         ends = int(data.offsets[0]), int(data.offsets[-1])

@@ -20,6 +20,8 @@ class NotAStoreError(DestinationError):
 def list_owned_files(path: Path) -> list[Path]:
     """Lists all files of the store at ``path``. Checks first that its directory holds nothing else.
 
+    Any file with the name of a shard of its format counts as the store's.
+
     Raises:
         NotAStoreError: There is no store at ``path``.
         DestinationError: Its directory holds a foreign file.

@@ -53,7 +53,8 @@ class ShardedReader(Reader):
 
     Holds up to 1,024 shards open, or fewer if the process may not open enough files.
 
-    - No more shards than that: opens all files at the beginning, and still works after the store is replaced.
+    - No more shards than that: :func:`open_sharded` opens all files at the beginning. The reader then still works after
+      the store is replaced.
     - More shards: closes those that were used longest ago. :meth:`view`, :meth:`array` and :meth:`value` copy.
 
     Each opened shard must have the manifest digest that the table lists. After the store is replaced, opening another
@@ -154,6 +155,7 @@ class ShardedReader(Reader):
         return np.empty((0, *column.shape), NUMPY_DTYPE[column.dtype]) if out is None else out
 
     def part(self, number: int) -> Reader:
+        """Returns the reader of a shard. Opens the shard if need be."""
         return self.shard(number)
 
     @property

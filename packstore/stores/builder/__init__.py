@@ -184,7 +184,7 @@ class StoreBuilder:
         split: str,
         checksums: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Adds records.
+        """Adds records. After :meth:`describe`, also seals shards that are full.
 
         Args:
             images: Bytes of each record's image; in a fixed column exactly the record's size.
@@ -195,7 +195,7 @@ class StoreBuilder:
 
         Raises:
             StoreError: Values do not fit the columns, the split has ended already, or the builder is committed or
-                aborted. Nothing is added.
+                aborted. Nothing is added. Or a full shard reads back differently; then the builder is aborted.
             DestinationError: Writing failed, for example on a full disk; the builder is aborted.
         """
         self._require_open()

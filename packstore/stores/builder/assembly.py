@@ -35,7 +35,7 @@ SplitRun = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class ShardList:
-    """Shards in order, in any directories or at URLs.
+    """Shards in order, in any directories or at URLs. ``+`` joins two lists and keeps the numbers.
 
     Attributes:
         rows: A :data:`packstore.core.shards.TABLE_ROW` for each shard. Its ``number`` is that in the shard's name.
@@ -116,7 +116,7 @@ def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None)
     """Lists the shards of a store. A store of one file is one shard: reads the whole file for its SHA-256.
 
     ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
-    store.
+    store. Not used for a store of one file.
     """
     if manifest.shards is None:
         format: Format = FORMATS[manifest.format]
@@ -158,7 +158,7 @@ def build_sharded_manifest(
         parts: The shards, each with its number in the new store.
         columns: All columns with the bytes of all records; their digests are left out.
         options: Options of all records; None takes those of ``base``.
-        skipped: Entries that were left out.
+        skipped: Entries that were left out. Those of ``base`` are not taken.
         versions: Versions of the software that wrote the shards; None takes those of ``base``.
 
     Raises:

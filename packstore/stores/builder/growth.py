@@ -53,7 +53,7 @@ def publish_growth(
         old: Its manifest.
         new: Its new manifest, with the table of all shards.
         parts: All shards of the new store.
-        first_new: Number of the first shard that is not in the store yet.
+        first_new: Number of the first shard that is not in the store yet. Not used if the store is one file.
         request: Plain JSON that :meth:`WorkDirectory.find_finished_growth` returns if this run is killed after it
             published.
 

@@ -42,6 +42,8 @@ class InterruptedRun:
     A record of a sealed shard is read only after the whole shard matched its SHA-256. Any other record is compared
     with its own checksum. Raises :class:`StoreError` for a record that is missing or does not match.
 
+    Also links sealed shards into the run that resumes, and removes the directory of the interrupted run.
+
     Attributes:
         path: The run's directory.
         records: Number of records.

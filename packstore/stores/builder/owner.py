@@ -115,7 +115,10 @@ def lock_owner_file(descriptor: int) -> bool | None:
 
 
 def process_exists(pid: int) -> bool:
-    """Returns whether a process of this number runs on this machine, even one that belongs to another user."""
+    """Returns whether a process of this number runs on this machine, even one that belongs to another user.
+
+    Returns True for a number that is too large to check.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -9,6 +9,8 @@ from packstore.core.manifest import Split
 class SplitRanges:
     """Consecutive ranges of records, one for each split. Either all records have a split or none.
 
+    :meth:`refuse_split` checks this before records are added; :meth:`extend` checks nothing.
+
     Attributes:
         ranges: The splits so far, in order.
     """

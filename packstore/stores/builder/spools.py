@@ -28,6 +28,8 @@ class ColumnSpool:
 
     Values go to files: memory does not grow with their number. Unlinked files leave nothing behind if the process is
     killed. Files named after the column let another run resume. Returned arrays stay valid after :meth:`close`.
+
+    Also checks and converts values before they are appended, and hashes the appended ones.
     """
 
     def __init__(self, column: Column, directory: Path, keep: Path | None = None) -> None:
@@ -72,7 +74,7 @@ class ColumnSpool:
         return array
 
     def append(self, values: Any, count: int) -> None:
-        """Appends ``count`` values, in the form that :meth:`convert_values` returns."""
+        """Appends ``count`` values, in the form that :meth:`convert_values` returns. Checks nothing."""
         if self._offsets is None:
             self._data.write(values.data.cast("B") if values.size else b"")
         else:

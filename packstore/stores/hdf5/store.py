@@ -53,6 +53,7 @@ class Hdf5Writer(FileWriter):
     """
 
     def __init__(self, path: Path, image: Column) -> None:
+        """Creates the file. Raises :class:`FileExistsError` if there is one."""
         super().__init__(path, image)
         self._file: IO[bytes] | None = open_file(path, "xb")
         self._file.seek(IMAGES_START)

@@ -261,7 +261,8 @@ class _PageScan:
     def _guess_columns(self, records: int) -> list[Column]:
         """Derives the columns from the names and headers of their arrays, for a store without a manifest.
 
-        Leaves out arrays with an unreadable header, another dtype or another number of rows.
+        Leaves out arrays with an unreadable header, another dtype or another number of rows. Takes each column with an
+        entry per record as ragged bytes.
         """
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}

@@ -140,10 +140,12 @@ class LmdbReader(Reader):
         return pages.record_lookup(b"").view_values(*located)
 
     def will_need(self, index: int, view: Buffer) -> None:
+        """Asks the operating system to read the image. Does nothing if the reader is closed."""
         if self._pages is not None and isinstance(view, memoryview):
             self._pages.will_need(view)
 
     def mapped_ragged_column(self, name: str) -> Ragged | None:
+        """Returns a ragged column over the map. None for a fixed column, and for one with an entry per record."""
         column = self.column(name)
         return column if type(column) is Ragged else None
 

@@ -146,6 +146,7 @@ class LmdbWriter(FileWriter):
         self.abort(wait=False)
 
     def check_synced(self) -> None:
+        """Waits for the sync in the background, and raises its :class:`OSError`."""
         if self._syncing is not None and not self._syncing.cancelled():
             self._syncing.result()
 

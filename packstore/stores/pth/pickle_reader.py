@@ -62,6 +62,7 @@ class Global(_Described):
     name: str
 
     def __call__(self, *arguments: Any) -> SavedTensor | Call:
+        """Describes the result: a plain tensor of up to 64 dimensions that torch rebuilds, else a :class:`Call`."""
         match self.name, arguments:
             case (
                 "torch._utils._rebuild_tensor_v2",

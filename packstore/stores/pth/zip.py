@@ -129,7 +129,8 @@ def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
 def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Problem]:
     """Yields a problem for each entry whose CRC-32 differs, and for each changed header. Torch checks neither.
 
-    ``map`` is the whole file. A broken zip directory is a single problem.
+    ``map`` is the whole file. A broken zip directory is a single problem. Reports no headers of a file that
+    another program wrote.
     """
     try:
         with io.BufferedReader(SlicedFile(map.data)) as file, zipfile.ZipFile(file) as archive:

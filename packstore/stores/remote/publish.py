@@ -189,8 +189,8 @@ def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> N
 def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
     """Creates the version after ``previous``, and after that replaces the hint. Returns the version's number.
 
-    Its shards and table exist. Logs a warning if the hint cannot be written. Raises :class:`LostRaceError` if another
-    process created that version with other content.
+    Does not check that its shards and table exist. Logs a warning if the hint cannot be written. Raises
+    :class:`LostRaceError` if another process created that version with other content.
     """
     number, text = previous + 1, encode_manifest(manifest)
     try:

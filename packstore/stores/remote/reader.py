@@ -66,6 +66,7 @@ class RemoteReader(ShardedReader):
     """
 
     def __init__(self, path: UrlPath, objects: ObjectStore, head: RemoteHead, cache: Cache | None = None) -> None:
+        """Reserves open files. Requests nothing. ``cache`` None takes the default cache."""
         table = head.manifest.shards
         assert table is not None
         super().__init__(path, head.manifest, {}, reserve_open_files(table))
