@@ -1,4 +1,4 @@
-"""Validates a dataset's options against its store, and fills in defaults: split, columns, reading of files, output."""
+"""Checks a dataset's options against its store, and replaces None by defaults: split, columns, reading of files."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Operation(ABC):
 
     @property
     def moves_pixels(self) -> bool:
-        """True if pixels may move, so that masks, boxes and keypoints have to follow."""
+        """True if pixels may move, so that masks, boxes and keypoints have to follow. By default False."""
         return False
 
     @property

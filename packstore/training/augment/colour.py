@@ -102,7 +102,7 @@ class Grayscale(_ColourOperation):
 
 
 class _WithProbability(_ColourOperation):
-    """Colour operation that runs with probability ``p``."""
+    """Colour operation that runs with probability ``p``. Raises :class:`UsageError` for an invalid ``p``."""
 
     p: float
 

@@ -247,7 +247,8 @@ class RandomCrop(FixedSizeOperation):
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws the position of a window within the present window and its padding.
 
-        Raises :class:`UsageError` for a numpy record that is too small. On a device, does not check.
+        Raises :class:`UsageError` for a numpy record that is too small. On a device, does not check. Does not check if
+        records are too small to reflect them into the padding.
         """
         window, padding = crops.window, self.padding
         rows, columns = self._size_pair

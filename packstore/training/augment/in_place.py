@@ -1,4 +1,4 @@
-"""``InPlace``: declares that a function does not move pixels."""
+"""``InPlace``: wraps a function that does not move pixels, so that loaders accept it beside masks and boxes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True, repr=False)
 class InPlace(Operation):
-    """Declares that a function leaves every pixel in its place. Masks, boxes and keypoints need not follow.
+    """Wraps a function that leaves every pixel in its place. Masks, boxes and keypoints then need not follow.
 
     A loader of such columns refuses unknown functions in ``augment=``, in ``transform=`` and in ``PerImage``, unless
     they are in an ``InPlace``.

@@ -19,7 +19,10 @@ def inverse_affine(
     shear: tuple[Any, Any] = (0.0, 0.0),
     centre: tuple[Any, Any] = (0.0, 0.0),
 ) -> Matrices:
-    """Computes inverse matrices ``(count, 6)`` with the arithmetic of torchvision's ``_get_inverse_affine_matrix``.
+    """Computes matrices ``(count, 6)`` that map pixels of the result to the source.
+
+    The arguments describe the opposite map, from source to result. The arithmetic is that of torchvision's
+    ``_get_inverse_affine_matrix``.
 
     Args:
         count: Number of images. All other arguments are numbers, or arrays ``(count,)``.
@@ -44,8 +47,9 @@ def inverse_affine(
 
 
 def inverse_rotation(count: int, angle: Any, centre: tuple[Any, Any] = (0.0, 0.0)) -> Matrices:
-    """Computes inverse matrices ``(count, 6)`` of counterclockwise rotations by ``angle`` degrees, as torchvision's
-    ``rotate``.
+    """Computes matrices for counterclockwise rotations by ``angle`` degrees, as torchvision's ``rotate``.
+
+    The matrices map pixels of the result to the source, as in :func:`inverse_affine`.
 
     ``centre``: centre of rotation, in pixels from the centre of the image.
     """

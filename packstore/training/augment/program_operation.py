@@ -24,7 +24,7 @@ class ProgramOperation(Operation):
 
     @property
     def depends_on_size(self) -> bool:
-        """True if programs depend on the size of the images."""
+        """True if programs depend on the size of the images. By default True."""
         return True
 
     @abstractmethod

@@ -245,7 +245,10 @@ class Pad(GeometricOperation):
         return self.padding_mode == "constant" and self.fill == 0 and not cropped
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Enlarges the windows of ``crops`` by the padding, and sets mode and fill. Draws nothing."""
+        """Enlarges the windows of ``crops`` by the padding, and sets mode and fill. Draws nothing.
+
+        Does not check if images are too small to reflect them into the padding.
+        """
         left, top, right, bottom = self._paddings
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)

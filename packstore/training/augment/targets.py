@@ -93,7 +93,8 @@ class Placement:
     def rows(self) -> Numbers:
         """Source row of each row of the results, int64 ``(B, h)``; -1 for constant padding.
 
-        ``h`` is the largest height. The last entries of a lower result are meaningless. Must not be used with warps.
+        ``h`` is the largest height. The last entries of a lower result are meaningless. Asserts that there are no
+        warps.
         """
         return self._trace_axis(0)
 
@@ -370,7 +371,7 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
     - AugMix, which mixes images that lie in different places.
     - torchvision's transforms that move pixels.
     - Unknown functions, unless they are in :class:`InPlace`.
-    - Beside boxes or keypoints: a padding that repeats pixels.
+    - Beside boxes or keypoints: a padding that repeats pixels, of an operation that is not inside a group.
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.

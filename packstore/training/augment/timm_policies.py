@@ -82,8 +82,9 @@ class TimmAugment(ProgramOperation):
     - ``n``: number of operations (2).
     - ``p``: probability of each (0.5).
     - ``mmax``: largest magnitude (10).
-    - ``inc1``: use operations that grow with the magnitude.
-    - ``t``: set of operations: ``tweights``, ``t3a`` or ``t3aw``.
+    - ``inc1``: use operations that grow with the magnitude. Without effect with ``t``.
+    - ``t``: set of operations: ``tweights``, ``t3a`` or ``t3aw``. No operation of ``tweights`` and ``t3aw`` is drawn
+      twice.
 
     For augmix:
 

@@ -204,7 +204,7 @@ class DrawnOperation:
 
     @cached_property
     def cuts(self) -> list[Cut]:
-        """Cut of each image by :attr:`move`, which must be set."""
+        """Cut of each image by :attr:`move`. Asserts that there is a move."""
         assert self.move is not None
         return Cut.for_each_image(self.move)
 
@@ -233,7 +233,7 @@ class DrawnOperation:
 class DrawnOperations:
     """All operations of a list, drawn for the images of a batch.
 
-    If a function changes the size of its image, no operation of packstore may follow it.
+    If a function changes the size of its image, :meth:`run_on_image` refuses operations of packstore after it.
 
     Attributes:
         placement: Moves of the pixels by all operations, for masks, boxes and keypoints.

@@ -69,7 +69,7 @@ def parse_views(views: Any) -> Views | None:
 
     Raises:
         UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations. Or it is
-            empty, a count is not 1 … 4096, or a view's crops have no common size.
+            empty, a count is not 1 … 4096, or a view's crops have no common size. Also as :func:`as_operations`.
     """
     if views is None or isinstance(views, Views):
         return views

@@ -24,7 +24,7 @@ def warp_affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.i
     Args:
         images: ``(B, C, H, W)``.
         matrix: float32 ``(B, 6)``: maps pixels of the result to pixels of the image, both relative to the centres.
-        flags: int32 ``(B,)``. All have the same interpolation and fill method.
+        flags: int32 ``(B,)``. All have the same interpolation and fill method, which is not checked.
 
     Raises:
         UsageError: A fill colour that is not gray, for images that do not have three channels.
@@ -91,7 +91,7 @@ def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int
 
     Args:
         images: uint8 ``(B, C, H, W)``.
-        mean: Mean of the noise, float32 ``(B, 1, 1, 1)``, in units of 1/255.
+        mean: Mean of the noise, float32 ``(B, 1, 1, 1)``, in values of bytes.
         sigma: Standard deviation of the noise, like ``mean``.
         seeds: int64 ``(B,)``: they determine the noise.
         clips: Whether to clip.

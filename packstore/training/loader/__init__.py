@@ -104,7 +104,7 @@ class PackedLoader:
     Crops, resizes and flips of ``augment`` move masks, boxes and keypoints with the images, by the same random numbers.
     Masks are not interpolated. Boxes are clipped; if little is left of a box, it is dropped with its labels and
     keypoints. With such columns, functions in ``augment`` and ``transform`` are refused unless they are wrapped in
-    :class:`packstore.augment.InPlace`, which declares that they move no pixels; torchvision's transforms are known.
+    :class:`packstore.augment.InPlace`, for functions that move no pixels; torchvision's transforms are known.
     Masks, boxes and points belong to the images as loaded, upright with ``exif_transpose``.
 
     The order and all random numbers depend only on seed, epoch, record and the record's earlier occurrences in the
@@ -129,8 +129,9 @@ class PackedLoader:
             takes fewer shards if the cache has less room.
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
             endless. Ranks divide its indices among them, so it must yield the same on all ranks: torch's random
-            samplers need a ``generator``. A sampler with ``num_replicas`` and ``rank``, such as ``DistributedSampler``,
-            divides them itself: each rank takes all that its own sampler yields. Not if ``rank`` is given.
+            samplers need a ``generator``; only its absence is noticed. A sampler with ``num_replicas`` and ``rank``,
+            such as ``DistributedSampler``, divides them itself: each rank takes all that its own sampler yields. Not if
+            ``rank`` is given.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order. Or a single
             operation, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch:

@@ -11,7 +11,8 @@ import torch
 def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_dict: bool, channels_last: bool) -> Any:
     """Replaces the tensors of a batch by arrays over the same memory.
 
-    The memory lives as long as an array does. Only bfloat16 is copied, to float32. The tensors must be on the CPU.
+    The memory lives as long as an array does. Only bfloat16 is copied, to float32. Raises :class:`TypeError`
+    for tensors that are not on the CPU.
 
     Args:
         item: The batch, from :meth:`packstore.training.loader.pipeline.Pipeline.make_batch`.

@@ -34,6 +34,8 @@ from packstore.training.random_draws import MASK
 class Assembler(ABC):
     """Writes records into rows of batch buffers. Thread-safe.
 
+    Verifies checksums of the images, and adds the seconds to the statistics.
+
     Attributes:
         shape: Shape of a row: ``(H, W, C)``, ``(C, H, W)`` for a floating point store, or the shape of the final
             format.

@@ -218,7 +218,9 @@ class MaskField(BatchField):
     def _common_size(
         self, context: ColumnContext, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
     ) -> tuple[int, int]:
-        """Returns the height and width that all masks of the batch must have.
+        """Returns the common height and width of the batch's masks.
+
+        Does not check the masks: :meth:`MaskRows.fill_rows` does.
 
         - If operations place masks: the size of the first augmented image.
         - Otherwise: the size of the first mask. If all masks are missing, the column's, or 0 x 0."""

@@ -1,4 +1,4 @@
-"""Options of a loader, validated once."""
+"""Options of a loader, and their checks."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ class RecordAssembler(Assembler):
             operations: First operations of the user's list, which run here.
             max_pixels: An image with more pixels is not decoded.
             stats: Collects the seconds of each stage.
-            alone: No other column is cropped with the images. If False, a file must have the size of its header, by
-                which crops are planned.
+            alone: No other column is cropped with the images. If False, decoding refuses a file whose size
+                differs from its header, by which crops are planned.
             checks: Policy of checksum verification; None for none.
             finish: Final format of cropped pixels; None for none.
             programs: Operations after the crops.
@@ -99,8 +99,8 @@ class RecordAssembler(Assembler):
     def _common_size(self) -> tuple[int, int]:
         """Returns height and width of all rows, after the operations.
 
-        If no operation gives all images one size, returns the size of the first image and sets ``_own_sizes``. All
-        other images must then have this size. An unreadable header gives 1 x 1.
+        If no operation gives all images one size, returns the size of the first image and sets ``_own_sizes``. Decoding
+        then refuses other sizes, except in a batch of one. An unreadable header gives 1 x 1.
 
         Raises :class:`UsageError` for operations that leave images of different sizes, and :class:`DecodeError` if the
         first image is too large."""

@@ -26,8 +26,8 @@ class ShardsAhead:
     """Fetches the shards of an epoch before they are needed, as many ahead as the cache has room for.
 
     Keeps the epoch's order, and counts shards that batches currently need. Releases shards that no later batch needs.
-    Afterwards fetches the first shards of the
-    next epoch, even after the present epoch has ended. Starts up to four threads.
+    Afterwards fetches the first shards of the next epoch, even after the present epoch has ended. The constructor
+    starts up to four threads.
 
     If a shard cannot be fetched ahead, the thread that needs it tries again and raises."""
 

@@ -14,7 +14,7 @@ STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
 
 
 class Stats:
-    """Sums seconds by stage, and counts images. Thread-safe; pickles as an empty one.
+    """Sums seconds by stage, and counts images, batches and skipped records. Thread-safe; pickles as an empty one.
 
     - ``wait``: the consumer waits for a batch.
     - ``read``, ``decode`` (with resizing): summed over the threads.

@@ -28,6 +28,8 @@ from packstore.training.loader.view_assembler import ViewPlan
 class ViewSteps:
     """Runs the operations of all views of a loader. A view is one or more crops of each record.
 
+    Normalises the crops, and builds the batch's dict or list of them.
+
     Attributes:
         plans: Work of the decoding threads for each view; empty if all operations run on batches of whole images.
     """
