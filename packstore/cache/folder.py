@@ -65,8 +65,8 @@ class CacheEntry:
 class CacheFolder:
     """The files of one cache: locks, reserves room, publishes and evicts objects.
 
-    Follows no links, and removes only files with names of a cache. Refuses a folder that has other files and is no
-    cache.
+    Follows no links, and removes only files with names of a cache. Creating it touches no file. :meth:`prepare` refuses
+    a folder that has other files and is no cache.
 
     Attributes:
         root: Folder of the cache.

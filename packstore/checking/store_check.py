@@ -111,7 +111,7 @@ class StoreCheck:
     Afterwards the attributes have details.
 
     Attributes:
-        checks: Checks that were made, in order, in words.
+        checks: A text for each check that was made, in order.
         checked_bytes: Bytes of images whose checksums were computed.
         images: Records whose image is damaged or cannot be read.
         rows: Records whose other fields are damaged.
@@ -207,7 +207,7 @@ class StoreCheck:
             self.checks.append(f"checksums of {count}" + (", their labels and keys" if rows else ""))
 
     def _mark_reported(self, problem: Problem) -> Problem:
-        """Notes that the problem's record has been reported; returns the problem."""
+        """Adds the problem's record to the reported ones; returns the problem."""
         if problem.record is not None:
             self._named.add(problem.record)
         return problem

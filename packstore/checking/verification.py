@@ -44,7 +44,7 @@ class VerifyReport:
     Attributes:
         path: The store.
         manifest: Its manifest.
-        checks: Checks that were made, in order, in words.
+        checks: A text for each check that was made, in order.
         problem_count: Number of problems, differences included; 0 means that the store is undamaged.
         differences: Number of problems that are differences from the source, and no damage.
         double_keys: Number of problems that are records with the key of an earlier record.
@@ -168,7 +168,7 @@ def verify(
 
 
 class _Verification:
-    """One run of ``verify``: collects problems from all checks.
+    """One run of ``verify``: collects problems from all checks. With ``decode``, creating it loads the decoder.
 
     A record that has a problem gets no difference from the source. Keeps the first 10,000 problems and the first 10,000
     differences.
@@ -235,7 +235,7 @@ class _Verification:
         )
 
     def describe_checks(self, check: StoreCheck) -> Iterator[str]:
-        """Yields the checks that were made, in words. Says why seek indexes were not compared, and how many files the
+        """Yields a text for each check that was made. Says why seek indexes were not compared, and how many files the
         source has."""
         manifest, options = self.reader.manifest, self.options
         yield from check.checks

@@ -359,7 +359,7 @@ def _describe_palette(classes: tuple[str, ...]) -> list[str]:
 
 
 def _describe_orientation(report: ConvertReport) -> str:
-    """Says how many images have an EXIF orientation, and if it was applied."""
+    """Returns a phrase: how many images have an EXIF orientation, and if the orientation was applied."""
     some = f"{report.oriented:,} of {pluralize(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"
     if report.orientation == "not applied":

@@ -37,7 +37,7 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
         """Reads the lines of the file ``value``, without empty ones. If there is no such file, splits ``value`` at
         commas.
 
-        Fails for a file that cannot be read, or is not text in UTF-8.
+        Fails for a file that cannot be read, or is not text in UTF-8. Returns a list unchanged.
         """
         if isinstance(value, list):
             return value

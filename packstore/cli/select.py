@@ -22,7 +22,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
         """Parses ``train=0.9,val=0.1`` to shares by split. If a split is repeated, its last share counts.
 
-        Fails for other text. Does not check the size of a share.
+        Fails for other text. Does not check the size of a share. Returns a dict unchanged.
         """
         if isinstance(value, dict):
             return value

@@ -149,7 +149,7 @@ def format_record_line(columns: Iterable[Column], values: Mapping[str, Any], **m
 
 
 class RecordLines:
-    """The lines of all records; parses each on access. Memory: 8 bytes a record.
+    """The lines of all records; parses each on access. Creating it reads all data once. Memory: 8 bytes a record.
 
     Leaves out bytes after the last newline.
     """

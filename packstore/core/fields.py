@@ -201,7 +201,7 @@ def parse_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
 def parse_field(name: str, declared: Field | str) -> Field:
     """Returns the declaration that a string stands for. Returns a declaration unchanged.
 
-    Raises :class:`UsageError` for anything else.
+    The name of a dtype stands for a single number of that dtype. Raises :class:`UsageError` for anything else.
     """
     if isinstance(declared, str):
         if declared in BY_NAME:

@@ -73,6 +73,7 @@ class _Bars:
         self.stage: str | None = None
 
     def __call__(self, report: Progress) -> None:
+        """Updates the bar. At a new stage, removes the bar and draws another, unless stages are counted."""
         if report.stage != self.stage and self.count_stages and self.bar is not None:
             self.stage = report.stage
             self.bar.set_description(report.stage, refresh=False)

@@ -71,6 +71,7 @@ class Registry:
             raise UsageError(f"unknown {self.what} {printable(name)!r}; use one of: {', '.join(self)}")
 
     def __contains__(self, name: object) -> bool:
+        """Tells if a name is known, also that of a plug-in that does not load. Loads no objects."""
         return name in self._places or name in self._objects or name in self._read_entry_points()
 
     def __iter__(self) -> Iterator[str]:
@@ -149,7 +150,7 @@ class Registry:
         return f"{self._name_plugin(point)} is not used: packstore has one of that name itself; rename or uninstall it"
 
     def _name_plugin(self, point: EntryPoint) -> str:
-        """Names a plug-in and its distribution for a message."""
+        """Returns the name of a plug-in and of its distribution, for a message."""
         of = f" of {point.dist.name}" if point.dist is not None else ""
         return f"the plug-in {printable(point.name)!r}{of} ({self.what})"
 

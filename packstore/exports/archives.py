@@ -59,7 +59,7 @@ class _ArchiveExport(FilesExport):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Creates the archive at the first call, unless :meth:`resume` has opened it. Returns a writer that appends a
-        shard."""
+        shard. Ignores ``number`` and ``split``."""
         if self._out is None:
             self._out = open_file(self.path, "wb")
             self._writer = self.new_writer(self._out)

@@ -88,7 +88,7 @@ class _ShardFilesExport(ArraysExport):
 
 class _ArraysWriter(ShardWriter):
     """Collects the images of a shard in an unnamed temporary file, and other values in memory. Writes the shard when it
-    is closed."""
+    is closed. Creating it creates the temporary file."""
 
     def __init__(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> None:
         self.file = name

@@ -49,7 +49,7 @@ class ImageFolderExport(FilesExport):
     shard_bytes = None
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns a writer of image files. Shards leave no trace in the folder."""
+        """Returns a writer of image files. Ignores ``number`` and ``split``: shards leave no trace in the folder."""
         return _FolderWriter(self.path, self.record_paths)
 
     def sync(self, shard: ShardWriter) -> None:

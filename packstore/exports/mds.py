@@ -121,7 +121,7 @@ class MdsExport(Export):
 class _ShardWriter(ShardWriter):
     """Collects samples in a temporary file until the shard ends: the shard's header needs their number.
 
-    Closing a shard of 4 GiB or more raises :class:`UsageError`.
+    Creating it creates this file and the shard's file. Closing a shard of 4 GiB or more raises :class:`UsageError`.
     """
 
     def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:

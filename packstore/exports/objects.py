@@ -78,8 +78,8 @@ class ObjectColumns:
     def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
         """Reads the objects of a record. Returns None if the record has no value of boxes.
 
-        Leaves out objects whose boxes or keypoints are not finite. If there are not as many labels as boxes, all
-        get class 0. If there are not as many keypoints as boxes, none are returned.
+        Leaves out objects whose boxes or keypoints are not finite. Without a label for each box, all objects get
+        class 0. Without keypoints for each box, objects have no keypoints.
 
         ``item``: returns the record's value in a column, by name.
         """
@@ -190,7 +190,8 @@ class ObjectsExport(FilesExport):
         return super().overhead() + self.label_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns a writer of images and labels. Shards leave no trace in the folder."""
+        """Returns a writer of images and labels. Ignores ``number`` and ``split``: shards leave no trace in the
+        folder."""
         return ObjectsWriter(self)
 
     def sync(self, shard: ShardWriter) -> None:

@@ -131,7 +131,8 @@ class ParquetExport(Export):
 class _ParquetWriter(ShardWriter):
     """Writes a Parquet file. Collects records in memory and writes them as a row group.
 
-    A row group ends when its images have 16 MiB. With at least 100 records, it ends at 1 MiB.
+    A row group ends when its images have 16 MiB. With at least 100 records, it ends at 1 MiB. Creating the writer
+    creates the file.
     """
 
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:

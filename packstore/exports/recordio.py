@@ -80,7 +80,7 @@ class RecordioExport(Export):
 
 
 class _RecWriter(ShardWriter):
-    """Writes a ``.rec`` file with its index and its list of keys."""
+    """Writes a ``.rec`` file with its index and its list of keys. Creating it creates all three files."""
 
     def __init__(self, folder: Path, name: str, has_label: bool) -> None:
         self.file = name

@@ -159,7 +159,7 @@ class TfdsExport(Export):
 
 
 class _RecordWriter(ShardWriter):
-    """Writes a TFRecord file with a ``tf.train.Example`` for each record."""
+    """Writes a TFRecord file with a ``tf.train.Example`` for each record. Creating it creates the file."""
 
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
         self.file = name

@@ -88,7 +88,7 @@ class WebDatasetExport(Export):
 
 
 class _SampleWriter(ShardWriter):
-    """Writes a tar with one or more files for each record."""
+    """Writes a tar with one or more files for each record. Creating it creates the tar."""
 
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
         self.file = name

@@ -44,7 +44,7 @@ class ZarrExport(ArraysExport):
     source = "zarr"
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns the writer of the next range of rows in the group of the split."""
+        """Returns the writer of the next range of rows in the group of the split. Ignores ``number``."""
         records = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
         start = next((s.start for s in self.manifest.splits if s.name == split), 0)
         return _ZarrWriter(self, self.path / _group_name(split), records, start)

@@ -157,7 +157,7 @@ def pack_warp_flags(interpolation: Any, fill: Sequence[int] | None, fill_method:
     Args:
         interpolation: Index in :data:`INTERPOLATIONS`, or an array of indices.
         fill: Colour outside the source: red, green, blue, one byte each; None for zeros.
-        fill_method: How the colour is filled in, one of :data:`WARP_FILLS`.
+        fill_method: Treatment of pixels at the source's edge, one of :data:`WARP_FILLS`; ignored without a colour.
     """
     if fill is None:
         return interpolation

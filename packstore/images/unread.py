@@ -40,7 +40,7 @@ _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def find_unread_kind(start: bytes) -> str | None:
-    """Names the kind of an image that packstore does not read, such as ``a Photoshop``.
+    """Returns the kind of an image that packstore does not read, such as ``a Photoshop``.
 
     Looks at the first bytes of its file. Returns None for anything else."""
     if start[128:132] == _DICOM:
@@ -51,7 +51,7 @@ def find_unread_kind(start: bytes) -> str | None:
 
 
 def find_unread_file_kind(name: str, start: bytes) -> str | None:
-    """Names the kind of an image that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes.
+    """Returns the kind of an image that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes.
 
     Returns None for images that packstore reads and for anything unknown. A ``.hdr`` file that is not Radiance is named
     by its header, such as ``the header of a NIfTI``."""

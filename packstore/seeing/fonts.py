@@ -21,7 +21,8 @@ def default_font(size: int) -> Any:
 
 
 class _LatinFont:
-    """Bitmap font of Latin letters. Draws a question mark for other characters instead of failing."""
+    """Bitmap font of Latin letters. Draws a question mark for other characters instead of failing. Its methods ignore
+    further arguments of Pillow's."""
 
     def __init__(self, font: Any) -> None:
         self._font = font

@@ -28,6 +28,8 @@ _SUITES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Imports a suite at its first use, and lets pytest rewrite its assertions. Raises :class:`AttributeError` for
+    other names."""
     if name not in _SUITES:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
     import pytest

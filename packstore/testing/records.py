@@ -59,7 +59,7 @@ def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Seq
     in ``val``.
 
     Keys are different; the first seven are unusual texts. The same arguments give the same records. ``sizes``: bytes of
-    each image, for images of different sizes; None for usual sizes.
+    each image, only for the kinds ``ragged`` and ``typed``; None for usual sizes.
     """
     rng = np.random.default_rng(seed)
     encoding, image, shapes = kind, Column("image", "ragged", "uint8", type="image"), None

@@ -106,7 +106,7 @@ def audit(
     Raises:
         StoreError: ``store`` does not open. A :class:`MissingStoreError` if it does not exist; an
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
-        UsageError: The options contradict each other.
+        UsageError: An option is out of range. Or ``mirrored`` or ``mask_classes`` is given without ``pixels``.
     """
     options = take_options(AuditOptions, locals())
     refuse_empty(store)

@@ -80,7 +80,7 @@ class InspectionResults:
         greys: ``bool (n,)``: whether it is detailed and grey.
         sizes: ``int32 (n, 2)``: height and width as the image is shown; zeros if not decoded.
         hashes: ``uint64 (n, 1 + windows, 4)``: perceptual hashes.
-        findings: Kind, record and words of all other findings.
+        findings: Kind, record and text of all other findings.
     """
 
     start: int
@@ -335,7 +335,7 @@ class ImageInspector:
 
 
 def batch_images(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
-    """Yields ranges of records to inspect together, of equal length: at most ``most`` records.
+    """Yields ranges of records to inspect together: at most ``most`` records. All but the last have the same length.
 
     A range has about ``most_bytes`` bytes, by the mean size of a record.
     """

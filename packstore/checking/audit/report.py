@@ -46,7 +46,7 @@ class AuditReport:
         dataset_digest: Its dataset digest. ``select --drop`` refuses a store with another digest.
         records: Number of its records.
         pixels: Whether images were decoded.
-        checks: Checks that were made, in words.
+        checks: A text for each check that was made.
         counts: Number of findings, by kind; without kinds that were not found.
         findings: The first 10,000 of each kind.
         drop: By kind, the numbers of all records that ``packstore select --drop`` removes, ascending.

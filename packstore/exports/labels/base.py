@@ -135,8 +135,8 @@ class LabelsExport(ObjectsExport):
 
 
 class SidecarExport(LabelsExport):
-    """Base of formats with a label file for each image. An image gets none if it has neither a value of boxes, even an
-    empty one, nor a class."""
+    """Base of formats with a label file for each image. An image without boxes and class gets none; an empty list of
+    boxes counts as boxes."""
 
     @property
     def label_bytes(self) -> int:

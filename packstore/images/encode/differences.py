@@ -1,4 +1,4 @@
-"""Describes, in words, how a record differs from a new encoding of the same image."""
+"""Describes as text how a record differs from a new encoding of the same image."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe_file_difference(
 
 
 def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
-    """Counts, in words, the pixels that differ by more than ``allowed`` of 255 in any channel.
+    """Returns a text with the number of pixels that differ by more than ``allowed`` of 255 in any channel.
 
     Returns None if there are none. Both images must have one shape."""
     differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
@@ -54,10 +54,10 @@ def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) 
 
 
 def describe_value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
-    """Counts, in words, the values whose ``difference`` exceeds ``limit`` or is not a number. Returns None if there are
-    none.
+    """Returns a text with the number of values whose ``difference`` exceeds ``limit`` or is not a number. Returns None
+    if there are none.
 
-    ``limit``: an array or a number. ``tolerance``: the limit in words."""
+    ``limit``: an array or a number. ``tolerance``: the limit as text."""
     wrong = ~(difference <= limit)
     if not wrong.any():
         return None

@@ -206,7 +206,7 @@ def mean_and_std(normalization: Normalization | None, channels: int = 3) -> tupl
 
 
 def _describe_normalization(normalization: Normalization | None) -> str:
-    """Describes a normalisation in words, for messages."""
+    """Returns a normalisation as text, for messages."""
     if normalization is None:
         return "nothing (plain 0 to 1)"
     return f"mean {normalization.mean} and standard deviation {normalization.std}"

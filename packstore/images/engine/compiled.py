@@ -1,4 +1,4 @@
-"""Finds and loads the compiled engine, a shared library, and declares its functions for :mod:`ctypes`."""
+"""Finds and loads the compiled engine, a shared library, and tells :mod:`ctypes` the types of its functions."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def load_plain_check() -> Callable[[bytes, int, int], int] | None:
 
 
 def load_library(path: str) -> ctypes.CDLL:
-    """Loads a compiled engine from a file and declares its functions. Raises :class:`OSError`, and
-    :class:`AttributeError` for a missing function."""
+    """Loads a compiled engine from a file, and sets the types of arguments and results of its functions. Raises
+    :class:`OSError`, and :class:`AttributeError` for a missing function."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library = ctypes.CDLL(path)
     library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer

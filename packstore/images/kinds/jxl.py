@@ -93,7 +93,7 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
-    """Decodes a frame with imagecodecs; float16 becomes float32.
+    """Decodes a frame with imagecodecs; float16 becomes float32. Ignores ``info``.
 
     Raises :class:`DecodeError` without the library, and if the frame does not exist. A damaged image raises the
     library's own errors."""

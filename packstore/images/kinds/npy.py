@@ -49,7 +49,7 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
-    """Converts the array to ``(H, W, C)`` in the mode's dtype; True becomes 255.
+    """Converts the array to ``(H, W, C)`` in the mode's dtype; True becomes 255. Ignores ``info``.
 
     Raises :class:`DecodeError` if a value does not fit."""
     import numpy as np

@@ -45,7 +45,7 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
-    """Decodes the scanlines to float32 ``(H, W, 3)``, upright.
+    """Decodes the scanlines to float32 ``(H, W, 3)``, upright. Ignores ``info``.
 
     Raises :class:`HeaderError` for truncated or damaged data. A truncated run raises :class:`IndexError` or
     :class:`ValueError`."""
