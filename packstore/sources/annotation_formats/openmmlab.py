@@ -33,7 +33,7 @@ _MAX_ID = 65_535
 
 class OpenMMLabSource(DocumentSource):
     """Source of images of a ``data_list``. ``texts`` has the text in each box; ``text`` is the text of an image of one
-    word."""
+    word. ``gt_label`` becomes ``label`` or ``tags``."""
 
     kind = "openmmlab"
     title = "OpenMMLab"

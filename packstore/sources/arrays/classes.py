@@ -54,7 +54,7 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
 
 def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
     """Makes an array of texts the labels, if no array has class numbers. In its part it must be the only one with a
-    name for labels, and its texts must certainly be classes. Reads all its texts.
+    name for labels, and its texts must certainly be classes. Reads all its texts; unreadable texts are no labels.
 
     Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Before that,
     an array of names of classes becomes a column, as :func:`_add_repeated_names` decides. Raises :class:`OSError` or

@@ -31,8 +31,8 @@ _UNWRITTEN = 1 << 28
 
 
 class ChunkFolderSource(ArraySource):
-    """Source in one folder, whose arrays are folders in it. Only the files of the arrays that are read belong to its
-    stamp; other files are left out."""
+    """Source in one folder, whose arrays are folders in it. Its stamp covers the files of the arrays that are read, and
+    the metadata of groups above them. Other files are left out."""
 
     suffixes = ()
     grouped = True

@@ -37,8 +37,9 @@ _PREFIX = "HDF5_VDS_PREFIX"
 
 
 class Hdf5Source(ArraySource):
-    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, links to other files or to nothing, and
-    values in files of other folders. Also raises it for datasets that were never written."""
+    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, and for links to other files or to
+    nothing. Also raises it for values in raw files, or in files of other folders. Also raises it if over 256 MiB of a
+    dataset of numbers were never written."""
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
@@ -71,8 +72,9 @@ class _OpenHdf5(OpenArrays):
         """Describes all datasets. Raises :class:`SourceError`:
 
         - for a damaged file
-        - for links to other files or to nothing, and values in files of other folders
-        - for datasets that were never written
+        - for links to other files or to nothing
+        - for values in raw files, or in files of other folders
+        - for a dataset of numbers of which over 256 MiB were never written
         - for more than 10,000 datasets and groups
         """
         try:
@@ -129,7 +131,7 @@ class _OpenHdf5(OpenArrays):
         - A dataset with MATLAB's attributes has reversed axes.
 
         Raises:
-            SourceError: The values are in a file of another folder, or more than 256 MiB of them were never written.
+            SourceError: :meth:`_refuse_outside_values` refuses it, or over 256 MiB of its numbers were never written.
         """
         import h5py
 

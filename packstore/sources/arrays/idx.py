@@ -61,8 +61,8 @@ class IdxSource(ArraySource):
     folder in it (``MNIST/raw``).
 
     Columns: ``image``, ``label``, and for QMNIST ``nist``, all eight numbers of a label. Opening raises
-    :class:`AmbiguousSourceError` for several data sets. Opening raises :class:`SourceError` for damaged files, and for
-    a split without images or labels.
+    :class:`AmbiguousSourceError` for several data sets. Opening raises :class:`SourceError` for damaged headers, wrong
+    sizes, and a split without images or labels. The content of a gzip file is verified at its first read.
     """
 
     kind = "idx"
@@ -183,7 +183,7 @@ class IdxSource(ArraySource):
 
 class _OpenIdx(OpenArrays):
     """Open idx file, plain or gzip: one array, called ``numbers``. Opening raises :class:`SourceError` for a wrong
-    header or size."""
+    header or size. Of a gzip file, opening only refuses an impossible size."""
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
@@ -198,7 +198,7 @@ class _OpenIdx(OpenArrays):
 
     def _parse_header(self) -> tuple[ArrayInfo, int]:
         """Parses the header; returns the array, and the offset of its numbers. Raises :class:`SourceError` for another
-        header, and if the file's size does not fit."""
+        header, and if the file's size does not fit. A gzip file only needs a possible size."""
         try:
             start = self._read_bytes(4, 0)
             dtype, axes = _DTYPES.get(start[2]), start[3]

@@ -24,7 +24,8 @@ _MAGIC = b"MATLAB 5.0"
 
 
 class MatSource(ArraySource):
-    """Samples of ``.mat`` files of versions 5 to 7. Opening reads all arrays, to verify their checksums."""
+    """Samples of ``.mat`` files of versions 5 to 7. Opening reads all compressed arrays, to verify their checksums;
+    others have none."""
 
     kind = "mat"
     suffixes = (".mat",)
@@ -32,14 +33,14 @@ class MatSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a ``.mat`` file, and verifies its arrays. Raises :class:`SourceError` for damage, and for another
-        format."""
+        """Opens a ``.mat`` file, and verifies its compressed arrays. Raises :class:`SourceError` for damage, and for
+        another format."""
         return _OpenMat(path)
 
 
 class _OpenMat(OpenArrays):
-    """Open ``.mat`` file, whose vectors have one axis, as labels need. Opening verifies the checksums of all arrays,
-    and raises :class:`SourceError` for damage, and for another format."""
+    """Open ``.mat`` file, whose vectors have one axis, as labels need. Opening verifies the checksums of compressed
+    arrays, and raises :class:`SourceError` for damage, and for another format."""
 
     def __init__(self, path: Path) -> None:
         shown = printable(str(path))

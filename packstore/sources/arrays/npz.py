@@ -48,7 +48,8 @@ class NpzSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an ``.npz`` if the file is a zip, else an ``.npy``. Raises :class:`SourceError` if it is damaged."""
+        """Opens an ``.npz`` if the file is a zip, else an ``.npy``. Raises :class:`SourceError` for damaged headers or
+        sizes."""
         return _OpenNpz(path) if first_bytes(path, 4) == _ZIP else _OpenNpy(path)
 
 
@@ -123,7 +124,7 @@ class _OpenNpz(_OpenNumpyArrays):
 
     Opening raises :class:`SourceError`:
 
-    - for damage and encryption
+    - for a damaged directory or header, and encryption; the first read verifies the content
     - for more than 10,000 members
     - for a member that is no array, and two members of one name
     """

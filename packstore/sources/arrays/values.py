@@ -29,7 +29,7 @@ def pixel_mode(chosen: ColumnArray) -> Mode:
     """Returns the mode (channels and dtype) in which an array of images is stored.
 
     - Integers of 32 or 64 bits become int32, and a larger value makes a bad sample.
-    - Floating-point numbers become float32.
+    - Floating-point numbers become float32, and a value that float32 does not hold makes a bad sample.
     - int8 becomes int16, and bool becomes uint8.
     """
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
@@ -51,7 +51,7 @@ def cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 def to_class_number(value: Any) -> int:
     """Converts a label to a class number. Raises :class:`ValueError` for a fraction, infinity or NaN, and for other
-    than one number."""
+    than one number. Negative and too large numbers are not refused here."""
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(f"label: found {array.size} numbers, expected one")

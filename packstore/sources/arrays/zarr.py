@@ -128,8 +128,8 @@ class _OpenZarr(OpenArrays):
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[str]
     ) -> ArrayInfo:
         """Describes an array by dtype, content and ids of codecs. An array with an unknown codec or dtype is
-        unreadable. Raises :class:`SourceError` for chunks over 1 GiB, and if a sample is spread over more than 1024
-        chunks."""
+        unreadable. For arrays of numbers, raises :class:`SourceError` for chunks over 1 GiB, and for samples in more
+        than 1024 chunks."""
         unknown = next((each for each in ids if each not in _CODECS), None)
         if unknown is not None:
             why = f"{printable(name)} has the codec {printable(unknown[:40])}, which is not run"

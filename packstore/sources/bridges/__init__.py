@@ -49,7 +49,7 @@ class BridgedData(NamedTuple):
 
 def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     """Reads a source with the library that its name begins with. Blocks connections and unpickling meanwhile, and
-    discards the library's output.
+    discards what the library prints on standard output.
 
     Raises:
         UsageError: The library is not installed, the name has another form than in :data:`BRIDGES`, or nothing exists

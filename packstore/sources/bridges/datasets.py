@@ -87,8 +87,9 @@ def _load_cached(places: list[Path]) -> dict[str, Any]:
 class DatasetsSource(ArrowSource):
     """Source of the Arrow files in which ``datasets`` stores a dataset.
 
-    Reads the files in place. If rows were selected or shuffled, or are in memory, copies them to a temporary folder,
-    which :meth:`close` removes. The ledger has no files, since the library does not tell which it has read.
+    Reads the files in place. If rows were selected or shuffled, or are in memory, copies them to a temporary folder.
+    Making a source creates that folder, and :meth:`close` removes it. The ledger has no files, since the library does
+    not tell which it has read.
     """
 
     def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:

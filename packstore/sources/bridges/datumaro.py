@@ -58,8 +58,8 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
 
 
 def _drop_trainval(format: _DatumaroItems) -> None:
-    """Removes the split ``trainval`` if its annotations are those of ``train`` and ``val`` together, as in VOC. Counts
-    its images as left out."""
+    """Removes the split ``trainval`` if its annotations are those of ``train`` and ``val`` together, as in VOC.
+    Attributes are not compared. Counts its images as left out."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
     whole = [item.raw["item"] for item in format.items.get("trainval", ())]
     if whole and sorted(map(_serialise_without_attributes, halves)) == sorted(
@@ -90,7 +90,7 @@ def _find_image(item: Any) -> Path | Callable[[], bytes]:
 
 def _encode_png(pixels: Any) -> bytes:
     """Encodes pixels as PNG: ``(H, W)``, or ``(H, W, 3)`` with blue first, as in OpenCV. Raises :class:`ValueError` if
-    they are not 8-bit."""
+    they are not 8-bit. Does not check the number of channels."""
     import PIL.Image
 
     values = np.asarray(pixels)

@@ -27,7 +27,8 @@ _hooks: list[str] = []
 @contextmanager
 def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]:
     """Blocks unpickling and connections to other machines within the block, in this thread. Both raise
-    :class:`SourceError`. The first call adds an audit hook to the process, which cannot be removed.
+    :class:`SourceError`. A pickle that names no class or function passes: it runs nothing. The first call adds an audit
+    hook to the process, which cannot be removed.
 
     Args:
         library: Name of the library, for the message.

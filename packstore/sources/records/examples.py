@@ -153,7 +153,7 @@ class TfrecordFiles:
         return verify_data(self._files[number].read(length + CHECK, place), length)
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
-        """Locates the data of a record, or returns None if the file is compressed."""
+        """Locates the data of a record. Returns None if the file is compressed, or has been replaced."""
         return self._files.locate_span(number, place, length)
 
     def close(self) -> None:
@@ -212,7 +212,8 @@ class ExampleSource(ShardSource):
         return self.decode_example(read_example(message), message)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the data of the record that has the image. Returns None if its file is compressed."""
+        """Locates the data of the record that has the image. Returns None if these data are not plain bytes of the
+        file."""
         return self._files.locate_span(*ref[:3])
 
     def close(self) -> None:

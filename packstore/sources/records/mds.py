@@ -130,12 +130,14 @@ class MdsSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the sample, from its first value to its last. Returns None if its shard is compressed."""
+        """Locates the sample, from its first value to its last. Returns None if its shard is compressed, or has been
+        replaced."""
         return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns by their encodings. For bytes and arrays, also reads the first 16 samples of each split.
-        Raises :class:`SourceError` for arrays that no column holds, or of which none can be read."""
+        """Declares the columns by their encodings. Reads the first 16 samples of each split: columns of bytes and
+        arrays depend on these samples. Raises :class:`SourceError` for arrays that no column holds, or of which none
+        can be read."""
         shard = self._shards[0]
         encodings = dict(zip(shard.names, shard.encodings, strict=True))
         probes = [self._read_first_samples(split) for split in self.splits()]
@@ -175,9 +177,9 @@ class MdsSource(ShardSource):
         return {**found, main: "image"}
 
     def _find_main_image(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
-        """Finds the value that is the main image: the first with a usual name of images, else the first. Finds images
-        by encoding, bytes also by their beginning, arrays also by name. Raises :class:`SourceError` if there is no
-        image."""
+        """Finds the value that is the main image: the first with a usual name of images, else the first. The order is:
+        images by encoding, bytes that begin like an image, arrays with a usual name. Raises :class:`SourceError` if
+        there is no image."""
         images = [name for name in names if encodings[name] in (*FILES, "pil")]
         images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
         images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]

@@ -69,7 +69,8 @@ class FoundShards:
 def find_shards(
     path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False
 ) -> FoundShards:
-    """Finds the shards in a folder and in its folders ``train``, ``val`` …; a file is one shard without a split.
+    """Finds the shards in a folder and in its folders ``train``, ``val`` …. A file is one shard without a split, and is
+    not tested.
 
     The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``. Skips hidden files.
 

@@ -125,8 +125,9 @@ class TfdsSource(ExampleSource):
         return {name: leaf for name, leaf in leaves.items() if leaf.feature != key or leaf.what != "text"}
 
     def _declare_column(self, name: str, leaf: Leaf) -> Field:
-        """Declares the column of a feature by ``features.json``; optional if an example lacks the feature. Sets
-        :attr:`shape` for main images that are pixels of one shape."""
+        """Declares the column of a feature by ``features.json``; optional if an example lacks the feature. Main images,
+        labels of sequences, sequences of sequences and ragged arrays are never optional. Sets :attr:`shape` for main
+        images that are pixels of one shape."""
         facts = self.facts.features.get(leaf.feature)
         some = (
             facts is None
@@ -209,7 +210,7 @@ class TfdsSource(ExampleSource):
 def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
     """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all strings of
     the tensor stay bytes. Raises :class:`ValueError` for values of another type, another text that is not UTF-8, and a
-    number that no class has."""
+    class number that is too large. Negative class numbers pass."""
     if leaf.what == "text" or leaf.dtype == "string":
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts")

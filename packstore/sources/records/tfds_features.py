@@ -91,9 +91,9 @@ def is_pixel_tensor(leaf: Leaf) -> bool:
 
 
 def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureColumns:
-    """Converts ``features.json`` to columns. The first image becomes ``image``, unless there is such a column. Reads
-    names of classes from files in ``folder``. Counts features that no column can hold. The only sequence of boxes
-    becomes ``boxes``, and the only class label beside it ``labels``.
+    """Converts ``features.json`` to columns. The first image that is no mask becomes ``image``, unless there is such a
+    column. Reads names of classes from files in ``folder``. Counts features that no column can hold. The only sequence
+    of boxes becomes ``boxes``, and the only class label beside it ``labels``.
 
     Raises :class:`ValueError` if there are no images, more than 1,000 columns, or two columns with one name. Raises
     other errors for invalid content.
