@@ -274,7 +274,7 @@ def _open_recognised(
     place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None, clips: bool
 ) -> Source:
     """Opens a path as the named kind, or as the recognised one. Options for arrays that are not given are those of
-    ``packed_as``.
+    ``packed_as``, if that has the same kind.
 
     If recognition is ambiguous, opens the path as the kind in ``packed_as``. If recognition fails otherwise, does so
     only if ``packed_as`` has options for arrays. Raises :class:`NeedsCopyError` for a URL if the kind reads only local

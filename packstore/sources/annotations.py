@@ -277,7 +277,8 @@ def _image_counts(contents: Contents) -> frozenset[int]:
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
     """Returns the possible numbers of rows of a table: with and without a header. For JSON, returns the number of items
-    of a list or object. Returns an empty set for other files, damaged JSON, and JSON of more than 64 MiB."""
+    of a list or object. Of a larger table, counts only the first 64 MiB. Returns an empty set for other files, damaged
+    JSON, and JSON of more than 64 MiB."""
     if suffix == ".json":
         try:
             value = json.loads(tree.first_bytes(path, _WHOLE))

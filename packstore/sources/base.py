@@ -54,7 +54,8 @@ class Certainty(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options with which a source is opened. Raises :class:`UsageError` for values that no kind can use.
+    """Options with which a source is opened. Raises :class:`UsageError` for an unusable ``max_pixels``, ``layout`` or
+    pattern to ignore, and for names of arrays that are no text. Other options are checked where a source uses them.
 
     Attributes:
         labels: A CSV file with the columns ``file,label`` and optionally ``split``; for kinds that take one.
@@ -345,8 +346,8 @@ class Source(ABC):
         return entry.size_bytes
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` entries at equal distances among the ``records`` entries of the source, ready for
-        :meth:`read`. Yields fewer if the source has fewer."""
+        """Yields ``count`` entries of the source, ready for :meth:`read`; fewer if the source has fewer. The step is
+        ``records // count``, so the last entries may be left out."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
 

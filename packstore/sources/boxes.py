@@ -31,7 +31,7 @@ _LEAST, _MOST, _PIXEL = -0.01, 1.01, 1.0
 
 @dataclass(slots=True)
 class BoxConventionCounter:
-    """Counts the boxes of a dataset that contradict each convention.
+    """Counts the boxes that contradict each convention, and finds the possible conventions.
 
     Attributes:
         count: Number of boxes.

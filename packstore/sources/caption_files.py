@@ -34,8 +34,8 @@ class CaptionFilesSource(FileRowSource):
     """Images with a column ``caption``, which is None for an image without a text.
 
     If folders of images have several names other than those of splits, the column ``folder`` has the name. There are
-    splits only if each folder of images is in a folder of a split. Raises :class:`SourceError` for a tree without
-    caption files."""
+    splits only if each folder of images is in a folder of a split. The constructor reads all texts. It raises
+    :class:`SourceError` for a tree without caption files, and the errors of :func:`find_caption_suffix`."""
 
     kind = "caption_files"
 
@@ -56,7 +56,7 @@ class CaptionFilesSource(FileRowSource):
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares ``caption``, and ``folder`` if images are in folders of several names."""
+        """Returns the fields ``image``, ``caption``, and ``folder`` if images are in folders of several names."""
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

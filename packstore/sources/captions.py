@@ -93,7 +93,7 @@ class CaptionsSource(FileRowSource):
         return in_packing_order(self._open_captions.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares ``caption``, a text; or ``captions``, a list, if some image has several."""
+        """Returns the fields ``image`` and ``caption``, a text; or ``captions``, a list, if some image has several."""
         return {"image": Image(), **({"captions": Json()} if self._open_captions.several else {"caption": Text()})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

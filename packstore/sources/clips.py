@@ -50,11 +50,11 @@ class ClipsSource(FrameFilesSource):
     over the files finds the mode that holds all frames.
 
     - If any file has several frames, each file is a clip, with its key, labels and other values.
-    - Else each folder of numbered frames is a clip, and its path is the key. All frames have one size. A folder of
-      clips is a class.
+    - Else, in an image folder, each folder of numbered frames is a clip, and its path is the key. All frames have one
+      size. A folder of clips is a class.
 
-    ``options.frames`` becomes ``clips:files`` when the first case is found. Refuses a store, a source that has a column
-    ``clip``, and a source in neither case.
+    ``options.frames`` becomes ``clips:files`` when the first case is found. The survey, not the constructor, refuses a
+    store, a column ``clip``, and a source in neither case.
     """
 
     def __init__(self, source: Source, frames: str = CLIPS) -> None:
@@ -168,8 +168,8 @@ class ClipsSource(FrameFilesSource):
         return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields at least ``count`` clips at equal distances over the whole source, ready for :meth:`read`. Yields
-        fewer if the source has fewer."""
+        """Yields every clip at a step of ``records // count``, ready for :meth:`read`. These are ``count`` clips or
+        more; fewer if the source has fewer."""
         step = max(1, records // count)
         return self.fetch(entry for number, entry in enumerate(self.entries(split)) if not number % step)
 

@@ -51,7 +51,7 @@ class NameSet:
 
     @classmethod
     def of_names(cls, names: Sequence[str]) -> NameSet:
-        """Makes an instance from names, which must be sorted."""
+        """Makes an instance from names. Callers sort them; the order is not checked."""
         return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
 
     @classmethod

@@ -354,8 +354,8 @@ class StreamSource(SampleSource):
         self._entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Estimates sizes by the first samples. Has only the first sample's split, with 0 samples. Raises
-        :class:`SourceError` if there is no sample."""
+        """Estimates sizes by the first samples; ignores ``split``. Has only the first sample's split, with 0 samples.
+        Raises :class:`SourceError` if there is no sample."""
         if not self._first:
             raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
         sizes = self.mean_sizes(entry.ref for entry in self._first)

@@ -42,8 +42,9 @@ _MAX_LINES = 1 << 28
 
 
 class ExportedFiles(ExportedRows):
-    """Export in a folder or an archive. Its records are image files, which the lines of the records name. Refuses an
-    export with images that no line names, or with another number of lines than records."""
+    """Export in a folder or an archive. Its records are image files, which the lines of the records name. The
+    constructor reads the export manifest, and raises :class:`SourceError` for a missing or damaged one. The survey
+    refuses images that no line names, and another number of lines than records."""
 
     kind = "exported"
 

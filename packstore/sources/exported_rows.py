@@ -43,8 +43,8 @@ class ExportedRows(RowSource):
 
     Subclasses read the format. :meth:`rows` yields its records in order, split by split. :meth:`read_values` returns
     the columns in :attr:`ExportManifest.held`, in the form of :meth:`packstore.stores.Reader.item`. The lines of the
-    records have the other columns, and the keys. An export with more or fewer rows, lines or images than packstore
-    wrote is refused."""
+    records have the other columns, and the keys. Surveying or listing, not opening, refuses more or fewer rows, lines
+    or images than packstore wrote."""
 
     def find_export_manifest(self) -> ExportManifest | None:
         """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError` for a damaged
@@ -74,6 +74,7 @@ class ExportedRows(RowSource):
 
     @property
     def packed(self) -> Manifest | None:
+        """Manifest of the exported store."""
         return self.export_manifest.manifest
 
     def list_shards(self) -> list[tuple[str, Path]]:

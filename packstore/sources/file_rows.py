@@ -52,8 +52,8 @@ class InTree(NamedTuple):
     Attributes:
         file: Path in the tree.
         optional: If the file is missing, so is the value; else the sample is bad.
-        size_bytes: Size, filled in by the source; -1 if the file is missing.
-        modified_ns: Time of modification, filled in by the source.
+        size_bytes: Size, set in the source's copy of the value; -1 before, and if the file is missing.
+        modified_ns: Time of modification, set in the source's copy of the value.
     """
 
     file: str

@@ -14,7 +14,7 @@ _SHARED_NAMES = 1 << 16  # names of files in the objects that a cache shares
 
 
 class Names:
-    """Names in one directory: ``files`` and ``folders``, both sorted.
+    """Names in one directory: ``files`` and ``folders``. Callers give both sorted; the order is not checked.
 
     Attributes:
         folders: Names of directories and of links to them.

@@ -36,8 +36,9 @@ _BROKEN = 0
 class FrameFilesSource(WrappedSource):
     """Base of sources that read single frames of another source's image files.
 
-    One pass over the files counts their frames, and finds the mode that holds all frames. Refuses a source without
-    image files, and frames that no mode holds. ``Entry.ref`` ends with a tuple of the wrapped source's entries.
+    The first use, not the constructor, reads all files once: counts frames, and finds the mode that holds all frames. A
+    survey refuses a source without image files. The first use refuses frames that no mode holds. ``Entry.ref`` ends
+    with a tuple of the wrapped source's entries.
     """
 
     def __init__(self, source: Source, frames: str) -> None:
@@ -248,8 +249,8 @@ class FramesSource(FrameFilesSource):
         return found._replace(image=image, key=key)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` frames at equal distances over the source, ready for :meth:`read`. Yields fewer if the
-        source has fewer."""
+        """Yields ``count`` frames, ready for :meth:`read`; fewer if the source has fewer. The step is ``records //
+        count``, so the last frames may be left out."""
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 

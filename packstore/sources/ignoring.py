@@ -22,8 +22,9 @@ _SET = re.compile(r"\[(!?)(\]?[^]/]*)\]")
 class IgnoreRules:
     """Patterns in the syntax of ``.gitignore``: ``*``, ``?``, ``[a-z]``, ``**``.
 
-    A pattern without a slash matches the name of a file or folder anywhere. A pattern with a slash matches the path
-    from the root. A pattern that ends with a slash matches only folders. A matching folder hides everything in it.
+    A pattern without a slash matches the name of a file or folder anywhere. A pattern with a slash before its end
+    matches the path from the root. A pattern that ends with a slash matches only folders. A matching folder hides
+    everything in it. Negation with ``!`` and comments with ``#`` are refused when patterns are compiled.
 
     Attributes:
         expression: Matches paths; a folder's path ends with ``/``.

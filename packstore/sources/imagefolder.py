@@ -61,7 +61,7 @@ class _SplitFolder:
     Attributes:
         split: Name of the split; ``""`` without splits.
         directory: Path relative to the root; ``""`` for the root itself.
-        classes: Class directories, sorted; empty if it contains images directly.
+        classes: Class directories, sorted; empty if there are none. Images beside them are then left out.
         images: Number of images directly in it.
         above: Identities of its directory and of those above it.
         cycles: Listings of other splits that are links to a folder above them. Each becomes a bad sample.
@@ -83,7 +83,8 @@ class _SplitFolder:
 class ImageFolderSource(FolderSource):
     """Image folder as torchvision's ``ImageFolder`` reads it, with splits.
 
-    - A split with images directly in it has no labels. Such a split cannot be packed together with labelled splits.
+    - Images beside class folders are left out. A split with images but no class folders has no labels. Such a split
+      cannot be packed together with labelled splits.
     - Beside other folders of images, splits can be packed one by one. If the user names the kind, all folders are
       classes instead.
     - A folder without images is no class if it has a name like ``logs``. The only folder of each split is no class if

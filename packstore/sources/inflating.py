@@ -29,8 +29,8 @@ class GzipReader(io.RawIOBase):
     """
 
     def __init__(self, path: Path, deflated: tuple[int, int] | None = None) -> None:
-        """``deflated``: start and size in bytes of a bare deflate stream (RFC 1951), if the file contains that
-        instead."""
+        """Opens the file. ``deflated``: start and size in bytes of a bare deflate stream (RFC 1951), if the file
+        contains that instead."""
         super().__init__()
         self._file = path.open("rb")
         start, size = deflated or (0, 0)

@@ -69,11 +69,13 @@ class LabelsSummary:
 
 
 class LabelsFile:
-    """Labels file. Each use reads the file from the start, so memory does not grow with its length. Malformed lines,
-    paths that may lead out of the folder, pipes and devices raise :class:`SourceError`."""
+    """Labels file. Each use reads the file from the start. Rows are not kept in memory; :meth:`summarise` takes 8 bytes
+    for each row. Malformed lines, paths that may lead out of the folder, pipes and devices raise
+    :class:`SourceError`."""
 
     def __init__(self, path: Path) -> None:
-        """Reads texts as UTF-8, UTF-16 with its mark, or the encoding that ``--column encoding=NAME`` names."""
+        """Reads nothing yet. Later uses decode texts as UTF-8, UTF-16 with its mark, or the encoding that ``--column
+        encoding=NAME`` names."""
         self.path = path
         self._given_encoding = active_encoding()
         self._repeats: set[int] = set()

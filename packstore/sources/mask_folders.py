@@ -84,8 +84,8 @@ def find_masks(contents: Contents) -> dict[str, str]:
     - Its files have the stems of half of another folder's images, perhaps with a word at their end.
     - A folder beside it has a usual name of images.
 
-    If only two folders have images, and one is called ``images``, the other needs no usual name. Equal stems alone
-    prove nothing: in many datasets each class counts from 1.
+    If only two folders have images, and one is called ``images``, the other needs no usual name. Of ``masks/cat``
+    beside ``cat``, returns ``masks``. Equal stems alone prove nothing: in many datasets each class counts from 1.
     """
     found: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]

@@ -84,8 +84,8 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
     A split whose images have no masks is kept: its folder of masks is a name that does not exist. For Cityscapes, the
-    names of its folders suffice. Raises :class:`OtherSizeError` if masks differ in size from their images. Returns an
-    empty mapping
+    names of its folders suffice. Raises :class:`OtherSizeError` if masks differ in size from their images;
+    :func:`_pair_folders` compares only some. Returns an empty mapping
 
     - if there are no pairs, or several ways to pair folders;
     - if a split cannot be paired.

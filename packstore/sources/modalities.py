@@ -52,7 +52,7 @@ _MOST, _PROBED = 32, 32
 
 class ModalitiesSource(FileRowSource):
     """Source of images in several folders. Images of the main folder are ``image``. Each folder beside it is a column,
-    with its images of the same names.
+    with its images of the same names; None for a missing one.
 
     The main folder has a usual name, such as ``rgb``; else it is the first by name without a name of masks. A tree
     without such folders, and a split without the main folder, are refused. Images of other folders without a main image
@@ -83,7 +83,7 @@ class ModalitiesSource(FileRowSource):
         return in_packing_order(place.lower() for place in self._groups)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the main image, and a column for each other folder."""
+        """Returns the fields of the main image, and of a column for each other folder."""
         return {"image": Image(), **{called: self._declare_modality(name) for name, called in self._column_of.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -116,8 +116,8 @@ class ModalitiesSource(FileRowSource):
         return ()
 
     def _declare_modality(self, name: str) -> Image | Mask:
-        """Declares the column of a folder. A folder with a name of modalities, but not of masks, has images. Else the
-        first files of the folder decide between images and masks."""
+        """Returns the field of a folder's column. A folder with a name of modalities, but not of masks, has images.
+        Else the first files of the folder decide between images and masks."""
         if not looks_like_mask(name.lower()) and all(map(_NAMES.fullmatch, name.split("/"))):
             return Image(optional=True)
         places = [join(place, name) for place, folders in self._groups.items() if name in folders]
@@ -130,9 +130,9 @@ class ModalitiesSource(FileRowSource):
 def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
     """Finds folders of images side by side, by the folder that contains them: the root, or the folder of a split.
 
-    There are 2 to 32 side by side, and each shares at least half of its names with the first. All together have all
-    images of the tree; else returns an empty dict. A folder of masks without images counts as the folders in it. Unless
-    the user has ``named`` the kind, all have names of modalities, or one is called ``images``.
+    There are 2 to 32 side by side. The first folder and each other share at least half of the names of either. All
+    together have all images of the tree; else returns an empty dict. A folder of masks without images counts as the
+    folders in it. Unless the user has ``named`` the kind, all have names of modalities, or one is called ``images``.
     """
     contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}

@@ -25,7 +25,7 @@ _FILES = re.compile(r"_?[\w-]*(class(es)?|labels?|colou?rs?|palette|map)[\w-]*\.
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Classes of masks, numbered from 0 in the order of their file.
+    """Classes of masks, numbered from 0 in the order of their file. Decodes masks to these numbers.
 
     Attributes:
         names: Names of the classes.
@@ -90,7 +90,7 @@ def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> P
 
 
 def declare_mask_columns(palette: Palette) -> dict[str, Field]:
-    """Declares the columns of :func:`read_mask_columns`, with the classes of the palette."""
+    """Returns the fields of :func:`read_mask_columns`, with the classes of the palette."""
     return {"mask": Mask(optional=True), "mask_labels": Labels(palette.names, of=False, optional=True)}
 
 

@@ -82,7 +82,7 @@ class RowSource(Source):
 
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:
-        """Declares all values by name, in order, the main image included. Called once."""
+        """Returns the field of each value by name, in order, the main image included. The schema calls it once."""
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[Row]:

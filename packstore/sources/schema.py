@@ -74,7 +74,8 @@ class NamedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """Fields of all samples. Plain data, so that worker processes can receive it.
+    """Fields of all samples; names and converts the samples' values. Plain data, so that worker processes can receive
+    it.
 
     Attributes:
         fields: Fields by name, in order.
@@ -158,8 +159,8 @@ class Schema:
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them; does not read files.
 
-        Raises :class:`ValueError` for a value that does not fit its field. Pixels do not fit a field of files, nor
-        files a field of pixels.
+        Raises :class:`ValueError` for pixels in a field of files, files in a field of pixels, and for the reasons of
+        :func:`.values.to_plain`. Other values are checked when they are stored.
         """
         values = dict(taken.values)
         for name, field, plain_type in self._field_types:
@@ -181,8 +182,9 @@ class Schema:
 
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
         """Converts named values to a sample of a source. Reads its files, numbers its classes, and encodes its images
-        except the main one. Raises :class:`ValueError` for a value that does not fit its field. If the value itself can
-        be converted to a plain type, the error is a :class:`FieldError`."""
+        except the main one. Raises :class:`ValueError` for the reasons of :meth:`to_plain`, and :class:`FieldError` for
+        a bad file, image or class name. Ranges of class numbers and shapes of arrays are checked when they are
+        stored."""
         values = self.to_plain(taken).values
         for name, field, plain_type in self._field_types:
             value = values[name]

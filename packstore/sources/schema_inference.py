@@ -41,7 +41,8 @@ def make_schema(
     further: str | None = None,
     max_pixels: int,
 ) -> Schema:
-    """Makes the schema of a dataset from its declaration, or infers it from the first samples.
+    """Makes the schema of a dataset from its declaration, or infers it from the first samples. Declared fields without
+    mode, dtype or boxes get these from the first samples, too.
 
     Args:
         samples: First samples, unchanged; at least one.

@@ -42,8 +42,9 @@ class SegmentationSource(FileRowSource):
     """Images with masks in the column ``mask``. The value is missing for an image without a mask.
 
     Cityscapes also has ``instance_mask``, ``train_mask`` and ``polygons``, ADE20K ``scene``, if their files exist. With
-    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask. A tree without
-    such masks, and masks of another size than their images, are refused.
+    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask. The constructor
+    refuses a tree without such masks, and masks of another size than their images. It compares only the first four of
+    each ending, and none of Cityscapes.
     """
 
     kind = "segmentation"
@@ -69,7 +70,7 @@ class SegmentationSource(FileRowSource):
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, each existing kind of mask, and the columns of palette and scenes."""
+        """Returns the fields of the image, each existing kind of mask, and the columns of palette and scenes."""
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
@@ -111,8 +112,8 @@ class SegmentationSource(FileRowSource):
         return base + next(names, ends[0])
 
     def _declare_masks(self) -> Mask | Image:
-        """Declares the column of masks. If their suffixes differ, and some are not PNG, the column has images. Else the
-        first masks decide, see :func:`infer_mask_field`."""
+        """Returns the field of the masks. If their suffixes differ, and some are not PNG, the field is of images. Else
+        the first masks decide, see :func:`infer_mask_field`."""
         rows = chain.from_iterable(map(self.file_rows, self._pairs))
         files = (find_file(self.tree, row.values["mask"].file) for row in rows)
         if any(pair.further for pair in self._pairs.values()) and not all(

@@ -58,6 +58,7 @@ class StoreSource(Source):
 
     @property
     def packed(self) -> Manifest | None:
+        """Manifest of the store."""
         return self.manifest
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:

@@ -21,8 +21,8 @@ def is_label_name(words: Sequence[str]) -> bool:
 
 
 class LabelTexts:
-    """Collects the different texts of a column while they may be names of classes: at most 65,536 texts of 1 to 200
-    characters each."""
+    """Collects the different texts of a column, counts rows, and decides if the texts are classes. Classes are at most
+    65,536 texts of 1 to 200 characters each."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -65,7 +65,8 @@ class Tree(ABC):
         root: Name of the root in messages.
         replaced: Number of files of an archive that a later file of the same name has replaced.
         above: Identities of the directories above the root: a link to one of them leads back to the root.
-        rules: Rules of ``--ignore``: all methods but :meth:`all_folders` treat matching entries as absent.
+        rules: Rules of ``--ignore``: listings, :meth:`stat` and :meth:`first_bytes` treat matching entries as absent.
+            :meth:`read` and :meth:`read_part` do not look at them.
         has_arrays: ``.npy`` files are images; see :func:`packstore.sources.npy_files.accept_arrays`.
         encoding: Encoding of texts that are not UTF-8; None if the user has named none.
     """

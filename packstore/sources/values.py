@@ -116,7 +116,8 @@ def to_plain(field: Field, value: Any) -> Any:
     - Tensors and lists of tensors become arrays.
     - None and other values stay.
 
-    Raises :class:`ValueError` for a value that does not fit its field.
+    Raises :class:`ValueError` for pixels, masks, lists of files and formats of boxes that do not fit the field. Other
+    values are checked when they are stored.
     """
     if value is None:
         return None
@@ -150,8 +151,8 @@ def _describe_types(value: Any) -> str:
 
 def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
     """Converts pixels to a mode, None for RGB. The result is ``(H, W, C)``, or ``(C, H, W)`` for floating point. Gray
-    becomes RGB for an RGB mode. Raises :class:`ValueError` for another dtype or number of channels, and for no
-    pixels."""
+    is converted to any mode with colours. Raises :class:`ValueError` for another dtype or number of channels, and for
+    no pixels."""
     array = _to_channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
@@ -247,7 +248,8 @@ def mask_dtype(array: NDArray[Any]) -> str:
 
 
 def infer_field(name: str, values: Sequence[Any]) -> Field:
-    """Infers the field of a name from its values in the first samples, without None.
+    """Infers the field of a name from its values in the first samples, without None. The first value decides between
+    files, texts, dicts, lists and others.
 
     Raises :class:`ValueError` for values that must be declared:
 

@@ -68,8 +68,9 @@ class WebDatasetSource(ShardSource):
     """Tar shards, see :func:`find_shards`. A file ``classnames.txt`` beside them has a class name on each line.
 
     Columns depend on all extensions, see :meth:`_columns`. If samples have different numbers of numbered images, these
-    images are a list. Hidden files, links and devices are left out and counted. Pickles are refused. The first use
-    reads the headers of all files in all shards. At most four shards are open at a time.
+    images are a list. Hidden files, links and devices are left out and counted. Opening raises :class:`SourceError` for
+    a path without tars. The first use reads the headers of all files in all shards, and refuses pickles. At most four
+    shards are open at a time.
     """
 
     kind = "webdataset"
@@ -234,8 +235,8 @@ class WebDatasetSource(ShardSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares columns by the extensions of all files, and by the values of the first 16 samples. A column that a
-        sample lacks is optional, except the main image. Raises the errors of :meth:`_main` and
+        """Returns the field of each column. The extensions of all files and the values of the first 16 samples decide.
+        A column that a sample lacks is optional, except the main image. Raises the errors of :meth:`_main` and
         :meth:`_declare_column`."""
         have: Counter[str] = Counter()
         total = 0
@@ -285,9 +286,9 @@ class WebDatasetSource(ShardSource):
             yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Declares a column by the kind of its files. For numbers and arrays, ``given`` has some values; without any,
-        the column has bytes. Raises :class:`SourceError` for values that fit no field, and for class names that cannot
-        be read."""
+        """Returns the field of a column, by the kind of its files. For numbers and arrays, ``given`` has some values;
+        without any, the column has bytes. Raises :class:`SourceError` for values that fit no field, and for class names
+        that cannot be read."""
         kind = content_kind(extension)
         if kind == "image":
             return Image()

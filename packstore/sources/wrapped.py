@@ -21,8 +21,8 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Base of sources that wrap another source. A subclass changes some methods. Methods that are not defined here are
-    those of :class:`Source`, not of the wrapped source."""
+    """Base of sources that wrap another source. Methods here do what those of the wrapped source do; a subclass changes
+    some. Methods that are not defined here are those of :class:`Source`, not of the wrapped source."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)
@@ -31,14 +31,17 @@ class WrappedSource(Source):
 
     @property
     def packed(self) -> Manifest | None:
+        """Manifest of the store that the wrapped source is, or was exported from; else None."""
         return self._source.packed
 
     @property
     def asks_about_left(self) -> bool:  # type: ignore[override]
+        """True if files that the wrapped source leaves out raise a question."""
         return self._source.asks_about_left
 
     @property
     def left_images(self) -> str:  # type: ignore[override]
+        """Reason why the wrapped source leaves out images."""
         return self._source.left_images
 
     @property

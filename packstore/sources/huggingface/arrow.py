@@ -60,8 +60,8 @@ class _ArrowFile(OpenTable):
             raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
 
     def read_overview(self) -> TableOverview:
-        """Reads and validates all record batches; each is a group of the overview. Finds the columns with nulls,
-        paths and negative labels."""
+        """Reads all record batches, without checking their values; each is a group of the overview. Finds the columns
+        with nulls, paths and negative labels."""
         overview = TableOverview(self._schema)
         features = read_features(self._schema)
         for batch in self._read_batches():

@@ -131,7 +131,8 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     """Returns a function of an array, which returns a function of a row number.
 
     The inner function converts nested lists to a NumPy array of a shape and dtype, and keeps None. It raises
-    :class:`ValueError` for lists of another size or with nulls.
+    :class:`ValueError` for lists of another size, and for nulls among whole numbers. In floating point, a null becomes
+    NaN.
     """
 
     def numbers(scalar: Any) -> Any:
@@ -145,8 +146,8 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
 
 
 def file_cells(array: Any) -> Cells:
-    """Returns a function of a row number: it reads the row as a :class:`TableFile`. ``array`` must have the type of
-    ``datasets.Image``."""
+    """Returns a function of a row number: it reads the row as a :class:`TableFile`. Callers give an ``array`` of the
+    type of ``datasets.Image``; the type is not checked."""
     return _FileCells(array)
 
 

@@ -94,7 +94,7 @@ class TableFacts(NamedTuple):
 
 
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
-    """Declares the columns of tables whose first rows are the record batch ``first``.
+    """Chooses the columns and fields of tables whose first rows are the record batch ``first``.
 
     If there are only lists of images, the first image of a list becomes ``image``, and the later ones ``further_…``. A
     column of objects becomes ``boxes``, ``labels`` and, as JSON, the other members of the objects. Paths of files
@@ -133,8 +133,8 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
 
 
 def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
-    """Declares a column of values beside image files. Returns its field, and a function that converts a row of
-    ``array`` by its number.
+    """Chooses the field of a column of values beside image files. Returns the field, and a function that converts a row
+    of ``array`` by its number.
 
     Raises :class:`ValueError` for bytes, and for a type that no field holds.
     """
@@ -163,8 +163,8 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
 
 
 def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
-    """Declares each column on its own. Raises :class:`SourceError` for two columns of one name, and for a type that
-    no field holds."""
+    """Chooses a field and a function that reads cells for each column on its own. Raises :class:`SourceError` for two
+    columns of one name, and for a type that no field holds."""
     schema = first.schema
     if len(set(schema.names)) < len(schema.names):
         raise SourceError("its tables have two columns of one name")
@@ -222,7 +222,8 @@ def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
 
 
 def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
-    """Declares a column of the images that follow the first in each cell's list, and a column of their paths.
+    """Returns a column of the images that follow the first in each cell's list. Its ``path`` names a column of their
+    paths.
 
     Adds the names to ``used``. There is no column of paths if no image has a path.
     """
@@ -233,7 +234,7 @@ def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> Tab
 
 
 def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
-    """Declares the column of boxes, and that of labels if the same column holds them. Adds their names to ``used``.
+    """Returns the column of boxes, and that of labels if the same column holds them. Adds their names to ``used``.
 
     ``name``: name of the field, if the column holds the boxes alone.
     """
@@ -253,7 +254,7 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column by its type, its feature and ``array``, its first rows.
+    """Chooses the field of a column by its type, its feature and ``array``, its first rows.
 
     Returns the field, and a function of an array, which returns a function from a row number to a value. Logs a warning
     for names of classes that JSON does not keep, unless ``boxes``: then the names become labels.
@@ -294,7 +295,7 @@ def _declare_column(
 
 
 def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
-    """Declares a column of files as images, masks or bytes, by its feature, its name and its first file.
+    """Infers if a column of files has images, masks or bytes, by its feature, name and first file.
 
     Without a file, a column with a feature or the name of an image has images; any other has bytes.
     """

@@ -31,8 +31,8 @@ class ExportedTables(ExportedRows, HfTableSource):
         return entry._replace(ref=(entry.ref[0], values))
 
     def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the image and the columns that the export manifest lists as held by the tables. Raises
-        :class:`SourceError` if one is missing."""
+        """Returns the image and the columns that the export manifest lists as held by the tables. Ignores ``facts``.
+        Raises :class:`SourceError` if one is missing."""
         return _declare_held_columns(self._first_batch.schema, self.export_manifest)
 
     def _find_text_classes(self) -> None:
@@ -43,7 +43,7 @@ class ExportedTables(ExportedRows, HfTableSource):
 
 
 def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
-    """Declares the image and all columns that the tables should hold. Raises :class:`SourceError` if one is missing."""
+    """Returns the image and all columns that the tables should hold. Raises :class:`SourceError` if one is missing."""
     held = [column for column in export_manifest.columns if column.name in export_manifest.held]
     missing = next((name for name in ("image", *export_manifest.held) if name not in schema.names), None)
     if missing is not None:

@@ -51,7 +51,8 @@ class HfImageFolderSource(FileRowSource):
     says so. If the card says nothing, they are classes as in ``datasets``: all images lie on one level, in folders of
     several names.
 
-    Opening raises :class:`SourceError` if there are no metadata files and no card that states files.
+    Opening reads all metadata once. It raises :class:`SourceError` for bad metadata, and if there are no metadata files
+    and no card that states files.
     """
 
     kind = "hf_imagefolder"
@@ -78,9 +79,9 @@ class HfImageFolderSource(FileRowSource):
         return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, the columns of the metadata, and boxes with labels.
+        """Returns the fields of the image, the columns of the metadata, and boxes with labels.
 
-        Without metadata, declares the image, and ``label`` if folders are classes.
+        Without metadata, returns those of the image, and of ``label`` if folders are classes.
         """
         found: dict[str, Field] = {"image": Image()}
         if self._metadata is None:
@@ -225,9 +226,9 @@ class HfImageFolderSource(FileRowSource):
         return {column: unique[name] for column, name in wanted.items()}
 
     def _declare_further_image(self, column: str) -> Image | Mask:
-        """Declares a column of images beside the main ones, as optional images.
+        """Returns the field of a column of images beside the main ones: optional images.
 
-        If the column's name means masks, declares masks of the form that its first 64 files have.
+        If the column's name means masks, its first readable file among 64 decides between masks and images.
         """
         assert self._metadata is not None
         if not looks_like_mask(self._field_names[column]):

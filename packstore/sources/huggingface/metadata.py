@@ -82,7 +82,7 @@ class MetadataRow:
 
 @dataclass
 class Metadata:
-    """Metadata files of a dataset, all of one format.
+    """Metadata files of a dataset, all of one format; reads and converts their rows.
 
     Attributes:
         tree: Tree of the files.
@@ -122,7 +122,7 @@ class Metadata:
 
 
 def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any]) -> Metadata:
-    """Reads all rows once, and declares the columns by their values. ``features``: those in the dataset card.
+    """Reads all rows once, and chooses the fields of columns by their values. ``features``: those in the dataset card.
 
     A column is optional if a row lacks its value. Raises :class:`SourceError` for files of several formats, for no
     rows, and for no column that names files. Raises it also for more than 4096 columns.
@@ -387,7 +387,7 @@ def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, 
 def _declare_parquet_columns(
     tree: Tree, files: Iterable[str], features: Mapping[str, Any]
 ) -> dict[str, tuple[Field, Callable[[Any], Any]]]:
-    """Declares the columns of Parquet files by the first 1,024 rows of the first file that has any.
+    """Chooses the fields of Parquet columns by the first 1,024 rows of the first file that has any.
 
     Returns each column's field, and the function that converts its values; ``{}`` if no file has rows. Raises
     :class:`SourceError` for a damaged file, and for a column that no field holds.

@@ -35,7 +35,7 @@ _BUFFER = 1 << 20
 
 
 class _ParquetFile(OpenTable):
-    """Parquet file. Of a large row group, only some pages of each column are in memory."""
+    """Parquet file. Opening reads its metadata. Of a large row group, only some pages of each column are in memory."""
 
     def __init__(self, path: Path) -> None:
         parquet = load_pyarrow("pyarrow.parquet")
@@ -102,9 +102,9 @@ class _ParquetFile(OpenTable):
         )
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields batches of at most ``rows`` rows. None yields all rows in one batch.
+        """Yields batches of at most ``rows`` rows; None sets no such limit.
 
-        A group of more than 32 MiB comes in batches of about 16 MiB at most.
+        Batches of a group of more than 32 MiB also have about 16 MiB at most.
         """
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size
@@ -124,7 +124,7 @@ class ParquetSource(HfTableSource):
     """Source for Parquet files, in the order of their names within a split. The dataset card, or else the names of
     files and folders, tell the splits.
 
-    Opening raises :class:`SourceError` if numbered files are missing.
+    Opening reads the card. It raises :class:`SourceError` for a malformed card, and if numbered files are missing.
     """
 
     kind = "parquet"

@@ -56,7 +56,7 @@ class FileSizes:
 
 
 class ScannedTables(ShardSource):
-    """Base of sources whose samples are rows of tables: finds the tables, and declares their columns.
+    """Base of sources whose samples are rows of tables: finds the tables, and chooses their columns.
 
     The first use of the columns scans all files. It raises :class:`SourceError` if one has other columns or classes
     than the first.
@@ -120,7 +120,7 @@ class ScannedTables(ShardSource):
         return self._declare_columns(TableFacts())
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the columns by the first rows and ``facts``.
+        """Chooses the columns by the first rows and ``facts``.
 
         Raises :class:`SourceError` with the path of the source, for a column that no field holds and for tables without
         images.
@@ -131,7 +131,7 @@ class ScannedTables(ShardSource):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the columns by the first rows and ``facts``. Raises :class:`SourceError` for a column that no field
+        """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError` for a column that no field
         holds, and for tables without images."""
         return declare_columns(self._first_batch, self._features, facts)
 

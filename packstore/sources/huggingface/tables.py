@@ -121,7 +121,7 @@ class HfTableSource(ScannedTables):
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
     def fields(self) -> dict[str, Field]:
-        """Declares each column, and one for the paths of its files. Scans all files first."""
+        """Returns the field of each column, and one for the paths of its files. Scans all files first."""
         found: dict[str, Field] = {}
         for column in self._columns:
             found[column.name] = column.field

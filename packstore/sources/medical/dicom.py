@@ -61,7 +61,7 @@ class DicomSource(HeaderScanSource):
     - ``keep=file``: adds a column with the whole file; only the first frame of a file has it.
 
     Opening raises :class:`UsageError` for any other value, for an unknown keyword, and for whole files with volumes.
-    Declaring the image raises :class:`SourceError` if gray images of more than 8 bits lie beside coloured ones.
+    :meth:`fields` raises :class:`SourceError` if gray images of more than 8 bits lie beside coloured ones.
     """
 
     kind = "dicom"
@@ -103,7 +103,7 @@ class DicomSource(HeaderScanSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image and the columns of its elements.
+        """Returns the fields of the image and of the columns of its elements.
 
         - Always: ``patient``, ``study``, ``series``, ``slope``, ``intercept``, ``window``; and kept elements as JSON,
           ``dicom``.

@@ -158,8 +158,8 @@ def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
 
 
 def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
-    """Returns the least and greatest possible value of rescaled pixels. ``low`` and ``high`` are those of stored
-    pixels.
+    """Returns the least and greatest possible value of rescaled pixels. A table for this in the file precedes slope and
+    intercept. ``low`` and ``high`` are those of stored pixels.
 
     If the file has no scale, returns these. Returns None if slope or intercept is no whole number.
     """

@@ -78,5 +78,5 @@ class HeaderScanSource(TreeRowSource):
 
 
 def declare_image_field(mode: Mode) -> Image:
-    """Declares the image column for pixels of a mode. Leaves out the mode's name for RGB, which is the default."""
+    """Returns the field of the image for pixels of a mode. Leaves out the mode's name for RGB, which is the default."""
     return Image(mode.dtype, mode=None if mode == RGB else mode.name)

@@ -79,8 +79,8 @@ class NiftiSource(HeaderScanSource):
     another shape, or with values that are no whole numbers, makes a bad sample.
 
     Opening raises :class:`AmbiguousSourceError` unless ``--column image=`` chooses slices or volumes. It raises
-    :class:`UsageError` for any other ``--column``. Declaring the image raises :class:`SourceError` if the volumes'
-    channels differ, unless they are gray and RGB of 8 bits.
+    :class:`UsageError` for any other ``--column``. :meth:`fields` raises :class:`SourceError` if the volumes' channels
+    differ, unless they are gray and RGB of 8 bits.
     """
 
     kind = "nifti"
@@ -110,7 +110,7 @@ class NiftiSource(HeaderScanSource):
         return in_packing_order(found) if "" not in found else ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image and its columns. Masks are declared if the source has any.
+        """Returns the fields of the image and its columns. Masks are among them if the source has any.
 
         - Slices: ``slice``, the number of the slice, and ``mask``.
         - Volumes: ``volume`` and ``volume_mask``.

@@ -38,9 +38,9 @@ class CelebA(NamedSource):
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image and its attributes as ``labels``.
+        """Returns the fields of the image, and of its attributes as ``labels``.
 
-        For each optional list that exists, also declares ``identity``, ``bbox`` (an array, no boxes) or ``keypoints``.
+        For each optional list that exists, adds ``identity``, ``bbox`` (an array, no boxes) or ``keypoints``.
         """
         found: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
         more: dict[str, Field] = {

@@ -40,7 +40,7 @@ class Cub200(NamedSource):
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label and box, and keypoints if the files of parts exist."""
+        """Returns the fields of image, label and box. Adds keypoints if the files of parts exist."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
         parts = {} if self._part_table is None else {"keypoints": Keypoints(3, of="boxes", points=self._part_count)}
         return found | parts

@@ -36,7 +36,7 @@ class Dtd(NamedSource):
         return ("train", "val", "test")
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label, and all labels if the joint list exists."""
+        """Returns the fields of image and label. Adds all labels if the joint list exists."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes)}
         return found | ({} if self._joint_table is None else {"labels": Labels(self._classes, of=False)})
 

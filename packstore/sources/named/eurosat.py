@@ -30,7 +30,7 @@ class EuroSat(NamedSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label."""
+        """Returns the fields of image and label."""
         return {"image": Image(), "label": Label(_CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

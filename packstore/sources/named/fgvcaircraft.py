@@ -55,7 +55,7 @@ class FgvcAircraft(NamedSource):
         return _SPLITS
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, variant, family and manufacturer, and boxes if their list exists."""
+        """Returns the fields of image, variant, family and manufacturer. Adds boxes if their list exists."""
         found: dict[str, Field] = {"image": Image()}
         found |= {column: Label(tuple(names)) for column, names in self._class_numbers.items()}
         return found | ({"boxes": Boxes()} if self.exists(_BOXES) else {})

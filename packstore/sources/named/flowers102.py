@@ -34,7 +34,7 @@ class Flowers102(NamedSource):
         return tuple(_SETS)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label."""
+        """Returns the fields of image and label."""
         return {"image": Image(), "label": Label(CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

@@ -120,7 +120,7 @@ class FolderSetSource(FileRowSource):
         return in_packing_order({self._find_split(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, each group of the pattern, and each further file that some image has.
+        """Returns the fields of the image, each group of the pattern, and each further file that some image has.
 
         A group is a class or a text if the row lists it as such, else an int64 number. A further column whose name
         means masks has masks. Other further columns have images, JSON or texts, by the suffix of the first file.

@@ -32,7 +32,7 @@ class Food101(NamedSource):
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label."""
+        """Returns the fields of image and label."""
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

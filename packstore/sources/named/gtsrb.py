@@ -22,7 +22,7 @@ _HEADER = ["Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2"
 
 
 class Gtsrb(NamedSource):
-    """Source of GTSRB's images with label and box. Training images are in the order of their names.
+    """Source of GTSRB's images with label and box. Training images come class by class, in the order of their tables.
 
     Test images, if their folder exists, are in the order of their table. Opening raises :class:`SourceError` for a
     folder of test images without the table.
@@ -44,7 +44,7 @@ class Gtsrb(NamedSource):
         return ("train", "test") if self.exists(_TEST) else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label and box."""
+        """Returns the fields of image, label and box."""
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

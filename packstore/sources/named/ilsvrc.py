@@ -123,7 +123,8 @@ class IlsvrcSource(RowSource):
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label, and the class name with a devkit. Without classes, declares only the image.
+        """Returns the fields of image and label; without classes, only that of the image. Adds the class name with a
+        devkit.
 
         If there are test images, label and name are optional.
         """

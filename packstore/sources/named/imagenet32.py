@@ -128,7 +128,8 @@ class ImageNet32Source(PixelSource):
 
 
 def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
-    """Reads a range of the pixels' bytes from an ``.npz``. The range must begin and end with a row of ``row`` bytes."""
+    """Reads a range of the pixels' bytes from an ``.npz``. The range begins and ends with a row of ``row`` bytes; other
+    bounds are rounded down to rows."""
     found: NDArray[np.uint8] = arrays.read_rows("data", 0, offset // row, (offset + size) // row)
     return found.tobytes()
 

@@ -41,8 +41,8 @@ class KaggleSource(NamedSource):
         return tuple(split for split in ("train", "val", "test") if self.exists(f"{_ROOT}/{split}"))
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label, class name, boxes and their labels. If there are test images, label and name are
-        optional."""
+        """Returns the fields of image, label, class name, boxes and their labels. If there are test images, label and
+        name are optional."""
         optional = "test" in self.splits()
         return {
             "image": Image(),

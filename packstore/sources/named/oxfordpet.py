@@ -33,7 +33,7 @@ class OxfordPet(NamedSource):
         return ("test", "trainval")
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, breed, species and mask, and boxes if the folder of XML files exists."""
+        """Returns the fields of image, breed, species and mask. Adds boxes if the folder of XML files exists."""
         found: dict[str, Field] = {
             "image": Image(),
             "label": Label(self._classes),

@@ -81,7 +81,7 @@ class PixelSource(RowSource):
         return in_packing_order(part.split for part in self._pixel_files)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares pixels and label. The label is optional if some images have none."""
+        """Returns the fields of pixels and label. The label is optional if some images have none."""
         return {"image": Image("uint8"), "label": Label(self.read_class_names(), optional=self.has_unlabelled)}
 
     @property

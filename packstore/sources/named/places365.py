@@ -60,7 +60,7 @@ class Places365(NamedSource):
         return tuple(self._folders)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label. If there are test images, the label is optional."""
+        """Returns the fields of image and label. If there are test images, the label is optional."""
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

@@ -44,7 +44,7 @@ class StanfordCars(NamedSource):
         return ("train", "test") if self.exists("cars_test") else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label and box."""
+        """Returns the fields of image, label and box."""
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

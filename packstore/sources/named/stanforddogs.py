@@ -64,7 +64,7 @@ class StanfordDogs(NamedSource):
         return tuple(_LISTS) if any(map(self.exists, _LISTS.values())) else ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label; boxes and the XML as ``json`` are optional."""
+        """Returns the fields of image and label, and of boxes and the XML as ``json``, which are optional."""
         return {
             "image": Image(),
             "label": Label(tuple(self._classes)),

@@ -53,7 +53,7 @@ class Stl10Source(PixelSource):
         self.evidence = ", ".join(_MARKERS)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares pixels and label, and ``folds`` if their file exists."""
+        """Returns the fields of pixels and label. Adds ``folds`` if their file exists."""
         folds = any(part.values for part in self._pixel_files)
         return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
 

@@ -27,7 +27,7 @@ class Sun397(NamedSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label."""
+        """Returns the fields of image and label."""
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

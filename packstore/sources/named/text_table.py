@@ -16,7 +16,7 @@ _SHOWN = 80
 
 
 class TextTable:
-    """Lines of a text file, in fields. Skips blank lines.
+    """Lines of a text file, in fields; finds lines by their first field. Skips blank lines.
 
     Reading a line raises :class:`SourceError` for a null character, and for a path out of the source. Memory holds the
     text and, after the first look-up, 16 bytes a line.

@@ -34,7 +34,7 @@ class TinyImageNet(NamedSource):
         return ("train", "val", "test") if self.exists(_TEST) else ("train", "val")
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label and box. If there are test images, label and box are optional."""
+        """Returns the fields of image, label and box. If there are test images, label and box are optional."""
         optional = self.exists(_TEST)
         return {"image": Image(), "label": Label(self._classes, optional=optional), "boxes": Boxes(optional=optional)}
 

@@ -39,7 +39,7 @@ class VisA(NamedSource):
         return in_packing_order(row["split"] for row in self._rows)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label, object and mask, and defects if a table has any."""
+        """Returns the fields of image, label, object and mask. Adds defects if a table has any."""
         found: dict[str, Field] = {"image": Image()}
         found |= {name: Label(self._list_unique_values(name)) for name in ("label", "object")}
         masks = (self.tree_path(row["mask"]) for row in self._rows if row["mask"])

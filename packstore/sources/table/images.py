@@ -22,7 +22,8 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """Index of all images of a tree except hidden ones, by name and by stem. Images are numbered from 0.
+    """Index of all images of a tree except hidden ones, by name and by stem. Images are numbered from 0. Creating it
+    lists the whole tree.
 
     Takes some 100 bytes an image: it keeps only hashes of names, alone and with the last one or two folders.
     """
@@ -164,7 +165,7 @@ class Naming:
 
 
 class NamingCounter:
-    """Counts how many values of a column name an image, for each way to name one.
+    """Counts how many values of a column name an image, for each way to name one. Finds the best way.
 
     The ways: with or without suffixes, by whole paths or by names alone.
     """

@@ -62,7 +62,7 @@ def _has_row_per_image(table: Table) -> bool:
 
 
 class JoinedRows:
-    """Rows of the tables that are joined to one, by image; in memory.
+    """Rows of the tables that are joined to one, by image; in memory. Creating it reads these tables.
 
     If the first table has several rows per image, the joined tables may have more images. Joining rows raises
     :class:`AmbiguousSourceError` if the tables otherwise do not name the same images, or have a column in common.

@@ -158,7 +158,7 @@ class PixelTableSource(TableSource):
         file.write(raw)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image and the other columns. Sets :attr:`shape` to the shape of all images."""
+        """Returns the fields of the image and the other columns. Sets :attr:`shape` to the shape of all images."""
         self.shape = self._shape
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 

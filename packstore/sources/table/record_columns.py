@@ -20,7 +20,7 @@ from packstore.sources.tree import Tree
 
 
 class RecordColumns:
-    """Columns of a store that the cells of tables become, without the images. Declares them, and builds their
+    """Columns of a store that the cells of tables become, without the images. Chooses their fields, and builds their
     values."""
 
     def __init__(
@@ -46,7 +46,7 @@ class RecordColumns:
         self._further, self._convention = further, convention
 
     def declare_fields(self) -> dict[str, Field]:
-        """Declares the columns; reads rows as needed. The columns:
+        """Returns the field of each column; reads rows as needed. The columns:
 
         - ``boxes``; with ``segmentations`` if the rows have masks.
         - ``label`` or ``labels``, and ``tags``: classes of rows without a box.

@@ -163,7 +163,7 @@ class TableSource(FileRowSource):
             yield FileRow(self._rows.image_path(image), values)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, further images, and the columns that :class:`RecordColumns` declares."""
+        """Returns the fields of the image, further images, and the columns of :class:`RecordColumns`."""
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
             for n in range(1, most + 1):
@@ -204,10 +204,10 @@ class TableSource(FileRowSource):
         super().close()
 
     def _declare_further_image(self, name: str) -> Image | Mask:
-        """Declares a column of further images, as optional images.
+        """Returns the field of a column of further images: optional images.
 
-        If the column's name means masks, declares masks. Their form is that of the first readable file in the first 512
-        rows.
+        If the column's name means masks, the first readable file in the first 512 rows decides between masks and
+        images.
         """
         if not looks_like_mask(name.lower()):
             return Image(optional=True)

@@ -95,7 +95,7 @@ class VocSource(FileRowSource):
         return in_packing_order(self._sets) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns. Opens the first masks, and reads all annotations for their classes."""
+        """Returns the field of each column. Opens the first masks, and reads all annotations for their classes."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
             found[name] = self._infer_mask_field(folder)
@@ -106,9 +106,9 @@ class VocSource(FileRowSource):
         return found
 
     def _infer_mask_field(self, folder: str) -> Field:
-        """Declares the column of the masks in a folder by the first readable image of its first 64 files.
+        """Returns the field of the masks in a folder, by the first readable image of its first 64 files.
 
-        If none of these is readable, declares a :class:`Mask`.
+        If none of these is readable, returns a :class:`Mask`.
         """
         names = self.tree.names(self._join_base(folder)).files
         return infer_mask_field(self.tree, (self._join_base(folder, name) for name in names[:_LOOKED_AT]))

@@ -53,7 +53,7 @@ class VocBesideSource(FileRowSource):
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns. Reads all annotations for their classes."""
+        """Returns the field of each column. Reads all annotations for their classes."""
         rows = (row for split in self._pairs for row in self.file_rows(split))
         return declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
 

@@ -25,7 +25,7 @@ _MAX_CLASSES = 1 << 16
 
 
 def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
-    """Declares the image, and the columns of :func:`parse_annotation`."""
+    """Returns the fields of the image, and of the columns of :func:`parse_annotation`."""
     return {
         "image": Image(),
         "boxes": Boxes(optional=True),

@@ -75,7 +75,7 @@ class YoloSource(FileRowSource):
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns. Without keypoints, reads files of labels up to the first with a polygon."""
+        """Returns the field of each column. Without keypoints, reads files of labels up to the first with a polygon."""
         found: dict[str, Field] = {
             "image": Image(),
             "boxes": Boxes(),

@@ -163,8 +163,9 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
     """Adds splits to a layout and returns it. Leaves out a split whose images are missing, or are those of another
     split.
 
-    Counts these in ``ignored``. If no split is left, the paths may be those of another machine. In this case takes the
-    usual folders instead, and counts nothing. Raises :class:`SourceError` if no images are found.
+    Counts these in ``ignored``. If no split is left, takes the usual folders instead, and counts nothing: the paths may
+    be of another machine. Does so only for ``obj.data``, or if all paths are absolute. Raises :class:`SourceError` if
+    no images are found.
 
     Args:
         tree: The source.
