@@ -182,9 +182,9 @@ def plan_append(
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
-    """Opens the source. Takes ``frames`` from the options, else from the store's manifest; not from it if the source is
-    a store, or an export of one.
+    """Opens the source. Takes ``frames`` from the options, else from the store's manifest.
 
+    Does not take it from the manifest if the source is a store, or an export of one.
     A source of clips also takes ``depth`` and ``alpha`` from the options, else from the manifest.
     """
     opened = options.open_source(

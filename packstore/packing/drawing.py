@@ -75,7 +75,7 @@ def draw_parts(
         records: Numbers of the records.
         groups: Number of each record's group, such as its class.
         draws: Random number of each record; a group is cut in their order.
-        shares: Share of each part by name; they add up to 1.
+        shares: Share of each part by name. They must add up to 1, which is not checked.
 
     Returns:
         Numbers of the records of each part by name, ascending, without empty parts.

@@ -20,8 +20,8 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
     """Returns the options that shaped the records, as the manifest stores them. :func:`restore_encode_options` reads
     them.
 
-    If the source is a store and nothing is resized, takes over its sizes, and its split unless one is named. If the
-    records stay unchanged, takes over quality and ``progressive``, too.
+    If the source is a store and nothing is resized, takes over its options of size. Takes over its split unless one is
+    named. If the records stay unchanged, takes over quality and ``progressive``, too.
     """
     encode = plan.encode
     size = encode.size
@@ -78,8 +78,10 @@ def record_counts(manifest: Manifest) -> dict[str, int]:
 
 
 def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
-    """Tells if two stores were resized, rotated and compressed with the same options. Then equal images have equal
-    records."""
+    """Tells if two stores were resized, rotated and compressed with the same options.
+
+    Then equal images have equal records. For different encodings, compares only resizing and rotation.
+    """
     names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 

@@ -142,7 +142,7 @@ class ResumedRecords:
     """Iterates over the records of an interrupted run, as packed batches.
 
     Stops at the first record that cannot be verified. Yields nothing if there is no such run. Then ``rest`` yields the
-    entries that remain to be packed.
+    entries that remain to be packed. Can be iterated only once.
 
     Attributes:
         records: Number of records that the iteration has yielded.

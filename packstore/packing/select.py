@@ -413,8 +413,8 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
 
     For new splits, draws the shards at random by the digests of their records. Opens no shard.
 
-    Raises :class:`UsageError` if whole shards cannot be linked: the store has no shards or another format, or a shard
-    has several splits.
+    Raises :class:`UsageError` if the store has no shards, another format or relative links to images. Raises it also
+    if a shard has several splits, or if the condition reads anything but splits.
     """
     manifest = reader.manifest
     shown = printable(str(reader.path))

@@ -116,6 +116,7 @@ class _Parser:
     """Recursive-descent parser of conditions. The parse methods consume tokens and return tests of records."""
 
     def __init__(self, text: str, manifest: Manifest) -> None:
+        """Splits the text into tokens, and raises the errors of :meth:`_tokenize`. :meth:`parse` does the rest."""
         self.text = text
         self.manifest = manifest
         self.columns: set[str] = set()

@@ -15,7 +15,7 @@ from packstore.core.manifest import Column
 
 
 def concatenate_column(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
-    """Concatenates a column's values of several shards to read-only arrays. Returns those of a single shard unchanged.
+    """Concatenates a column's values of several shards to read-only arrays. Does not join those of a single shard.
 
     ``copy``: copy the values of each shard before the next one is read. Arrays of a shard would keep its file open.
     """

@@ -211,10 +211,13 @@ class UnifiedReader(DelegatingReader):
         return image if self._convert is None else self._convert(self.store, index, image)
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """Returns the faults that the reader of the store itself finds."""
         return self.store.find_faults(records, names)
 
     def check_fields(self, index: int) -> None:
+        """Has the reader of the store itself check the fields."""
         self.store.check_fields(index)
 
     def verify_column(self, name: str) -> None:
+        """Has the reader of the store itself verify the column."""
         self.store.verify_column(name)

@@ -169,7 +169,7 @@ def find_interrupted_run(
     """Finds a run to resume from: one with this identity whose source is unchanged.
 
     Of several, takes the first of those with most records. Returns None if there is none, or if ``restart`` is set.
-    Logs a warning if there are runs, but none to resume from.
+    Then logs a warning if records of a run are not reused. Without ``restart``, warns also of a run without a receipt.
     """
     best: InterruptedRun | None = None
     why = ""
@@ -234,7 +234,7 @@ def finish_published_run(destination: Path, identity: ConversionIdentity, *, ove
 def remove_published_run(destination: Path) -> None:
     """Removes the work directory that a killed run left beside a published store.
 
-    Keeps the directory if it has a receipt to resume from, or if a process uses it.
+    Keeps a directory that has a receipt or no valid owner file, or that a process uses.
     """
     work = work_path(destination)
     with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it

@@ -241,6 +241,7 @@ class WorkDirectory:
         """Returns whether the owner may still run, for a file system without locks.
 
         False without a valid owner file, and for this process itself. True for any other machine.
+        Reads the owner file by its path, not by ``descriptor``.
         """
         owner = read_owner(self.path)
         if owner is None:

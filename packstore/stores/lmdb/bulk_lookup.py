@@ -58,7 +58,7 @@ def list_leaves(pages: Pages) -> LeafTable | None:
 def locate_images(pages: Pages, leaves: LeafTable, records: Numbers) -> tuple[Numbers, Numbers] | None:
     """Returns the images' offsets in the file and their sizes in bytes, both ``int64``. None if any check fails.
 
-    ``records`` are not negative.
+    ``records``: no negative numbers; this is not checked.
     """
     tree, words = pages.tree, leaves.words
     size = tree.page_size

@@ -100,7 +100,8 @@ def upload_and_publish(
 ) -> int:
     """Uploads the shards ``parts``, and publishes ``manifest`` as the version after ``previous``. Returns its number.
 
-    Reads shards that exist at the URL, and does not upload them again if their SHA-256 is right. Raises
+    Reads shards that exist at the URL, and does not upload them again if their SHA-256 is right. Leaves
+    out shards whose place is already their object at the URL. Raises
     :class:`StoreError` if a shard differs from the table, and the errors of :func:`publish_version`.
     """
     table = manifest.shards

@@ -40,8 +40,8 @@ class FetchCounts:
     """Statistics of a reader's fetches.
 
     Attributes:
-        hits: Reads that found their shard in the cache.
-        misses: Reads that had to fetch their shard.
+        hits: Openings of a shard that was in the cache. A read from an open shard does not count.
+        misses: Openings that had to fetch the shard.
         fetched_bytes: Bytes fetched from the object store, prefetched shards included.
         waiting_seconds: Total time that reading threads waited for shards.
     """
