@@ -34,9 +34,11 @@ _proven: set[tuple[int, int, int, int]] = set()
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of whole objects, each under its SHA-256. An object is published only after its bytes are proven. An open
-    object is never evicted. A damaged object is removed with a warning and fetched again. The least recently used
-    objects make room for others.
+    """A cache of whole objects, each under its SHA-256. An object is published only after its bytes are proven.
+
+    An object of :meth:`open_by_address` is under a hash of its address, and only its size is checked. An open object is
+    never evicted. A damaged object is removed with a warning and fetched again. The least recently used objects make
+    room for others.
 
     Processes share a cache through its files alone. A :class:`Cache` can be pickled, and works after a fork.
 

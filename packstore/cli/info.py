@@ -299,7 +299,7 @@ def _can_open_all_shards(reader: Reader) -> bool:
 
 
 def _has_label_lists(manifest: Manifest) -> bool:
-    """Tells if each record has a list of classes in ``label``."""
+    """Tells if the column ``label`` is ragged: lists of classes, or other values without one class a record."""
     return manifest.has_column("label") and manifest.column("label").kind == "ragged"
 
 

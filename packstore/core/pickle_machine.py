@@ -255,12 +255,12 @@ def _push_tuple(count: int) -> _Operation:
 
 
 def _store_in_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes, and notes the top of the stack under it."""
+    """Returns an operation that reads an index of ``size`` bytes, and stores the top of the stack in the memo."""
     return lambda m: m.memo.__setitem__(m.read_number(size), m.stack[-1])
 
 
 def _push_from_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes and pushes the value noted under it. The operation
+    """Returns an operation that reads an index of ``size`` bytes and pushes that value of the memo. The operation
     raises :class:`KeyError` for an unknown index."""
     return lambda m: m.stack.append(m.memo[m.read_number(size)])
 

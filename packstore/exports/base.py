@@ -138,7 +138,7 @@ class Export(ABC):
         image_forms: Forms of images that it holds unchanged: ``files`` (of any kind), ``uint8``, ``floats``.
         keeps_keys: The format itself holds full keys, and its source returns them.
         shard_bytes: Default of the user's ``shard_size``: bytes of images after which a shard ends. None if each record
-            is a file of its own, which refuses ``shard_size``.
+            is a file of its own; planning an export then refuses ``shard_size``.
         path: The folder to write into, which exists, or the file to create.
         manifest: Manifest of the written records; after ``--encode`` with the new encoding.
         reader: The store, for facts about all records: labels, keys.

@@ -62,7 +62,7 @@ def list_operation_names(text: str) -> list[str]:
     """Returns the sorted names of all operations in a text, including nested ones. Returns none for the name of a
     recipe.
 
-    :func:`parse_augment` must accept the text.
+    :func:`parse_augment` must accept the text; not checked here.
     """
     called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
     return sorted({each.id for each in called if isinstance(each, ast.Name)})

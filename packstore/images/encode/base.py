@@ -276,7 +276,8 @@ class Encoding(ABC):
         """Describes how the record ``found`` differs from ``expected``, a new encoding of the same image.
 
         Returns None if the difference is so small that another version of a library may have made it. By default
-        compares pixels: by at most 0, or with resizing a small tolerance. Arrays must have equal sizes."""
+        compares pixels: by at most 0, or with resizing a small tolerance. Arrays must have equal sizes:
+        :meth:`compare` checks it."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder

@@ -44,7 +44,7 @@ def describe_file_difference(
 def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
     """Returns a text with the number of pixels that differ by more than ``allowed`` of 255 in any channel.
 
-    Returns None if there are none. Both images must have one shape."""
+    Returns None if there are none. Both images must have one shape; not checked here."""
     differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
     unequal = differ.any(2)
     if not unequal.any():

@@ -34,7 +34,8 @@ class NotThereError(UsageError):
 class Site:
     """State of the page's server: a store and all that the handlers need.
 
-    Refuses queries that would fetch more than 1 GiB, unless the user has allowed fetching.
+    :meth:`find_selection` refuses queries that would fetch more than 1 GiB, unless the user has allowed fetching. Other
+    methods do not refuse.
 
     Attributes:
         reader: The store.
