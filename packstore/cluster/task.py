@@ -51,6 +51,7 @@ class ClusterJob:
     run: ClusterRun
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Replaces the source by its options, with which :func:`_rebuild_job` opens it again."""
         source = self.plan.source
         options = source.options
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}

@@ -346,6 +346,7 @@ class PackedDataset(ItemDataset):
         self._loaded = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the open reader and the caches."""
         return {**self.__dict__, "_reader": None, "_loaded": {}}
 
     def _repr_html_(self) -> str:

@@ -98,6 +98,7 @@ class Lanes:
         self._latest: _Deck | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the cached deck."""
         return self.__dict__ | {"_latest": None}
 
     def records_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -37,6 +37,7 @@ class Operation(ABC):
     """
 
     def __new__(cls, *args: Any, **named: Any) -> Self:
+        """Raises :class:`UnknownArgumentError` for a name that is no field of an operation of packstore."""
         if dataclasses.is_dataclass(cls) and cls.__module__.startswith("packstore."):
             unknown = named.keys() - {each.name for each in dataclasses.fields(cls)}
             if unknown:
@@ -45,7 +46,7 @@ class Operation(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        """Returns augmented images; leaves ``images`` unchanged, but may return them.
+        """Returns augmented images; leaves ``images`` unchanged, but may return them or a view of them.
 
         Args:
             images: ``(B, C, H, W)``, uint8 or floating point, on any device, in any memory format.

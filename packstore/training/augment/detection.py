@@ -39,6 +39,7 @@ class _ImageByImage(GeometricOperation):
     gives_sizes: ClassVar[bool] = True
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """Raises :class:`UsageError`: a loader runs this operation image by image."""
         raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
 
     def size_after(self, size: Size | None) -> Size | None:

@@ -118,6 +118,7 @@ class FixedSizeOperation(GeometricOperation):
         object.__setattr__(self, "size", parse_size(self.size, type(self).__name__))
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the operation's own size, whatever ``size`` is."""
         return self._size_pair
 
     @property
@@ -274,6 +275,7 @@ class RandomCrop(FixedSizeOperation):
 
     @property
     def pads(self) -> PaddingMode:
+        """The option ``padding_mode``."""
         return self.padding_mode
 
 

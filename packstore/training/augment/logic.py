@@ -89,6 +89,7 @@ class _OperationGroup(ProgramOperation):
             yield part, draws.child(number), rows & mine
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """Runs the group on a batch. Raises :class:`UsageError` if it contains crops or resizes."""
         if contains_geometry(self):
             raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
         return super().__call__(images, draws)

@@ -94,6 +94,7 @@ class PerImage(Operation):
         return None
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """Calls the function with each image, on the calling thread. Returns an empty batch itself."""
         seeds = draws.bits(0).tolist()
         with single_threaded():  # one image is too little work to divide
             results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)

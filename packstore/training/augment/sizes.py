@@ -256,6 +256,7 @@ class Pad(GeometricOperation):
 
     @property
     def pads(self) -> PaddingMode:
+        """The option ``padding_mode``."""
         return self.padding_mode
 
     @property

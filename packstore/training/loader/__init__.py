@@ -277,7 +277,7 @@ class PackedLoader:
     @property
     def sampler(self) -> Iterable[int] | None:
         """The user's sampler; None without. As with torch's loader, ``loader.sampler.set_epoch`` sets the next
-        epoch. A state that was loaded before no longer counts then."""
+        epoch. If it is another epoch, a state that was loaded before no longer counts."""
         return self.options.sampler
 
     def _repr_html_(self) -> str:
@@ -297,6 +297,9 @@ class PackedLoader:
         return self._epochs.count_batches()
 
     def __iter__(self) -> Iterator[Any]:
+        """Begins the next epoch, or the rest of the epoch in a loaded state. Advances :attr:`epoch` at once.
+
+        If the user has set another epoch in the sampler, begins that epoch instead."""
         self._epochs.begin_epoch()
         if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
             self.set_epoch(epoch)

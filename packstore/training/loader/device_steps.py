@@ -111,7 +111,7 @@ class DeviceSteps:
     ) -> list[torch.Tensor | None]:
         """Calls the functions of :attr:`in_decoding` with each image. Thread-safe.
 
-        Returns the results, with None for rows in ``skip``."""
+        Returns the results, with None for rows in ``skip``. ``records``: ids of the records, ``(B,)``."""
         rows = [row for row in range(len(images)) if row not in skip]
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
         with self._stats.measure("per_image"):
@@ -137,7 +137,7 @@ class DeviceSteps:
 
         Args:
             images: ``(B, 3, H, W)`` on the device.
-            records: int64 ``(B,)``, on the same device.
+            records: Ids of the records, int64 ``(B,)``, on the same device.
             epoch: Epoch of random operations.
         """
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
@@ -145,7 +145,8 @@ class DeviceSteps:
     def move_images(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
         """Moves images of another column as the main images, by the same draws.
 
-        Applies crops, resizes, flips and warps alone. ``first``: index of the first operation to apply."""
+        Applies crops, resizes, flips and warps alone. ``records``: ids of the records. ``first``: index of the first
+        operation to apply."""
         operations = self._options.augment[first:]
         moving = [_moving_part(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
@@ -176,7 +177,7 @@ class DeviceSteps:
             images: As for :meth:`augment_batch`.
             records: As for :meth:`augment_batch`.
             epoch: As for :meth:`augment_batch`.
-            ids: The same records on the host.
+            ids: The same ids on the host.
 
         Returns:
             As :meth:`mix_batch`.

@@ -39,7 +39,8 @@ class LoaderOptions:
     """Keyword arguments of :class:`packstore.PackedLoader`, which describes them. Converts whole numbers to ``int``.
 
     Raises :class:`UsageError` for invalid values, and for options that contradict each other. Does not check
-    ``augment``, ``mix``, ``views``, ``indices``, ``normalize``, and if ``rank`` is below ``world_size``."""
+    the values of ``augment``, ``mix``, ``views``, ``indices`` and ``normalize``, nor if ``rank`` is below
+    ``world_size``."""
 
     shuffle: bool | Shuffle = False
     seed: int = 0

@@ -75,6 +75,7 @@ class prefetch:  # noqa: N801 - used like a function
         return len(self.iterable)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
+        """Iterates the loader anew. When a batch is yielded, up to ``ahead`` further ones are in transfer."""
         if self._transport is None:  # one for all epochs: a device has not many streams, and each keeps memory
             self._transport = transport_to(self.device)
         transport = self._transport

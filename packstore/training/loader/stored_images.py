@@ -173,7 +173,7 @@ class FileImages(StoredImages):
         return {row: orientation for row, orientation in found if orientation != 1}
 
     def can_decode_part(self, header: Header) -> bool:
-        """Asks the decoder; False for an unreadable header."""
+        """Tells if the decoder can decode a part of such a file. False for an unreadable header."""
         return header is not None and self._decoder.decodes_parts(header)
 
     def decode_crop(self, view: Any, box: Box, header: Header) -> NDArray[Any]:
