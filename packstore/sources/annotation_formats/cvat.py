@@ -38,7 +38,8 @@ _MAX_PIXELS = 1 << 28
 
 class CvatSource(DocumentSource):
     """Source of images, or frames of a video, of ``annotations.xml``. ``track`` is the number of an object's track, -1
-    without a track. Shapes that are ``outside`` of the image are in ``json`` alone."""
+    without a track. Shapes that are ``outside`` of the image are in ``json`` alone. Opening refuses two images with the
+    number of one frame."""
 
     kind = "cvat"
     title = "CVAT"

@@ -30,7 +30,7 @@ _SPLITS = ("train", "val", "validation", "test")
 
 
 class FiftyOneFormat(AnnotationColumns):
-    """Parser of FiftyOne's JSON, from a file or from its database."""
+    """Parser of FiftyOne's JSON, from a file or from its database. Masks of detections are in ``json`` alone."""
 
     title = "FiftyOne"
     ignored: Counter[str]

@@ -131,7 +131,7 @@ def object_from_polygons(label: str | None, *polygons: Polygon, **values: Any) -
 
 
 def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0, **values: Any) -> AnnotatedObject:
-    """Builds an object from its box. ``values`` go to further columns.
+    """Builds an object from its box, which is not checked. ``values`` go to further columns.
 
     If ``degrees`` is not 0, rotates the box clockwise about its centre. The object then has a polygon of the four
     corners, and the box around them.

@@ -94,7 +94,7 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def find_folders(cls, tree: Tree) -> list[AnnotatedFolder]:
-        """Finds the folders of images that have annotations; ``[]`` if there are none.
+        """Finds the folders of images that have annotations, with their splits; ``[]`` if there are none.
 
         Adds folders of images without annotations, if they have the same name for images. If the images' folders have
         no such name, adds those at the top that are named like a split.

@@ -33,7 +33,7 @@ class ArchiveTree(Tree):
     """Tree of the files in an archive. If the top holds a single folder, that folder is the root, or a single folder in
     it. Hidden files do not count, and a folder with the name of a split is never the root.
 
-    A device, or a link to nothing or out of the archive, is listed, and cannot be read. Making a tree takes the active
+    A device, or a link to nothing or out of the archive, is listed, and cannot be read. Making a tree stores the active
     rules of ``--ignore``, and the active encoding.
     """
 

@@ -71,7 +71,7 @@ class IdxSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an idx file. Raises :class:`SourceError` for a wrong header or size."""
+        """Opens an idx file. Ignores ``folder``. Raises :class:`SourceError` for a wrong header or size."""
         return _OpenIdx(path)
 
     @classmethod

@@ -33,8 +33,8 @@ class MatSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a ``.mat`` file, and verifies its compressed arrays. Raises :class:`SourceError` for damage, and for
-        another format."""
+        """Opens a ``.mat`` file, and verifies its compressed arrays. Ignores ``folder``. Raises :class:`SourceError`
+        for damage, and for another format."""
         return _OpenMat(path)
 
 

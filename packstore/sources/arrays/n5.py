@@ -47,8 +47,8 @@ class N5Source(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an N5 container, and reads the metadata of its arrays. Raises :class:`SourceError` if they are
-        damaged."""
+        """Opens an N5 container, and reads the metadata of its arrays. Ignores ``folder``. Raises :class:`SourceError`
+        if the metadata are damaged."""
         return _OpenN5(path)
 
 

@@ -48,8 +48,8 @@ class NpzSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an ``.npz`` if the file is a zip, else an ``.npy``. Raises :class:`SourceError` for damaged headers or
-        sizes."""
+        """Opens an ``.npz`` if the file is a zip, else an ``.npy``. Ignores ``folder``. Raises :class:`SourceError` for
+        damaged headers or sizes."""
         return _OpenNpz(path) if first_bytes(path, 4) == _ZIP else _OpenNpy(path)
 
 

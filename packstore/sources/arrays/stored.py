@@ -216,8 +216,8 @@ def _block_bytes(block: NDArray[Any]) -> int:
 def rows_per_block(info: ArrayInfo, axis: int) -> int:
     """Returns the number of rows to read at a time: 8 for files and texts.
 
-    For numbers it is whole chunks of about 1 MiB together, at most 1,024. For scattered rows (``axis`` above 0), it is
-    about 32 MiB. Raises :class:`SourceError` if one row or chunk exceeds 1 GiB.
+    For numbers it is whole chunks: at least one, at most 1,024, and up to 1 MiB together. For scattered rows (``axis``
+    above 0), it is at most 1,024 rows, and up to 32 MiB. Raises :class:`SourceError` if one row or chunk exceeds 1 GiB.
     """
     if info.content != "numbers":
         return 8

@@ -55,7 +55,7 @@ class ZarrSource(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a Zarr group. Raises :class:`SourceError` without the library ``zarr``."""
+        """Opens a Zarr group. Ignores ``folder``. Raises :class:`SourceError` without the library ``zarr``."""
         return _OpenZarr(path)
 
 

@@ -23,8 +23,8 @@ _PICKLED = ("cifar",)
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Imports the dataset in its named format, or for ``auto`` in the format that datumaro detects. Converts its
-    annotations by way of Datumaro's own format, in a temporary folder.
+    """Imports the dataset in its named format, or for ``auto`` in the format that datumaro detects. Ignores
+    ``options``. Converts its annotations by way of Datumaro's own format, in a temporary folder.
 
     Sorts the images of a split by key. Drops a split ``trainval`` that repeats ``train`` and ``val``. Raises
     :class:`UsageError` for a missing path, formats that are unpickled, and data other than images. Raises the errors of

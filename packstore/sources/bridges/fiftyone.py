@@ -16,7 +16,8 @@ from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Loads all samples of the dataset. Turns off FiftyOne's usage reports, unless ``FIFTYONE_DO_NOT_TRACK`` is set.
+    """Loads all samples of the dataset. Ignores ``options``. Turns off FiftyOne's usage reports, unless
+    ``FIFTYONE_DO_NOT_TRACK`` is set.
 
     The tags ``train``, ``val``, ``validation`` and ``test`` are splits if each sample has exactly one of them. Keys are
     paths relative to the folder that holds all images. Raises :class:`UsageError` for media other than images, and the

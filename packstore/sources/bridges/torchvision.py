@@ -91,8 +91,8 @@ _NAMES: Mapping[str, samples.NameValues] = {
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Opens the dataset: all its splits, or the split that the arguments choose. Blocks connections. Blocks unpickling
-    too, but not for datasets whose checksums torchvision verifies.
+    """Opens the dataset: all its splits, or the split that the arguments choose. Ignores ``options``. Blocks
+    connections. Blocks unpickling too, but not for datasets whose checksums torchvision verifies.
 
     Raises :class:`UsageError` for an unknown class, an unknown or missing argument, and a missing folder. Raises
     :class:`SourceError` if torchvision cannot read the dataset.

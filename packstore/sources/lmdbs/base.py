@@ -27,7 +27,8 @@ _LOOKED_AT = 4
 
 
 class Database:
-    """Open LMDB of another program. Opening raises :class:`SourceError` for any other file, and for a damaged LMDB.
+    """Open LMDB of another program. Opening raises :class:`SourceError` for any other file, and for damaged header
+    pages. Other pages are checked when they are read.
 
     Attributes:
         path: Path as given: a directory with ``data.mdb``, or the file itself.
@@ -36,7 +37,7 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file. Raises :class:`SourceError` if ``path`` is no LMDB, or a damaged one."""
+        """Opens the file. Raises :class:`SourceError` if ``path`` is no LMDB, or its header pages are damaged."""
         self.path = path
         self.file = path / DATA_FILE if path.is_dir() else path
         try:
@@ -106,9 +107,9 @@ class LmdbSource(RowSource):
     """Base of sources with one LMDB of another program, or several in a folder. Several are named by split:
     ``train.lmdb``, ``ilsvrc12_val_lmdb``.
 
-    Opening raises :class:`SourceError` if there is no LMDB, and for one that is damaged or not of this kind. Opening
-    raises :class:`AmbiguousSourceError` if the names of several do not have one split each. The reference of a row
-    begins with the number of its database.
+    Opening raises :class:`SourceError` if there is no LMDB, and for an LMDB of another kind. Also raises it for damage
+    in the header pages and first entries. Opening raises :class:`AmbiguousSourceError` if the names of several do not
+    have one split each. The reference of a row begins with the number of its database.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -210,8 +211,8 @@ class RefusedLmdbError(SourceError):
 
 
 def is_lmdb(path: Path) -> bool:
-    """Tells if a path is an LMDB: the file itself, or a directory with it as ``data.mdb``. Raises :class:`SourceError`
-    if the file cannot be read."""
+    """Tells by the magic number if a path is an LMDB: the file itself, or a directory with it as ``data.mdb``. Raises
+    :class:`SourceError` if the file cannot be read."""
     file = path / DATA_FILE if path.is_dir() else path
     return first_bytes(file, _MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 

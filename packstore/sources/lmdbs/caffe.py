@@ -42,8 +42,8 @@ class _Datum(NamedTuple):
 
 class CaffeSource(LmdbSource):
     """Source of Caffe's LMDBs. Pixels are stored blue first, and returned red first. If the LMDB has ``cifar`` in its
-    name, they are stored red first. Messages of floating-point numbers are bad samples. So are pixels of other than 1
-    or 3 channels."""
+    name, they are stored red first. A message without a label has class 0. Messages of floating-point numbers are bad
+    samples. So are pixels of other than 1 or 3 channels."""
 
     kind = "caffe"
 
@@ -106,8 +106,8 @@ def _is_image_datum(data: bytes) -> bool:
 
 
 def parse_datum(data: bytes) -> _Datum:
-    """Parses a message; a missing number is 0. Raises :class:`ValueError` if ``data`` is no ``Datum``, or has
-    floating-point numbers."""
+    """Parses a message; a missing number, such as the label, is 0. Raises :class:`ValueError` if ``data`` is no
+    ``Datum``, or has floating-point numbers."""
     message, numbers, place = Message.from_bytes(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
         if field in _NUMBERS and wire == 0:

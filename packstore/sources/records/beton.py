@@ -77,9 +77,9 @@ class _BetonHeader:
 
 
 class BetonSource(ShardSource):
-    """Source of ``.beton`` files: one file, or all in a folder. Refuses a path without such files, files with different
-    fields, and fields of other types than FFCV's. If all images of a field are raw pixels, its column has arrays. Else
-    it has files, and raw pixels become PNG files."""
+    """Source of ``.beton`` files: one file, or all in a folder. Opening reads all headers. Opening refuses a path
+    without such files, files with different fields, and fields of other types than FFCV's. If all images of a field are
+    raw pixels, its column has arrays. Else it has files, and raw pixels become PNG files."""
 
     kind = "beton"
 

@@ -40,7 +40,7 @@ _MAX_RATIO = 256
 class LitdataSource(MdsSource):
     """Source of LitData chunks that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
 
-    Refuses nested items, pickles, encryption, compressions other than zstd, and unknown formats."""
+    Opening refuses nested items, pickles, encryption, compressions other than zstd, and unknown formats."""
 
     kind = "litdata"
 

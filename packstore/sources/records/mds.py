@@ -52,8 +52,8 @@ _PROBED = 16
 class MdsSource(ShardSource):
     """Source of MDS shards that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
 
-    Raises :class:`SourceError` for a path without shards, a missing shard, shards with different columns, and pickles.
-    Leaves out lists of images."""
+    Opening raises :class:`SourceError` for a path without shards, a missing shard, shards with different columns, and
+    pickles. Leaves out lists of images."""
 
     kind = "mds"
     _key_name: str | None = None

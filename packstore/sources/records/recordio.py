@@ -86,8 +86,8 @@ class RecordioSource(ShardSource):
     """Source of ``.rec`` files: one file, or all in a folder. Refuses a path without such files. Their names decide
     their splits. InsightFace's records without an image are left out.
 
-    Keys are the paths in ``.lst`` files. A list that lacks a record, or has a path twice, raises
-    :class:`AmbiguousSourceError`. If the user named the kind, keys are numbers instead."""
+    Keys are the paths in ``.lst`` files. Listing raises :class:`AmbiguousSourceError` if a list lacks a record, or has
+    a path twice. If the user named the kind, keys are numbers instead."""
 
     kind = "recordio"
 

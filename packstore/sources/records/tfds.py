@@ -42,7 +42,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 class TfdsSource(ExampleSource):
-    """Source of one version of a TensorFlow Datasets data set, in TFRecord or ArrayRecord files. Raises
+    """Source of one version of a TensorFlow Datasets data set, in TFRecord or ArrayRecord files. Opening raises
     :class:`SourceError` for a missing shard, another format of files, and ``features.json`` of an old version. A shard
     with another number of records than ``dataset_info.json`` says adds a bad sample."""
 

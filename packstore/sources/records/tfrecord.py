@@ -58,10 +58,10 @@ class _ExampleColumn:
 
 
 class TfrecordSource(ExampleSource):
-    """Source of TFRecord files: one file, or all in a folder. Raises :class:`SourceError` if there are none.
+    """Source of TFRecord files: one file, or all in a folder. Opening raises :class:`SourceError` if there are none.
 
-    Raises :class:`AmbiguousSourceError` if shards are missing, and if nothing tells whether labels begin at 0 or 1. If
-    the user named the kind, packs the shards that exist, and labels unchanged.
+    Opening raises :class:`AmbiguousSourceError` if shards are missing. :meth:`fields` raises it if nothing tells
+    whether labels begin at 0 or 1. If the user named the kind, packs the shards that exist, and labels unchanged.
 
     Attributes:
         format_name: Name of the format, for people.
