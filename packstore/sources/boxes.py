@@ -35,8 +35,8 @@ class BoxConventionCounter:
 
     Attributes:
         count: Number of boxes.
-        fractions: All numbers are about 0 to 1.
-        whole: All numbers are whole.
+        fractions: All numbers are about 0 to 1; true without boxes.
+        whole: All numbers are whole; true without boxes.
         misfits: Number of boxes that contradict each convention: a side is negative, or the box is outside of its image
             of known size.
     """

@@ -73,8 +73,8 @@ class _ArrowFile(OpenTable):
         return overview
 
     def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
-        """Notes in an overview if the column ``name`` has nulls, paths of files or negative labels. ``column`` is an
-        array of its values."""
+        """Adds the column ``name`` to an overview's sets of columns with nulls, paths or negative labels. ``column`` is
+        an array of its values."""
         parts = {}
         inner = column.flatten() if is_list(column.type) else column
         if self._pa.types.is_struct(inner.type):

@@ -20,7 +20,7 @@ from packstore.sources.huggingface.tables import HfTableSource
 
 
 class ExportedTables(ExportedRows, HfTableSource):
-    """Tables that packstore exported. The export manifest, ``packstore.json``, declares their columns."""
+    """Tables that packstore exported. The export manifest, ``packstore.json``, lists their columns."""
 
     def _row_ref(self, entry: Entry) -> Any:
         """Returns the table's own ``ref``, without the record's number."""

@@ -23,7 +23,7 @@ class RowGroup(NamedTuple):
 
     Attributes:
         rows: Number of rows.
-        nbytes: Bytes of each column, by name.
+        nbytes: Uncompressed bytes of each column, by name.
     """
 
     rows: int

@@ -64,7 +64,8 @@ class _ParquetFile(OpenTable):
         return overview
 
     def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Notes in an overview if a column may have nulls, paths or negative numbers, by the statistics of a chunk.
+        """Adds a column to an overview's sets if a chunk may have nulls, paths or negative numbers. Decides by
+        statistics.
 
         Reads a chunk of lists if its statistics do not exclude nulls.
 

@@ -92,7 +92,8 @@ def choose_mode(where: str, files: Sequence[DicomFile], form: str) -> Mode:
 
 
 def find_value_range(files: Sequence[DicomFile], form: str) -> tuple[int, int] | None:
-    """Returns the least and greatest value that pixels can have by the headers. None for floating point.
+    """Returns the least and greatest value that pixels can have by the headers. None for floating point, and without
+    readable files.
 
     ``form``: as for :func:`choose_mode`.
     """

@@ -121,7 +121,8 @@ class NamedSource(FileRowSource):
         return read_text(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
     def read_table(self, name: str, separator: str | None = None, skip: int = 0) -> TextTable:
-        """Reads a text file as a table, without its first ``skip`` lines. Caches the table by ``name`` and ``skip``.
+        """Reads a text file as a table, without its first ``skip`` lines. Caches the table by ``name`` and ``skip``,
+        whatever the ``separator``.
 
         ``separator`` divides the cells of a line; None means blanks. Raises as :meth:`read_text` does.
         """

@@ -166,8 +166,8 @@ class _OpenPixels(OpenArrays):
 
 
 def renumber_from_zero(shown: str, labels: NDArray[np.int64], length: int, classes: int) -> NDArray[np.int64]:
-    """Subtracts 1 from labels that begin at 1. Raises :class:`SourceError` unless there are ``length`` labels, all from
-    1 to ``classes``."""
+    """Returns a copy of labels that begin at 1, less 1. Raises :class:`SourceError` unless there are ``length`` labels,
+    all from 1 to ``classes``."""
     if len(labels) != length:
         raise SourceError(f"{shown} has {len(labels):,} labels for {length:,} images")
     if length and not 1 <= labels.min() <= labels.max() <= classes:

@@ -32,7 +32,8 @@ _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """Facts about all values of a column. Blank cells do not count, except for ``flags`` and ``empty``.
+    """Facts about all values of a column. Blank cells do not count, except for ``flags`` and ``empty``. Without values,
+    ``split``, ``lists`` and ``runs`` are true.
 
     Attributes:
         values: Kinds of the values.

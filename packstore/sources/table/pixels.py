@@ -58,7 +58,7 @@ class PixelTable:
         pixels: Places of the columns of pixels, in order. If there is only one, each cell is an image.
         split: Split that the name of the file names; ``""`` for none.
         further: Always empty: a table of pixels has no columns that name further images.
-        image: Words for the column of images, in messages.
+        image: Name of the column of images in messages.
     """
 
     file: str
