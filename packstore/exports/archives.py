@@ -74,7 +74,7 @@ class _ArchiveExport(FilesExport):
         self._writer = self.new_writer(self._out)
 
     def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole archive to disk."""
+        """Flushes the whole archive to disk, whatever the shard."""
         assert self._out is not None
         self._out.flush()
         os.fsync(self._out.fileno())
@@ -184,7 +184,7 @@ class ZipExport(_ArchiveExport):
         return ZipWriter(out)
 
     def write_end(self, out: IO[bytes], export_manifest: bytes) -> None:
-        """Adds the export manifest, unless the export is bare, and writes the central directory."""
+        """Adds the export manifest, unless the export is bare, and writes the central directory. Ignores ``out``."""
         if not self.bare:
             self._writer.add(MANIFEST_FILE, export_manifest)
         self._writer.close()

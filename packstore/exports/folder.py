@@ -53,7 +53,7 @@ class ImageFolderExport(FilesExport):
         return _FolderWriter(self.path, self.record_paths)
 
     def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole file system, since each image is a file."""
+        """Flushes the whole file system, whatever the shard, since each image is a file."""
         sync_file_system(self.path)
 
 

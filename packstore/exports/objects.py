@@ -195,7 +195,7 @@ class ObjectsExport(FilesExport):
         return ObjectsWriter(self)
 
     def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole file system, since each image is a file."""
+        """Flushes the whole file system, whatever the shard, since each image is a file."""
         sync_file_system(self.path)
 
     def image_path(self, record: Record) -> str:

@@ -50,7 +50,7 @@ class ZarrExport(ArraysExport):
         return _ZarrWriter(self, self.path / _group_name(split), records, start)
 
     def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole file system, since each chunk is a file."""
+        """Flushes the whole file system, whatever the shard, since each chunk is a file."""
         sync_file_system(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:

@@ -46,7 +46,8 @@ class MasksExport(ObjectsExport):
         return [*lost, *super().losses()[-1:]]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the masks of a record as PNG files. Skips missing masks and those that PNG cannot hold.
+        """Writes the masks of a record as PNG files. Skips missing masks and those that PNG cannot hold. Ignores
+        ``size``.
 
         Returns:
             The path of each written file. The key of the first is ``beside``; the key of others is ``beside NAME`` with

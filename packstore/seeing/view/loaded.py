@@ -203,7 +203,8 @@ def _to_numpy(value: Any) -> Any:
 
 
 def _is_drawn(column: Column, manifest: Manifest) -> bool:
-    """Tells if a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes."""
+    """Tells if a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes. Ignores
+    ``manifest``."""
     if column.name in INTERNAL:
         return False
     return column.traits.moves or (column.traits.has_classes and column.parallel is not None)
