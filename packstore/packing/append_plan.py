@@ -123,6 +123,8 @@ def plan_append(
     """Plans an append: opens source and store, compares columns, classes and keys. Writes nothing.
 
     The caller closes the plan's source. If ``on_duplicate`` is ``raise``, reads the samples whose keys the store has.
+    The :class:`SourceError` then says how many of them have the same content.
+
     Raises the errors of :func:`packstore.append`.
 
     ``place``: path at which the samples will be packed; None for a dry run.

@@ -20,7 +20,7 @@ class NotAStoreError(DestinationError):
 def list_owned_files(path: Path) -> list[Path]:
     """Lists all files of the store at ``path``. Checks first that its directory holds nothing else.
 
-    Any file with the name of a shard of its format counts as the store's.
+    In a sharded store, any file with the name of a shard of its format counts as the store's.
 
     Raises:
         NotAStoreError: There is no store at ``path``.
