@@ -90,6 +90,10 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
         raise HeaderError(f"has {several}, and frame {reading.frame} is read (from 0)")
     if reading.frame and info.kind == "png" and info.precision > 8 and info.components > 1:
         raise HeaderError("is a PNG of 16 bits a channel, of which packstore reads the first frame")
+    if reading.frame:  # frames of a file may differ in depth, channels and alpha
+        found = native.describe_image(memoryview(data), info, reading.frame)
+        if found is None:
+            return LossReport({}, is_certain=False)
     mode, wanted, losses = found.mode, reading.pixels, {}
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"

@@ -85,8 +85,10 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
             value = found.values[name]
             if found_files := _extract_files(wanted[name], value, found.at_rest):
                 where = f"{printable(entry.key)}: column {name!r}"
-                mode = read_file_mode(found_files[0], where, options.max_pixels)
-                modes[name] = resolve_kept_mode(mode, options.answers_for(name)).name
+                answers = options.answers_for(name)
+                frame = Reading(frames=answers.frames).frame
+                mode = read_file_mode(found_files[0], where, options.max_pixels, frame)
+                modes[name] = resolve_kept_mode(mode, answers).name
         if modes.keys() >= wanted.keys():
             break
     kept = {name: None if mode == RGB.name else mode for name, mode in modes.items()}
@@ -187,7 +189,7 @@ class FileChecks:
     ) -> str:
         """Returns the text about a file that would lose something. It names the options that allow or avoid the
         loss."""
-        described = native.describe_image(memoryview(data), info)
+        described = native.describe_image(memoryview(data), info, reading.frame)
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
         has += f"{reading.pixels}. "

@@ -55,7 +55,9 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         return _resolve_array_reading(reading, given)
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
-    return replace(reading, mode=resolve_kept_mode(_read_first_mode(source, survey, options), options).name)
+    return replace(
+        reading, mode=resolve_kept_mode(_read_first_mode(source, survey, options, reading.frame), options).name
+    )
 
 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
@@ -156,8 +158,8 @@ def resolve_kept_mode(found: Mode, options: ConvertOptions | Answers) -> Mode:
     return mode_of(colours + has_alpha, dtype)
 
 
-def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode:
-    """Reads the first image and returns its mode.
+def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions, frame: int) -> Mode:
+    """Reads the first image and returns the mode of its frame ``frame``.
 
     Raises :class:`SourceError` if there is none or it cannot be read. Raises :class:`UsageError` for an iterable.
     """
@@ -168,17 +170,20 @@ def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions) ->
         data = getattr(found, "image", found)
         if isinstance(data, np.ndarray):
             return mode_of(data.shape[2], str(data.dtype))
-        return read_file_mode(data, printable(entry.key), options.max_pixels)
+        return read_file_mode(data, printable(entry.key), options.max_pixels, frame)
     raise SourceError(f"{printable(str(source.path))}: there is no image whose mode could be kept")
 
 
-def read_file_mode(data: Buffer, where: str, max_pixels: int) -> Mode:
-    """Reads the mode of an image file.
+def read_file_mode(data: Buffer, where: str, max_pixels: int, frame: int = 0) -> Mode:
+    """Reads the mode of a frame of an image file; that of the first frame if ``frame`` does not exist.
 
     Raises :class:`SourceError` for a damaged or unknown file; the message begins with ``where``.
     """
     try:
-        described = native.describe_image(memoryview(data), check_header(data))
+        info = check_header(data)
+        described = native.describe_image(memoryview(data), info)
+        if described is not None and 0 < frame < described.frames:
+            described = native.describe_image(memoryview(data), info, frame)
         if described is None:
             native.decode(memoryview(data), max_pixels)  # raises with the reason
     except HeaderError as error:

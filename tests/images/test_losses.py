@@ -348,6 +348,31 @@ def test_alpha_of_16_bits_is_asked_about(kind: str, channels: int, tmp_path: Pat
     np.testing.assert_array_equal(pixels, values)
 
 
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
+def test_the_frame_that_is_read_decides(suffix: str, tmp_path: Path) -> None:
+    hole = HOLE.copy()
+    hole[4:9, 4:9, 3] = 0
+    options: dict[str, Any] = {"lossless": True} if suffix == ".webp" else {}
+    made(tmp_path / "images", _save(OPAQUE, suffix, save_all=True, append_images=[Image.fromarray(hole)], **options))
+    packstore.convert(tmp_path / "images", tmp_path / "first.lmdb", frames=0)
+    with pytest.raises(UsageError, match=r"it has transparent pixels.*--alpha keep"):
+        packstore.convert(tmp_path / "images", tmp_path / "second.lmdb", frames=1)
+    packstore.convert(tmp_path / "images", tmp_path / "second.lmdb", frames=1, mode="RGBA")
+    pixels = packstore.PackedDataset(tmp_path / "second.lmdb", output="numpy")[0][0]
+    assert pixels[[6, 15], [6, 15], 3].tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("options", [{"mode": "keep"}, {"depth": "keep"}])
+def test_a_page_of_more_bits_is_asked_about(options: dict[str, Any], tmp_path: Path) -> None:
+    deep = Image.fromarray(DEEP)
+    made(tmp_path / "images", _save(RGB, ".tif", save_all=True, append_images=[deep]))
+    with pytest.raises(UsageError, match=r"it has values of uint16.*--depth keep"):
+        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", frames=1)
+    packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", frames=1, **options)
+    pixels = packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0]
+    np.testing.assert_array_equal(pixels[..., 0], DEEP)
+
+
 def test_pixels_of_a_lab_picture_have_no_alpha() -> None:
     assert pixels_of_pillow(Image.fromarray(RGB).convert("LAB")).shape == RGB.shape
 

@@ -49,7 +49,7 @@ class ImageDescription(NamedTuple):
     Attributes:
         mode: Mode that can represent the whole image.
         frames: Number of frames; for a TIFF, of its pages without smaller versions of other pages.
-        transparent: Some pixel of the first frame is not opaque.
+        transparent: Some pixel of the described frame is not opaque.
         is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
         is_lab: The file has the colours Lab, which become RGB.
     """
@@ -64,14 +64,14 @@ class ImageDescription(NamedTuple):
 def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
     """Reads mode and frames from the header of a file. Decodes its alpha if it has one.
 
-    ``frame``: page that is described, for a TIFF only.
+    ``frame``: number of the frame or page that is described.
 
     Returns None for a file that Pillow cannot open, also without its plugin. Raises :class:`DecodeError` if another
     library for the file is missing."""
     if info.kind == "jpeg":
         return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:
-        return _describe_special_kind(bytes(data), info)
+        return _describe_special_kind(bytes(data), info, frame)
     if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
         plain = describe_image(rest[0], info)
         if plain is None:
@@ -83,7 +83,7 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
         return ImageDescription(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
     if info.kind == "tiff":
         return _describe_tiff(data, info, frame)
-    found = pillow.describe_file(data)
+    found = pillow.describe_file(data, frame)
     if info.kind == "avif" and info.precision > 8:
         _import_imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
@@ -254,15 +254,15 @@ def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[
     return ((pixels.astype(np.uint32) * white + most // 2) // most).astype(mode.dtype), mode
 
 
-def _describe_special_kind(data: bytes, info: ImageInfo) -> ImageDescription:
-    """Describes a file of :data:`KINDS`; decodes it if it has alpha.
+def _describe_special_kind(data: bytes, info: ImageInfo, frame: int) -> ImageDescription:
+    """Describes a frame of a file of :data:`KINDS`; decodes the frame if it has alpha.
 
     Raises :class:`DecodeError` if decoding or counting its frames fails."""
     kind = KINDS[info.kind]
     mode, frames = kind.find_mode(data, info), kind.count_frames(data)
     if not mode.has_alpha:
         return ImageDescription(mode, frames)
-    pixels, _ = _scale_to_dtype(*_decode_special_kind(data, info, 0), info)
+    pixels, _ = _scale_to_dtype(*_decode_special_kind(data, info, frame), info)
     return ImageDescription(mode, frames, bool((pixels[..., -1] < mode.white).any()))
 
 

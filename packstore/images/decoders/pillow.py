@@ -106,7 +106,7 @@ class PillowDescription(NamedTuple):
 def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
     """Opens an image file with Pillow and describes it; decodes it if it has alpha.
 
-    ``page``: number of a page of a TIFF, as Pillow counts: with smaller versions of pages.
+    ``page``: number of a frame; for a TIFF, of a page as Pillow counts: with smaller versions of pages.
 
     Returns None if Pillow cannot open or decode the file, or lacks its plugin. Returns None also for too many pixels.
     """
