@@ -183,7 +183,8 @@ class Order:
     def records_at(self, epoch: int, positions: Array) -> Array:
         """Computes the records at ``positions`` of an epoch's sequence over all ranks.
 
-        Each position is in [0, :attr:`count`). With ``mixture`` the results are ids: record and occurrence.
+        Each position is in [0, :attr:`count`), which is not checked. With ``mixture`` the results are ids: record and
+        occurrence. May return ``positions`` itself.
 
         Returns int64, a numpy array or torch tensor like ``positions``, on its device. On a CUDA device the host waits:
         ask for a whole epoch there, not for a batch.

@@ -1,4 +1,4 @@
-"""``InPlace``: wraps a function that does not move pixels, so that loaders accept it beside masks and boxes."""
+"""``InPlace``: wraps a function that does not move pixels. Loaders then accept the function beside masks and boxes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class InPlace(Operation):
         return f"InPlace({stable_repr(self.fn)})"
 
     def __call__(self, images: Tensor, draws: Draws | None = None, **options: Any) -> Any:
-        """Calls the function with ``images``. Raises :class:`UsageError` if the result has another height or width."""
+        """Calls the function with ``images``. Only an :class:`Operation` gets ``draws``, too.
+
+        Raises :class:`UsageError` if the result has another height or width."""
         draws_too = (draws,) if isinstance(self.fn, Operation) and draws is not None else ()
         found = self.fn(images, *draws_too, **options)
         if isinstance(found, Tensor) and found.ndim >= 2 and found.shape[-2:] != images.shape[-2:]:

@@ -59,7 +59,7 @@ class RandomMasking:
 
         Args:
             draws: Draws of the records, numpy or torch.
-            size: Height and width of their images.
+            size: Height and width of their images. Raises :class:`UsageError` if the patch does not divide them.
         """
         if size[0] % self.patch or size[1] % self.patch:
             raise UsageError(

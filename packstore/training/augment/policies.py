@@ -54,7 +54,7 @@ def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitu
     Args:
         name: Torchvision's name.
         bins: Number of magnitudes.
-        size: Height and width.
+        size: Height and width. Only translations depend on them.
         policy: ``"auto"`` (AutoAugment and RandAugment), ``"wide"`` or ``"mix"`` (AugMix).
     """
     if name in _PLAIN or name == "Identity":

@@ -89,7 +89,9 @@ def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags
 
 
 def _write_rotation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes matrices, from result to source, of rotations by up to 30 degrees either way, and the warp's flags."""
+    """Writes matrices of rotations by up to 30 degrees in either direction, and the flags of the warp.
+
+    The matrices map the result to the source."""
     steps["flags"], steps["p"][:, :6] = flags, inverse_rotation(len(part), sign * part * 30.0)
 
 
@@ -104,7 +106,9 @@ def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: An
 
 
 def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
-    """Writes matrices that shear about the centre, from result to source, and the flags of the warp.
+    """Writes matrices that shear about the centre, and the flags of the warp.
+
+    The matrices map the result to the source.
 
     ``place``: index of ``factor`` in the matrix; 1 shears rows, 3 columns.
     ``length``: height of the images for 1, width for 3.

@@ -147,7 +147,7 @@ class Cut:
         return dataclasses.replace(other, box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``."""
+        """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``. May return a view."""
         top, left, height, width = self.box
         images = images[..., top : top + height, left : left + width]
         if self.resizes:

@@ -134,7 +134,7 @@ class ColumnRows(ABC):
         Args:
             there: Yields the tensors in the order of :meth:`host_tensors`. Exactly as many are taken.
             kept: As for :meth:`host_tensors`.
-            ids: Ids of the records, on the device.
+            ids: Ids of the records, on the device. Only columns that are augmented there use them.
         """
 
 

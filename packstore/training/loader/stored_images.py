@@ -164,7 +164,7 @@ class FileImages(StoredImages):
     def read_pixels_of_each(
         self, records: Sequence[int], views: Sequence[Any]
     ) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields the decoded files in order, each in the file's own dtype, or as its error."""
+        """Yields the decoded files in order, each in the file's own dtype, or as its error. Ignores ``records``."""
         return iter(self._decoder.decode_each(views, exif_transpose=self._exif_transpose))
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
@@ -214,7 +214,9 @@ class ArrayImages(StoredImages):
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1."""
+        """Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1.
+
+        Ignores ``requests``."""
         prepared.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
