@@ -91,7 +91,8 @@ class MotSource(DocumentSource):
         return [file for file in files if is_file(self.tree, file)]
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a file has detections (``det/det.txt``) of a sequence whose annotations are packed."""
+        """Tells if a left file has detections (``det/det.txt``) of a sequence whose annotations are packed: such files
+        raise no question."""
         sequence, _, name = path.rpartition("/det/")
         return name.startswith("det") and join(sequence, "gt/gt.txt") in self._files
 

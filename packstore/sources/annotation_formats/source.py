@@ -43,7 +43,7 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
     expected: ClassVar[re.Pattern[str]] = re.compile("(?!)")
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a left file matches :attr:`expected`."""
+        """Tells if a left file matches :attr:`expected`: such files raise no question."""
         return self.expected.fullmatch(path) is not None
 
     @abstractmethod

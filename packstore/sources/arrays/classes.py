@@ -117,9 +117,10 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
 def find_class_names(shown: str, roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
     """Finds the names of the classes of numeric labels: in an array of texts, else in attributes.
 
-    Attributes may be those of the labels, the images or a group above them. Reads all labels. Returns None if no names
-    fit the labels. If these certainly are names of classes, also logs a warning; ``shown`` is the source's path in it.
-    Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read.
+    Attributes may be those of the labels, the images or a group above them. Reads all labels. Tries the first names
+    alone, and returns None if these do not fit the labels. If these certainly are names of classes, also logs a
+    warning; ``shown`` is the source's path in it. Raises :class:`OSError` or :class:`ValueError` if labels or texts
+    cannot be read.
     """
     labels = (_read_labels(part, blocks) for part in roles.parts)
     most = max((int(each[np.isfinite(each)].max(initial=0)) for each in labels), default=0)

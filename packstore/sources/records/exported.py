@@ -92,7 +92,7 @@ def _decode_array(column: Column, features: Mapping[str, Feature], message: Mess
 
 def _decode_numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
     """Decodes the numbers of a column to its dtype. A dtype in :data:`PACKED` has bytes in the example. Raises
-    :class:`ValueError` for another type of values, and for numbers beyond the dtype."""
+    :class:`ValueError` for another type of values, and for numbers beyond an integer dtype."""
     feature, dtype = _get_feature(column.name, features), NUMPY_DTYPE[column.dtype]
     if column.dtype in PACKED:
         return np.frombuffer(_get_bytes(column.name, features, message), dtype)

@@ -56,7 +56,7 @@ class OpenFiles:
 
     def locate_span(self, number: int, start: int, size: int) -> Location | None:
         """Locates ``size`` bytes of a file from ``start`` on. Returns None if the file was decompressed, or has been
-        replaced. Opens the file at the first call."""
+        replaced. The first call for a file opens it; later calls do not look for a replacement."""
         path = self._paths[number]
         if number not in self._plain:
             opened, lying = os.fstat(self[number].descriptor), path.stat()

@@ -69,8 +69,8 @@ class Numbering:
 def find_class_names(folder: Path) -> ClassNameFile | None:
     """Reads names of classes from ``labels.txt`` or a label map (``.pbtxt``). Returns None if there is no such file.
 
-    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Reads at most 16 MiB.
-    Raises :class:`SourceError` for a file that cannot be read, or has two names for one number. Raises
+    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Reads the first 16 MiB alone. Raises
+    :class:`SourceError` for a file that cannot be read, or has two names for one number. Raises
     :class:`AmbiguousSourceError` for several files.
     """
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
@@ -175,9 +175,10 @@ def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
 
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
-    """Numbers classes by the names in a file. If a name occurs twice, logs a warning, and returns a numbering without
-    names. Raises :class:`SourceError` if the names do not fit ``seen``, the numbers in the data. Raises
-    :class:`AmbiguousSourceError` if names without numbers may count from 0 or 1."""
+    """Numbers classes by the names in a file, in the order of the file's numbers. Names without numbers count from 1 if
+    only that fits, else from 0. If a name occurs twice, logs a warning, and returns a numbering without names. Raises
+    :class:`SourceError` if the names do not fit ``seen``, the numbers in the data. Raises :class:`AmbiguousSourceError`
+    if names without numbers may count from 0 or 1."""
     file, count = printable(beside.file), len(beside.names)
     if beside.numbers is None:
         if seen and seen[0] <= 0 and seen[-1] >= count:

@@ -200,9 +200,9 @@ class MdsSource(ShardSource):
         return begins_like_image(data[:16])
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
-        """Declares the column of a value by its encoding. ``given`` are its values in the first samples. Bytes are
-        images if the first value begins like an image. Arrays depend on all values. Raises :class:`SourceError` for
-        arrays if there are no values, or no column holds them."""
+        """Declares the column of a value by its encoding. ``given`` are its values in the first samples. Integers with
+        a name of labels are labels. Bytes are images if the first value begins like an image. Arrays depend on all
+        values. Raises :class:`SourceError` for arrays if there are no values, or no column holds them."""
         column = self._columns[name]
         if column == "image":
             return Image(None if encoding in (*FILES, "bytes") else "uint8")

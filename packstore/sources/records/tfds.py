@@ -209,8 +209,8 @@ class TfdsSource(ExampleSource):
 
 def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
     """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all strings of
-    the tensor stay bytes. Raises :class:`ValueError` for values of another type, another text that is not UTF-8, and a
-    class number that is too large. Negative class numbers pass."""
+    the tensor stay bytes. Raises :class:`ValueError` for values of another type, another text that is not UTF-8, and
+    too large class numbers. Negative class numbers pass."""
     if leaf.what == "text" or leaf.dtype == "string":
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts")
@@ -231,8 +231,8 @@ def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
 
 
 def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
-    """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` if they do not fit shape or
-    dtype, and for compressed numbers of more than ``limit`` bytes."""
+    """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not fit
+    the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
     dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
     if leaf.packed:
         values = feature.bytes(message) if feature.kind == "bytes" else []
