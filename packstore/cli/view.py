@@ -18,8 +18,19 @@ from packstore.cli.options import cache_options
 @click.option(
     "--verified", type=LocalPath(), metavar="FILE", help="Mark the problems of packstore verify --json > FILE."
 )
+@click.option(
+    "--window", nargs=2, type=float, metavar="LO HI",
+    help="More than 8 bits: these values are black and white.  [default: 1st and 99th percentile of each image]",
+)  # fmt: skip
 @cache_options
-def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified: Path | None) -> None:
+def view(
+    store: Path,
+    port: int,
+    no_browser: bool,
+    audit: Path | None,
+    verified: Path | None,
+    window: tuple[float, float] | None,
+) -> None:
     """Show the store at STORE, a path or a URL, in the browser: its images, records and classes. Changes nothing.
 
     Only this machine can open the page; its address contains a secret. Ctrl-C ends the server. To see a store
@@ -37,7 +48,16 @@ def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified:
     from packstore.seeing.view.serve import serve_page
 
     with suggest_packing(store):
-        serve_page(store, _print_address, interrupt, port=port, browser=not no_browser, audit=audit, verified=verified)
+        serve_page(
+            store,
+            _print_address,
+            interrupt,
+            port=port,
+            browser=not no_browser,
+            audit=audit,
+            verified=verified,
+            window=window,
+        )
 
 
 def _print_address(address: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode, mode_of
 from packstore.images.reading import Reading, convert_pixels
@@ -17,6 +18,12 @@ Window = tuple[float, float]
 PERCENTILES = (1.0, 99.0)
 """Percentiles of an image's values that become the window by default."""
 _GRAY_OR_COLOUR = (1, 3)
+
+
+def check_window(window: Window | None) -> None:
+    """Raises :class:`UsageError` if the value shown as black is not below the value shown as white."""
+    if window is not None and not window[0] < window[1]:
+        raise UsageError(f"window should be a lower and a higher value, got {window[0]:g} and {window[1]:g}")
 
 
 def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
-from packstore.images.display import PERCENTILES, Window
+from packstore.images.display import PERCENTILES, Window, check_window
 from packstore.seeing.drawing import (
     draw_record,
     draw_values,
@@ -77,6 +77,7 @@ class SheetOptions:
     def __post_init__(self) -> None:
         for name, least in (("per_class", 1), ("side", 8), ("seed", 0), ("epoch", 0)):
             whole_number(name, getattr(self, name), least)
+        check_window(self.window)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

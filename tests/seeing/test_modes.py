@@ -69,6 +69,9 @@ def test_sheet_view_and_show(tmp_path: Path) -> None:
         described = describe_record(reader, images, 0)
         assert described["image"]["window"] == pytest.approx((41, 4054), abs=3)
         assert images.decode_for_display(0, reader.manifest.image).shape == (40, 50, 3)
+        given = BrowserImages(reader, (4000, 5000))
+        assert describe_record(reader, given, 0)["image"]["window"] == (4000, 5000)
+        assert given.decode_for_display(0, reader.manifest.image).mean() < 50
         assert images.get_thumbnail(0, 32).data.startswith(b"\x89PNG")
         json.dumps(described)
     shown = PackedDataset(tmp_path / "s.lmdb").show(0)

@@ -58,8 +58,15 @@ class BrowserImages:
     of damaged ones.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, window: Window | None = None) -> None:
+        """
+        Args:
+            reader: The store.
+            window: For images of more than 8 bits: the value shown as black, and the value shown as white. None for
+                the 1st and 99th percentile of each image.
+        """
         self._reader = reader
+        self._window = window
         manifest = reader.manifest
         self._decoder = get_decoder(reading=Reading.restore(manifest.image.mode, manifest.options))
         self._turned = readers_transpose(reader.manifest)
@@ -133,9 +140,11 @@ class BrowserImages:
 
     def choose_window(self, record: int, column: Column) -> Window | None:
         """Returns the display window of a record's image: the values shown as black and as white. Returns None for 8
-        bits. Decodes the image."""
+        bits. Decodes the image, unless one window was given for all."""
         mode = column.pixels
-        return None if mode.dtype == "uint8" else find_window(self._decode_in_mode(record, column), mode)
+        if mode.dtype == "uint8":
+            return None
+        return self._window or find_window(self._decode_in_mode(record, column), mode)
 
     def decode_for_display(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
@@ -146,7 +155,7 @@ class BrowserImages:
         ``data``: the stored bytes if they are known. With ``side``, decodes a large JPEG smaller; its longer side keeps
         at least ``side`` pixels.
         """
-        return to_display(self._decode_in_mode(record, column, data, side), column.pixels)
+        return to_display(self._decode_in_mode(record, column, data, side), column.pixels, self._window)
 
     def _decode_in_mode(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None

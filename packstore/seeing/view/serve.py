@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from packstore.core.errors import UsageError
+from packstore.images.display import Window, check_window
 from packstore.seeing.view.findings import read_findings
 from packstore.stores import open_store
 
@@ -28,6 +29,7 @@ def serve_page(
     browser: bool = True,
     audit: Path | None = None,
     verified: Path | None = None,
+    window: Window | None = None,
 ) -> None:
     """Serves the page of the store at ``path`` until a signal arrives.
 
@@ -39,11 +41,15 @@ def serve_page(
         browser: Also open the address in the browser.
         audit: Report of ``packstore audit --json FILE``. Its findings are marked.
         verified: Report of ``packstore verify --json``. Its problems are marked.
+        window: For images of more than 8 bits: the value shown as black, and the value shown as white. None for the
+            1st and 99th percentile of each image.
 
     Raises:
         StoreError: The store does not open.
-        UsageError: A library is not installed, the port cannot be used, or a file is no report about this store.
+        UsageError: A library is not installed, the port cannot be used, or a file is no report about this store, or the
+            window is empty.
     """
+    check_window(window)
     for name in ("starlette", "uvicorn"):
         try:
             importlib.import_module(name)
@@ -65,7 +71,7 @@ def serve_page(
     with open_store(path) as reader, closing(_open_listener(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)
         token = secrets.token_urlsafe(24)
-        site = Site(reader, findings)
+        site = Site(reader, findings, window)
         address = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
         config = uvicorn.Config(
             make_app(site, token),

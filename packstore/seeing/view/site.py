@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.parallel import default_workers
+from packstore.images.display import Window
 from packstore.seeing.nearby import is_damage
 from packstore.seeing.view.facts import ImageHeaders, choose_sample, read_headers
 from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings
@@ -44,9 +45,10 @@ class Site:
         jobs: Background jobs.
     """
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: Findings, window: Window | None = None) -> None:
+        """``window``: see :class:`~packstore.seeing.view.images.BrowserImages`."""
         self.reader, self.findings = reader, findings
-        self.images = BrowserImages(reader)
+        self.images = BrowserImages(reader, window)
         self.jobs = Jobs()
         self._decoding = ThreadPoolExecutor(default_workers(), "packstore-images")
         self._turn = asyncio.Semaphore(default_workers())
