@@ -284,8 +284,8 @@ class CacheFolder:
     def remove_damaged(self, descriptor: int, name: str) -> None:
         """Removes an open object that is damaged. The caller closes ``descriptor``.
 
-        If others have it open, moves it to ``part/``: the budget counts it until they close it. Does nothing if the
-        file was removed or replaced.
+        If others have the object open, moves it to ``part/``. The budget counts it until the others close it. Does
+        nothing if the file was removed or replaced.
         """
         path = self.whole / name
         with self.lock_cache():

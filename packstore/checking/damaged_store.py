@@ -74,8 +74,8 @@ class DamagedStore:
     def whole_store_counts(self) -> dict[str, int]:
         """Counts of records by option name, such as ``exif_oriented``, from the manifest of the whole store.
 
-        These are the options that the manifest of the first readable shard lacks. Empty for a single file, or if no
-        shard's manifest is known.
+        The manifests of shards leave such counts out. So these are the options of the whole store that the manifest of
+        the first readable shard lacks. Empty for a single file, or if no shard's manifest is known.
         """
         shard = next((m for m in map(_find_recovered_manifest, self.files) if m is not None), None)
         if shard is None or self.shard_size is None:

@@ -24,7 +24,8 @@ def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Option
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     """Converts ``value`` to an ``int``. A ``least`` of None allows any number.
 
-    Raises :class:`UsageError` for a bool, for anything else that is no whole number, and for a number below ``least``.
+    Raises :class:`UsageError` for a bool, for a float (also 3.0), for anything else that is no ``int``, and for a
+    number below ``least``. Accepts numpy's whole numbers.
     """
     try:
         number = None if isinstance(value, bool) else index(value)

@@ -185,7 +185,7 @@ class RecordPaths:
     def _list_stems(
         self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
     ) -> Sequence[str] | map[str]:
-        """Returns the paths of all records in order, without image suffixes. Reads keys as they are needed."""
+        """Returns the paths of all records in order, without image suffixes. Reads each key when its path is taken."""
 
         def stem(number: int) -> str:
             split = next(name for stop, name in self._ends if number < stop)

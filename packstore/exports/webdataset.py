@@ -47,8 +47,8 @@ class WebDatasetExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on dots in keys. If the store has them, adds texts on class names that cannot be lines, lists
-        of images, bfloat16 and normalisation."""
+        """Returns a text on dots in keys, and one for each of these that the store has: class names that cannot be
+        lines, lists of images, bfloat16 values, and normalisation."""
         lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")

@@ -112,7 +112,7 @@ _PALETTE = 3  # colour type of a PNG
 
 
 def _find_conversion(info: ImageInfo, found: native.ImageDescription, wanted: Mode) -> str | None:
-    """Returns the conversion without loss, one of :data:`UNIFIED`, or None if the file has the wanted mode."""
+    """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``. None if there is none to report."""
     mode = found.mode
     if wanted.has_colour and mode.channels - mode.has_alpha == 1:
         return "gray_to_colour"

@@ -99,7 +99,7 @@ class CopiedSource(Source):
         return Location(f"{self.path}/{inside}".rstrip("/"), found.offset, self._states[inside])
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Prepares entries by the source of the copies. Fetches no objects."""
+        """Passes entries to the source that reads the copies, which prepares them. Fetches no objects."""
         return self._source.fetch(entries)
 
     def workers(self) -> int:

@@ -197,8 +197,8 @@ class FramesSource(FrameFilesSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all frames.
-        Raises :class:`UsageError` for a source without image files, and for a store whose mode is not that of the
-        frames."""
+        Raises :class:`UsageError` for a source without image files. If the source is a store, raises it also if the
+        frames have another mode than the store."""
         survey = self.survey_files(split)
         mode = self.scan_files(progress, survey.records)
         if survey.store is not None and survey.store.image.pixels != mode:

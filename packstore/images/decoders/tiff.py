@@ -52,7 +52,7 @@ class TiffPages:
         """Decodes a page. Returns pixels and mode.
 
         Raises :class:`DecodeError` for damaged files, missing pages, too many pixels, and without tifffile. Raises it
-        also if no mode fits the channels and values."""
+        also if no mode fits the channels and values, and for a page of several planes."""
         import_tifffile()
         try:
             if number >= len(self._pages):

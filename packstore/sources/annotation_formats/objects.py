@@ -104,7 +104,8 @@ def bounding_box(*polygons: Sequence[float]) -> list[float]:
 
 
 def box_from_corner(left: Any, top: Any, width: Any, height: Any) -> list[float]:
-    """Makes a box from its top left corner, width and height. Raises :class:`ValueError` if a value is no number."""
+    """Makes a box ``[left, top, right, bottom]`` from its top left corner, width and height. Raises :class:`ValueError`
+    if a value is no number."""
     x, y, w, h = to_floats((left, top, width, height))
     return [x, y, x + w, y + h]
 

@@ -71,8 +71,9 @@ class _OpenN5(OpenArrays):
                 refuse_unwritten(self._shown, self._infos[name], folder)
 
     def _describe_array(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata. Stores its block size and compression. An array of another dtype or
-        compression is unreadable. Raises :class:`SourceError` for damaged metadata, and blocks over 1 GiB."""
+        """Describes an array by its metadata, with its axes in numpy's order. Stores its block size and compression. An
+        array of another dtype or compression is unreadable. Raises :class:`SourceError` for damaged metadata, and
+        blocks over 1 GiB."""
         shape, blocks = parse_array_shape(plain.get("dimensions"), 0), parse_array_shape(plain.get("blockSize"), 1)
         compression = plain.get("compression", plain.get("compressionType"))
         kind = compression.get("type") if isinstance(compression, dict) else compression

@@ -205,7 +205,7 @@ def _dtype(name: Any, align: Any = False, copy: Any = True) -> _DType:
 
 
 def _empty_bytes() -> bytes:
-    """Stand-in for ``bytes``, by which Python 3 writes the empty byte string for Python 2."""
+    """Stand-in for ``bytes``: Python 3 pickles an empty byte string for Python 2 as a call of it."""
     return b""
 
 

@@ -44,7 +44,11 @@ def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int])
 
 
 def has_places(dataset: Any, frames: int) -> bool:
-    """Tells if the file can state a position for each of its frames."""
+    """Tells if the file can state a position for each of its frames.
+
+    True for one frame, and for a file with groups per frame; neither is read here. Otherwise, there must be an offset
+    for each frame.
+    """
     if frames == 1 or "PerFrameFunctionalGroupsSequence" in dataset:
         return True
     return len(read_floats(dataset, 0, _OFFSETS)) == frames

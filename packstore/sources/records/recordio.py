@@ -111,7 +111,8 @@ class RecordioSource(ShardSource):
         - ``image``.
         - ``label``: a class if all labels are whole numbers from 0, else float32; an array if records have several.
         - ``labels``: array of all labels of InsightFace, whose ``label`` is the first.
-        - ``id``: number of the record, if some number is not the record's position, and no list is used.
+        - ``id``: number that the file gives the record. Left out if every id is the record's position, or if a list is
+          used.
         - ``id2``: second number, if some record has one.
 
         Raises :class:`AmbiguousSourceError` for class numbers from 2^24 on, which float32 rounds. If the user named the

@@ -231,8 +231,9 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _file_list_features(self) -> frozenset[str]:
-        """Names of features with several files in a record, which no column can hold. Files are bytes that are not all
-        text."""
+        """Names of features with several files in a record, which no column can hold.
+
+        A feature of bytes has files unless all its values are text."""
         lists = (name for name, facts in self.facts.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
         return frozenset(name for name in lists if self.facts.features[name].looks != {"text"})
 

@@ -116,7 +116,8 @@ class PaddedImages:
     def put_images(self, images: Tensor) -> None:
         """Overwrites the first images by ``images`` ``(B, C, H, W)``, and writes the padding at their left and right.
 
-        The padding above and below is not written: :meth:`crop_into` reads other rows for it.
+        Constant padding is there already. The padding above and below is not written: for it, :meth:`crop_into` reads
+        rows of the image.
         """
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]

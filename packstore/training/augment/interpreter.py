@@ -173,7 +173,7 @@ def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[T
 
 
 def _run_blur(images: Tensor, steps: Steps) -> Tensor:
-    """Blurs images by the kernel sizes and deviations in ``steps``. Calls the kernel once per kernel size."""
+    """Returns images blurred by the kernel sizes and deviations in ``steps``. Calls the kernel once per kernel size."""
     sizes = steps["p"][:, :2].astype(np.int64)
     result = torch.empty_like(images)
     for size in np.unique(sizes, axis=0).tolist():

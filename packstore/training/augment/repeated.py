@@ -15,8 +15,8 @@ class RASampler:
     """Yields indices of a dataset in random order, each ``repeats`` times in a row.
 
     For ``sampler=`` of a loader. An epoch has as many items as the dataset, and shows ``1 / repeats`` of the records.
-    The loader augments each repetition differently, and divides the indices among ranks. Each rank takes an equal
-    sampler.
+    The loader augments each repetition differently, and divides the indices among ranks. Give each rank a
+    sampler with the same arguments.
 
     Source: Hoffer et al., "Augment your batch", 2019; DeiT, ``samplers.py``.
 

@@ -141,7 +141,7 @@ class RandomShortestSize(_DrawnSize):
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
         """Draws one of the lengths for the shorter side. Shrinks both sides if the longer one would exceed
-        ``max_size``."""
+        ``max_size``. Returns sizes that are not rounded."""
         assert not isinstance(self.min_size, int)
         chosen, shorter = draws.integers(len(self.min_size), 0), height * 0
         for number, size in enumerate(self.min_size):
