@@ -215,7 +215,8 @@ def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[A
 
 
 def _format_value(column: Column, value: Any) -> int | str:
-    """Returns a stored value as JSON: a whole number, text, or base64 of other bytes."""
+    """Returns a stored value as JSON: a single integer or bool as a number, and a text. Anything else (floats, arrays,
+    bytes) becomes base64 of its bytes."""
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
         return int(value)
     if column.kind == "fixed":

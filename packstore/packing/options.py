@@ -112,7 +112,7 @@ class ConvertOptions(SourceArguments):
         The column's own options come first. Of the options for all columns:
         - ``depth`` applies. But if the column's own mode is ``keep``, only a ``depth`` of ``keep`` applies.
         - ``alpha`` applies.
-        - ``mode`` applies only if it is ``keep``, and if the column converts no depth.
+        - ``mode`` applies only if its value is ``keep``, and the column's own ``depth`` is not given or ``keep``.
         - ``frames`` never applies.
         """
         own = self.column_answers.get(column, {})

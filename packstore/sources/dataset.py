@@ -354,7 +354,9 @@ class StreamSource(SampleSource):
         self._entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Estimates sizes by the first samples; ignores ``split``. Has only the first sample's split, with 0 samples.
+        """Estimates sizes by the first samples; ignores ``split``. The survey names only the first sample's split. Its
+        samples are not counted: their number is 0.
+
         Raises :class:`SourceError` if there is no sample."""
         if not self._first:
             raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")

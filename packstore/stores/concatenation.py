@@ -126,7 +126,8 @@ class ConcatReader(Reader):
         return np.array(starts, np.int64), parts
 
     def part(self, number: int) -> Reader:
-        """Returns the reader of a file of one of the stores. A file with several splits has several numbers."""
+        """Returns the reader of part ``number``: a file of one of the stores. A file with several splits is several
+        parts."""
         store, local = self._part_table[1][number]
         return self._readers[store].part(local)
 

@@ -170,8 +170,8 @@ class SourceImages:
         return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
 
     def check_array(self, key: str, image: ImageData) -> NDArray[Any]:
-        """Returns the array of a source of arrays. Raises :class:`SampleError` for image files, values of another size
-        in bytes, or another number of channels."""
+        """Returns the array of a source of arrays. Raises :class:`SampleError` for image files, and for arrays whose
+        item size or number of channels is not the encoding's."""
         encoding, expected = self.encoding, self.mode.channels
         if not isinstance(image, np.ndarray):
             raise SampleError(key, f"the source gave {len(image)} bytes; expected an array ({encoding.dtype})")
@@ -255,8 +255,8 @@ class Encoding(ABC):
 
     @classmethod
     def choose_for_source(cls, source: type[Encoding]) -> type[Encoding]:
-        """Returns the encoding in which images of a source with the encoding ``source`` are stored. By default, returns
-        this encoding."""
+        """Returns the encoding that a store gets if the user asks for this one, and the source's images have the
+        encoding ``source``. By default, returns this encoding."""
         return cls
 
     @classmethod

@@ -62,8 +62,10 @@ class MotSource(DocumentSource):
         for number, line in enumerate(document, 1):
             if line.strip():
                 values = to_floats(line.split(","))
-                if not _WORDS[0] <= len(values) <= _WORDS[1] or not values[0].is_integer():
+                if not _WORDS[0] <= len(values) <= _WORDS[1]:
                     raise ValueError(f"line {number} has {len(values)} numbers, expected 6 to 10")
+                if not values[0].is_integer():
+                    raise ValueError(f"line {number} begins with {values[0]:g}, expected the number of a frame")
                 frames.setdefault(int(values[0]), []).append(values)
         images = self.tree.names(join(sequence, "img1")).ending(*IMAGE_SUFFIXES)
         for image, lines in take_frames(images, frames):

@@ -105,7 +105,7 @@ class _ParquetFile(OpenTable):
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
         """Yields batches of at most ``rows`` rows; None sets no such limit.
 
-        Batches of a group of more than 32 MiB also have about 16 MiB at most.
+        If the group has more than 32 MiB, a batch has at most about 16 MiB, too.
         """
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size

@@ -312,7 +312,8 @@ class DicomSource(HeaderScanSource):
     def _read_dataset(self, file: str, size: int, modified: int) -> Any:
         """Reads and parses a file. Each thread keeps its last file, of which it may read further frames.
 
-        Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one.
+        Raises :class:`SampleError` for a file that has changed, is unreadable, or is too large. Raises
+        :class:`ValueError` for a damaged one.
         """
         key = file, size, modified
         if getattr(self._last, "key", None) != key:

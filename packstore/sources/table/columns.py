@@ -331,7 +331,8 @@ def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[st
 
 
 def parse_flag(value: Any) -> int | None:
-    """Returns the flag in a cell: 0, 1 or -1. Returns None for a blank cell, and for any other value."""
+    """Returns the flag in a cell: 0, 1 or -1, also written 1.0. Returns None for a blank cell, and for any other value,
+    such as ``true``."""
     shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return _FLAGS.get(shown)
 

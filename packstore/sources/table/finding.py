@@ -234,8 +234,10 @@ def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
 def _is_image_column(name: str, way: Naming) -> bool:
     """Tells if a column names images. Names with suffixes always do.
 
-    Names without suffixes must be of at least two images. Either the column's name is that of ids. Or all names are of
-    images, and at least two are no numbers.
+    Names without suffixes do if they are of at least two images, and one of these holds:
+
+    - The column's name is that of ids.
+    - All names are of images, and at least two are no numbers.
     """
     if not way.by_stem:
         return True

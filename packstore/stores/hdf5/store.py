@@ -12,6 +12,7 @@ The file is written for HDF5 1.8 and later, whose dense attribute storage takes 
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -341,11 +342,14 @@ def _write_dataset(group: Any, name: str, dtype: str, data: NDArray[Any]) -> Non
 
 
 def _copy_range(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
-    """Copies the bytes from ``start`` to ``stop`` to the same place in another file."""
+    """Copies the bytes from ``start`` to ``stop`` to the same place in another file. Raises :class:`OSError` if the
+    source ends before."""
     source.seek(start)
     target.seek(start)
     while start < stop:
         data = source.read(min(_COPY_BYTES, stop - start))
+        if not data:
+            raise OSError(errno.EIO, f"the file ends at byte {start}, expected {stop}")
         target.write(data)
         start += len(data)
 

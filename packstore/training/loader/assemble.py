@@ -172,8 +172,8 @@ class Assembler(ABC):
     def _note_faults(self, prepared: PreparedBatch, errors: Failures) -> None:
         """Marks records with damaged values in other columns as failed, and stores their errors in ``errors``.
 
-        If ``errors`` is None, raises the error of the batch's first damaged record instead. It may be the error of an
-        image."""
+        If ``errors`` is None, raises the error of the batch's first damaged record instead. To find the first, verifies
+        the images of the records before it."""
         assert prepared.pending is not None
         faults = prepared.pending.faults
         if errors is None:

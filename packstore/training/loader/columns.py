@@ -224,8 +224,8 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
     """Returns the reason why a dataset's columns cannot be kept in device memory. Returns None if they can.
 
-    Only images, keys and numbers of one shape can, without missing values and forms in ``collate``. A form of
-    ``image`` is no obstacle."""
+    The columns that can be kept are the main image, the keys, and labels and arrays of one shape. Missing values are an
+    obstacle. So is a form in ``collate``, except one of ``image``."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))
