@@ -100,13 +100,13 @@ def _name_record(recode: Recode) -> Recode:
     """Returns ``recode`` as a function that raises :class:`SampleError` with the record's key for an image that cannot
     be re-encoded."""
 
-    def named(key: str, image: Any) -> ImageData:
+    def recode_record(key: str, image: Any) -> ImageData:
         try:
             return recode(key, image)
         except (ValueError, DecodeError) as error:
             raise SampleError(key, printable(str(error))) from error
 
-    return named
+    return recode_record
 
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
