@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.modes import RGB, Mode, mode_of
+from packstore.core.modes import MAX_CHANNELS, RGB, Mode, mode_of
 from packstore.images.decoders import native
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
@@ -21,7 +21,7 @@ _ANSWERS = {
     "frames": "--frames first, the number of a frame from 0, all (each is a record), or clips (each file is a record, "
     "with an array of its frames)",
     "channels": "--mode keep (all channels, if all images have them), --mode RGB or --mode L",
-    "alpha": "--alpha keep (if the first image has alpha; else --mode {with_alpha}), drop or over:COLOUR",
+    "alpha": "--alpha {keep}drop or over:COLOUR",
 }
 """Command-line options that answer the question about each loss."""
 
@@ -131,8 +131,9 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
             f"{has}Values of different types do not compare: leave such files out with --ignore, or pack all images as "
             "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI"
         )
-    with_alpha = mode_of(reading.pixels.channels + 1, reading.pixels.dtype).name
-    answers = "; ".join(_ANSWERS[name].format(with_alpha=with_alpha) for name in losses)
+    with_alpha = mode_of(min(reading.pixels.channels + 1, MAX_CHANNELS), reading.pixels.dtype)
+    keep = f"keep (if the first image has alpha; else --mode {with_alpha.name}), " if with_alpha.has_alpha else ""
+    answers = "; ".join(_ANSWERS[name].format(keep=keep) for name in losses)
     raise UsageError(
         f"{has}To pack this file and those like it: {answers} (the run resumes, unless its records change); or leave "
         "them out with --ignore"

@@ -110,8 +110,9 @@ def choose_reading(
         return recorded
     if not manifest.holds_files:
         raise UsageError(
-            f"{', '.join(given)} say how image files are read, and this store holds {manifest.encoding} pixels of mode "
-            f"{manifest.image.pixels}; pack it again with --mode, or leave them out"
+            f"{', '.join(given)} {'says' if len(given) == 1 else 'say'} how image files are read, and this store holds "
+            f"{manifest.encoding} pixels of mode {manifest.image.pixels}; pack it again with --mode, or leave "
+            f"{'it' if len(given) == 1 else 'them'} out"
         )
     reading = replace(recorded, chosen=mode is not None, **given)
     if found.dtype != "uint8" and reading.pixels.dtype == "uint8" and (reading.depth is None or depth == "keep"):

@@ -384,6 +384,8 @@ IDLE: list[tuple[str, dict[str, Any], str]] = [
     ("plain", {"frames": 2}, "has 1 frame, and frame 2 is read"),
     ("plain", {"mode": "I;16"}, "different types"),
     ("plain", {"mode": "multi:5:uint8"}, "3 channels, and 5 are expected"),
+    ("plain", {"mode": "multi:4096:uint8"}, "3 channels, and 4096 are expected"),
+    ("hole", {"mode": "multi:4096:uint8"}, "--alpha drop or over:COLOUR"),
     ("npz", {"depth": "scale"}, "so depth cannot apply"),
     ("npz", {"alpha": "drop"}, "so alpha cannot apply"),
     ("npz", {"frames": "first"}, "so frames cannot apply"),
@@ -401,6 +403,7 @@ def test_options_that_make_no_sense_are_refused(
 ) -> None:
     made(tmp_path / "deep", _save(DEEP, ".png"))
     made(tmp_path / "plain", _save(RGB, ".png"))
+    made(tmp_path / "hole", _save(HOLE, ".png"))
     np.savez(tmp_path / "npz", x_train=np.zeros((5, 8, 8, 3), np.uint8), y_train=np.arange(5))
     path = tmp_path / ("npz.npz" if source == "npz" else "store.lmdb" if source == "store" else source)
     if source == "store":

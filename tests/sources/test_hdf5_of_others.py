@@ -532,7 +532,7 @@ def test_damaged_files_and_files_without_images(tmp_path: Path) -> None:
             convert(path, tmp_path / "o.h5")
         assert str(caught.value).isprintable()
     write(path, {"weights": np.zeros((3, 3, 64, 64), np.float32)})
-    with pytest.raises(SourceError, match=r"holds no arrays of images .* but weights"):
+    with pytest.raises(SourceError, match=r"holds no arrays of images .* of uint8 or named images.* but weights"):
         open_source(path)
     with h5py.File(path, "w") as file:
         file.create_group("empty")
