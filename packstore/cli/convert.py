@@ -253,7 +253,7 @@ def describe_report(report: ConvertReport) -> str:
     lines += [f"  {name:<8}{' ' * (1 + (len(name) > 8))}{text}" for name, text in describe_targets(manifest.columns)]
     if manifest.has_column("label") and manifest.classes is None:
         kind = manifest.column("label").type
-        lines.append(f"  labels   {'numbers, without class names' if kind == 'label' else f'none, but {kind}'}")
+        lines.append(f"  labels   {'numbers, without class names' if manifest.has_label else f'none, but {kind}'}")
     if manifest.shards:
         lines.append(f"  shards   {len(manifest.shards)}")
     lines.append(

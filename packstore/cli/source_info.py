@@ -26,20 +26,6 @@ _INTERNAL_MEANINGS = {
     "row_checksum": "of each record's other values",
     "seek_index": "where crops of each JPEG file begin to decode",
 }
-_MEANINGS = {
-    "label": "a class number",
-    "labels": "class numbers",
-    "boxes": "left, top, right, bottom in pixels",
-    "keypoints": "points",
-    "mask": "a value a pixel",
-    "volume": "values a pixel",
-    "clip": "frames or planes",
-    "image": "another image",
-    "images": "any number of images",
-    "text": "text",
-    "json": "JSON",
-    "bytes": "bytes",
-}
 
 
 def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
@@ -178,14 +164,8 @@ def describe_column(column: Column) -> str:
         return {"key": "text", "shape": "height and width of each image"}[column.name]
     if column.name in _INTERNAL_MEANINGS:
         return f"{column.dtype}, {_INTERNAL_MEANINGS[column.name]}"
-    meaning = _MEANINGS.get(column.type)
-    if meaning is None:
-        each = _format_shape(column.shape) or ("values" if column.kind == "ragged" else "a value")
-        meaning = f"{column.dtype}, {'any number of ' if column.kind == 'ragged' else ''}{each}"
-    if column.classes is not None:
-        meaning = f"classes {format_classes(column.classes)}"
-    elif column.type == "label":
-        meaning = "numbers, without class names"
+    named_classes = column.classes is not None
+    meaning = f"classes {format_classes(column.classes or ())}" if named_classes else column.traits.describe(column)
     parallel = f", one for each row of {column.parallel}" if column.parallel else ""
     if column.mode is not None:
         meaning = f"{meaning}, mode {column.pixels}"

@@ -197,12 +197,12 @@ def _choose_encoding(column: Column) -> str:
     file."""
     dtype = _element_dtype(column)
     if column.form == "text":
-        return "json" if column.type == "json" else "str"
+        return "json" if column.traits.extension == "json" else "str"
     if column.form == "files":
         return "bytes"  # framed, as in the store
     if column.form in ("file", "bytes"):
         # Readers must not decode a missing file.
-        return "bytes" if column.form == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"
+        return "bytes" if column.form == "bytes" or column.nullable else "jpeg" if column.holds_images else "png"
     if column.kind == "fixed" and not column.shape:
         return dtype
     whole = column.kind == "fixed" and 0 not in column.shape

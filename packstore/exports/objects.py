@@ -59,15 +59,15 @@ class ObjectColumns:
     def __init__(self, manifest: Manifest, extra: str) -> None:
         """``extra``: name of a JSON column with a value for each object; ignored if the store has none."""
         columns = manifest.columns
-        self.boxes: str | None = next((column.name for column in columns if column.type == "boxes"), None)
+        self.boxes: str | None = next((column.name for column in columns if column.coordinates == "xyxy"), None)
         beside = [column for column in columns if self.boxes is not None and column.parallel == self.boxes]
-        labels = next((column for column in beside if column.type == "labels"), None)
-        points = next((column for column in beside if column.type == "keypoints" and len(column.shape) == 2), None)
+        labels = next((column for column in beside if column.traits.has_classes), None)
+        points = next((column for column in beside if column.coordinates and len(column.shape) == 2), None)
         self.labels = None if labels is None else labels.name
         self.keypoints = None if points is None else points.name
         self.classes = labels.classes if labels is not None else None
         self.shape = points.shape if points is not None else None
-        texts = {column.name for column in columns if column.type == "json"}
+        texts = {column.name for column in columns if column.traits.extension == "json"}
         self.extra = extra if extra in texts and self.boxes is not None else None
 
     @property
@@ -272,7 +272,6 @@ def _read_upright_size(data: bytes) -> tuple[int, int]:
 def find_captions_column(columns: Sequence[Column]) -> str | None:
     """Returns the name of the column of captions: ``captions`` (JSON), ``caption`` or ``text`` (text). Returns None if
     there is none."""
-    types = {"captions": "json", "caption": "text", "text": "text"}
-    return next(
-        (name for name in types for column in columns if (column.name, column.type) == (name, types[name])), None
-    )
+    extensions = {"captions": "json", "caption": "txt", "text": "txt"}
+    there = {column.name: column.traits.extension for column in columns}
+    return next((name for name, extension in extensions.items() if there.get(name) == extension), None)

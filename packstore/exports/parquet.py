@@ -215,9 +215,10 @@ def _make_schema(columns: Sequence[Column]) -> Any:
     boxes as ``xyxy``."""
     features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
     pa = _import_pyarrow("pyarrow")
-    metadata = {"boxes": {BOXES_ARE: b"xyxy"}}
+    boxes = {BOXES_ARE: b"xyxy"}
     fields = [
-        pa.field(column.name, _choose_arrow_type(column), metadata=metadata.get(column.type)) for column in columns
+        pa.field(each.name, _choose_arrow_type(each), metadata=boxes if each.coordinates == "xyxy" else None)
+        for each in columns
     ]
     return pa.schema(fields, {b"huggingface": features.encode("ascii")})
 

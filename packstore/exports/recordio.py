@@ -51,8 +51,7 @@ class RecordioExport(Export):
     def _holds_label(self) -> bool:
         """True if the column ``label`` exists and can have no missing value, and all labels are 0 … 2^24. Reads all
         labels."""
-        label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
-        if label is None or label.nullable:
+        if not self.manifest.has_label or self.manifest.column("label").nullable:
             return False
         values = np.asarray(self.reader.column("label"))
         return bool(np.all((values >= 0) & (values <= _EXACT)))

@@ -103,7 +103,7 @@ class TfdsExport(Export):
             said["shardLengths"].append(str(records))
             said["numBytes"] += (self.path / file).stat().st_size
         info: dict[str, Any] = {"name": _NAME, "version": "1.0.0", "fileFormat": "tfrecord"}
-        if any((column.name, column.type, column.nullable) == ("label", "label", False) for column in self.columns):
+        if self.manifest.has_label and not self.manifest.column("label").nullable:
             info["supervisedKeys"] = {"tuple": {"items": [{"featureKey": "image"}, {"featureKey": "label"}]}}
         listed = [said | {"numBytes": str(said["numBytes"])} for said in splits.values()]
         files = {
@@ -228,7 +228,7 @@ def _describe_column(column: Column) -> dict[str, Any]:
         if column.classes:
             numbers = _make_feature("classLabel", {"numClasses": str(len(column.classes))})
         return numbers if column.kind == "fixed" else _make_feature("sequence", {"feature": numbers, "length": "-1"})
-    if column.type == "boxes":
+    if column.coordinates == "xyxy":
         box = _make_feature("boundingBox", {"dtype": "float32", "shape": {"dimensions": ["4"]}, "bboxFormat": "XYXY"})
         return _make_feature("sequence", {"feature": box, "length": "-1"})
     if column.form == "files":
@@ -236,7 +236,7 @@ def _describe_column(column: Column) -> dict[str, Any]:
     if column.form in ("file", "bytes"):
         if column.form == "bytes" or column.nullable:  # readers must not decode a missing file
             return _make_feature("tensor", {"dtype": "string", "encoding": "none", "shape": {}})
-        return _make_feature("image", _describe_image(1, "png") if column.type == "mask" else _describe_image(3, None))
+        return _make_feature("image", _describe_image(3, None) if column.holds_images else _describe_image(1, "png"))
     return _describe_tensor(column)
 
 

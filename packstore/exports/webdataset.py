@@ -162,13 +162,10 @@ def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
     - A text, a file or bytes: unchanged.
     - Any other value: an ``.npy`` file.
     """
-    if column.type == "label":
-        return _value_extension(column, "cls"), str(value).encode("ascii")
-    if column.form == "text":
-        return _value_extension(column, "json" if column.type == "json" else "txt"), value
-    if isinstance(value, bytes):
-        return _value_extension(column, "bin" if column.form == "bytes" else image_extension(value)), value
-    return _value_extension(column, "npy"), _encode_npy(value)
+    extension = image_extension(value) if column.form == "file" else column.traits.extension
+    if extension == "cls":
+        value = str(value).encode("ascii")
+    return _value_extension(column, extension), value if isinstance(value, bytes) else _encode_npy(value)
 
 
 def _value_extension(column: Column, extension: str) -> str:

@@ -258,7 +258,7 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)
-    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.type == "label":
+    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.holds_class:
         return to_stored(column, value)
     if column.kind == "fixed":
         fits = value.shape == column.shape

@@ -459,7 +459,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
             return data
         return (
             decode_file("cls", data)
-            if self.export_manifest.manifest.column(name).type == "label"
+            if self.export_manifest.manifest.column(name).traits.extension == "cls"
             else StoredBytes(data)
         )
 

@@ -167,8 +167,18 @@ class Column:
 
     @property
     def holds_images(self) -> bool:
-        """True if the column's type is ``image`` or ``images``; False for masks."""
-        return self.type in ("image", "images")
+        """True if values are images, or lists of images; False for masks."""
+        return self.traits.has_images
+
+    @property
+    def holds_masks(self) -> bool:
+        """True if values are masks: pictures that lie on the image, as files or arrays."""
+        return self.traits.is_picture and self.traits.lies_on_image
+
+    @property
+    def holds_class(self) -> bool:
+        """True if each record has one class number; False for lists of class numbers."""
+        return self.traits.has_classes and self.kind == "fixed"
 
     @property
     def companions(self) -> tuple[Column, ...]:
@@ -250,6 +260,9 @@ class ColumnType(ABC):
         coordinates: Conventions of coordinates that a column may have.
         field: Class of the declaration for which the type's name stands in ``fields``. None if
             :data:`packstore.core.fields.BY_NAME` has it, or if a name is not enough.
+        meaning: Meaning of a value in a few words, for listings. Empty if dtype and shape say enough.
+        extension: Extension of a file with one value, for exports: ``cls`` for a decimal number, ``npy`` for an array.
+            A file of any other extension has the stored bytes. Image files have the extension of their content.
     """
 
     name: ClassVar[str]
@@ -265,6 +278,8 @@ class ColumnType(ABC):
     goes_with_boxes: ClassVar[bool] = False
     coordinates: ClassVar[tuple[str | None, ...]] = (None,)
     field: ClassVar[type[Field] | None] = None
+    meaning: ClassVar[str] = ""
+    extension: ClassVar[str] = "npy"
 
     def fits(self, column: Column) -> bool:
         """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default: only ragged bytes."""
@@ -284,6 +299,14 @@ class ColumnType(ABC):
         Raises :class:`StoreError` if a list is damaged.
         """
         return [raw] if column.form == "file" else []
+
+    def describe(self, column: Column) -> str:
+        """Describes a value in a few words, for listings. By default returns :attr:`meaning`, or dtype and shape if
+        that is empty."""
+        if self.meaning:
+            return self.meaning
+        each = " x ".join(map(str, column.shape)) or ("values" if column.kind == "ragged" else "a value")
+        return f"{column.dtype}, {'any number of ' if column.kind == 'ragged' else ''}{each}"
 
 
 def unfit_error(column: Column, expected: str, value: Any) -> ValueError:

@@ -46,6 +46,7 @@ class ImagesType(ColumnType):
     is_object = True
     has_images = True
     field = Images
+    meaning = "any number of images"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list or tuple of bytes."""

@@ -73,6 +73,8 @@ class LabelType(ArrayType):
 
     name = "label"
     has_classes = True
+    meaning = "numbers, without class names"
+    extension = "cls"
 
     def fits(self, column: Column) -> bool:
         """Allows one int64 a record."""
@@ -93,6 +95,7 @@ class LabelsType(ArrayType):
     name = "labels"
     has_classes = True
     goes_with_boxes = True
+    meaning = "class numbers"
 
     def fits(self, column: Column) -> bool:
         """Allows any number of int64 a record."""
@@ -112,6 +115,7 @@ class BoxesType(ArrayType):
     name = "boxes"
     moves = True
     coordinates = ("xyxy",)
+    meaning = "left, top, right, bottom in pixels"
 
     def fits(self, column: Column) -> bool:
         """Allows any number of rows of four float32."""
@@ -133,6 +137,7 @@ class KeypointsType(ArrayType):
     moves = True
     goes_with_boxes = True
     coordinates = ("xy", "xyv")
+    meaning = "points"
 
     def fits(self, column: Column) -> bool:
         """Allows float32 rows whose last dimension is 2 or 3."""

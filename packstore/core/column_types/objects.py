@@ -16,6 +16,8 @@ class BytesType(ColumnType):
     form: ClassVar[Form] = "bytes"
     large = True
     is_object = True
+    meaning = "bytes"
+    extension = "bin"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Returns the bytes. Raises :class:`ValueError` for a value that is not bytes-like."""
@@ -32,6 +34,8 @@ class TextType(BytesType):
     name = "text"
     form = "text"
     large = False
+    meaning = "text"
+    extension = "txt"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Encodes a string as UTF-8; a surrogate becomes the byte that it stands for.
@@ -57,6 +61,8 @@ class JsonType(BytesType):
     form = "text"
     large = False
     none_is_value = True
+    meaning = "JSON"
+    extension = "json"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Formats a value as JSON. Raises :class:`ValueError` for a value that JSON cannot hold, such as NaN."""

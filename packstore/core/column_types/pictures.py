@@ -46,6 +46,7 @@ class ImageType(PictureType):
 
     name = "image"
     has_images = True
+    meaning = "another image"
 
     def fits(self, column: Column) -> bool:
         """Allows ragged bytes, ``HWC`` whole numbers, and fixed ``CHW`` floats, with the channels of the mode."""
@@ -65,6 +66,7 @@ class MaskType(PictureType):
     name = "mask"
     moves = True
     lies_on_image = True
+    meaning = "a value a pixel"
 
     def fits(self, column: Column) -> bool:
         """Allows ragged bytes, or ``HW`` arrays of the dtypes of masks."""

@@ -20,6 +20,7 @@ class VolumeType(ArrayType):
     large = True
     moves = True
     lies_on_image = True
+    meaning = "values a pixel"
 
     def fits(self, column: Column) -> bool:
         """Allows ``CHW`` and ``DCHW`` arrays of the dtypes of volumes, fixed or ragged."""
@@ -38,6 +39,7 @@ class ClipType(VolumeType):
     """A volume of pixels. Resizing blends its values like the image's."""
 
     name = "clip"
+    meaning = "frames or planes"
 
 
 VOLUME, CLIP = VolumeType(), ClipType()

@@ -87,8 +87,7 @@ class LabelsExport(ObjectsExport):
     def _tag_column(self) -> str | None:
         """Name of the column with the class of the whole image: ``label``. None if the store has none, or the format
         has no such classes."""
-        columns = self.columns if self.tags else ()
-        return next((each.name for each in columns if (each.name, each.type) == ("label", "label")), None)
+        return "label" if self.tags and self.manifest.has_label else None
 
     @cached_property
     def image_classes(self) -> list[str]:

@@ -22,7 +22,7 @@ class MasksExport(ObjectsExport):
     @property
     def _mask_folders(self) -> dict[str, str]:
         """Maps each column of masks to its folder."""
-        names = [column.name for column in self.columns if column.type == "mask"]
+        names = [column.name for column in self.columns if column.holds_masks]
         return {name: "masks" if name == "mask" else safe_name(f"{name}s") for name in names}
 
     def visible_columns(self) -> Sequence[str]:
@@ -32,7 +32,7 @@ class MasksExport(ObjectsExport):
     @property
     def label_bytes(self) -> int:
         """Estimated bytes of an image's masks, with half a block of padding for each."""
-        sizes = [column.size_of(self.manifest.records) for column in self.columns if column.type == "mask"]
+        sizes = [column.size_of(self.manifest.records) for column in self.columns if column.holds_masks]
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 
     def losses(self) -> Sequence[str]:
