@@ -279,7 +279,7 @@ class Manifest:
     def has_label(self) -> bool:
         """True if the column ``label`` has one class a record. False without it, and if it has lists of classes or
         text."""
-        return any(column.name == "label" and column.type == "label" for column in self.columns)
+        return any(column.name == "label" and column.holds_class for column in self.columns)
 
     def split(self, name: str) -> Split:
         """Returns the split with this name. Raises :class:`KeyError` for an unknown name; the message lists the
@@ -394,10 +394,10 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
     - A column of packstore's own has another form than the encoding demands.
     - A companion column is missing.
     - Only some of the columns of links exist, or the images are not files kept unchanged.
-    - Labels or keypoints of boxes do not have one row for each box.
+    - A column that describes objects, such as labels of boxes, does not have one row for each.
     """
     image = columns["image"]
-    good = image.type == "image"
+    good = image.holds_one_image
     if encoding in ENCODINGS.built_in:  # those that hold arrays have the names of their dtypes
         arrays = image.layout is not None
         good = good and arrays == (encoding in ITEM_SIZE) and (not arrays or image.dtype == encoding)
@@ -414,11 +414,12 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
             good = there is not None and there.declaration == needed.declaration
             check(good, f"{needed.name!r} column, which {column.name!r} needs", there)
         if column.parallel is not None:
-            boxes = columns.get(column.parallel)
-            check(boxes is not None and boxes.type == "boxes", f"column of boxes for {column.name!r}", column.parallel)
-            assert boxes is not None
-            rows = column.nbytes // column.record_nbytes, boxes.nbytes // boxes.record_nbytes
-            check(rows[0] == rows[1], f"number of rows of {column.name!r} and {boxes.name!r}", rows)
+            objects = columns.get(column.parallel)
+            good = objects is not None and objects.traits.rows_are_objects
+            check(good, f"column of boxes for {column.name!r}", column.parallel)
+            assert objects is not None
+            rows = column.nbytes // column.record_nbytes, objects.nbytes // objects.record_nbytes
+            check(rows[0] == rows[1], f"number of rows of {column.name!r} and {objects.name!r}", rows)
 
 
 # Types of each field of each class, for from_plain.

@@ -37,7 +37,7 @@ def read_class_numbers(reader: Reader, records: NDArray[np.int64], by_class: boo
         return np.zeros(len(records), np.int64)
     if not reader.manifest.has_column("label"):
         raise UsageError(f"{printable(str(reader.path))} has no column 'label', so nothing can be drawn by class")
-    if reader.manifest.column("label").type != "label":
+    if not reader.manifest.has_label:
         raise UsageError(f"{printable(str(reader.path))}: 'label' is not one class a record, which this needs")
     labels: NDArray[np.int64] = reader.values("label", records).astype(np.int64)
     if reader.manifest.has_column("label_valid"):

@@ -28,9 +28,9 @@ class ValueConverter:
         """``check_files``, if given, is called with the key and the stored values of each sample, and may raise."""
         sampled = [column for column in survey.columns if column.name in survey.sampled]
         companions = {each.name for column in sampled for each in column.companions}
-        # Each with its number of classes; 0 if it is not a label.
+        # Each with its number of classes; 0 if a value is no class number.
         self._columns = [
-            (column, len(column.classes or range(1 << 62)) if column.type == "label" else 0)
+            (column, len(column.classes or range(1 << 62)) if column.holds_class else 0)
             for column in sampled
             if column.name not in companions
         ]

@@ -38,10 +38,11 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
 
 
 def detection_columns(manifest: Manifest) -> list[Column]:
-    """Returns the first column of boxes, and the column of their labels if there is one. Empty without boxes."""
-    boxes = [column for column in manifest.columns if column.type == "boxes"][:1]
-    names = {column.name for column in boxes}
-    return boxes + [c for c in manifest.columns if c.type == "labels" and c.parallel in names][:1]
+    """Returns the first column of objects, such as boxes, and that of their classes if there is one. Empty without
+    objects."""
+    objects = [column for column in manifest.columns if column.traits.rows_are_objects][:1]
+    names = {column.name for column in objects}
+    return objects + [c for c in manifest.columns if c.traits.has_classes and c.parallel in names][:1]
 
 
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:

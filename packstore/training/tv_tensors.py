@@ -38,7 +38,13 @@ class TVTensors:
             ) from error
         self._kinds: Any = tv_tensors
         for column in columns:
-            if column.type != "keypoints":
+            traits = column.traits
+            if traits.moves and not traits.lies_on_image and column.coordinates is None:
+                raise UsageError(
+                    f"column {column.name!r} ({column.type}) moves with the image, and torchvision has no type for it: "
+                    "use output='dict', or leave the column out"
+                )
+            if column.coordinates not in ("xy", "xyv"):
                 continue
             if column.coordinates == "xyv":
                 raise UsageError(
@@ -61,18 +67,17 @@ class TVTensors:
             return [self._kinds.Image(image) for image in value]
         if not isinstance(value, torch.Tensor):
             return value
-        match column.type:
-            case "image":
-                return self._kinds.Image(value)
-            case "mask" | "volume":
-                return self._kinds.Mask(value)
-            case "clip":
-                return self._kinds.Video(value) if value.ndim == 4 else self._kinds.Image(value)
-            case "boxes":
-                return self._kinds.BoundingBoxes(value, format="XYXY", canvas_size=size)
-            case "keypoints":
-                return self._kinds.KeyPoints(value, canvas_size=size)
-        return value
+        if column.holds_one_image:
+            return self._kinds.Image(value)
+        if column.traits.blends:
+            return self._kinds.Video(value) if value.ndim == 4 else self._kinds.Image(value)
+        if column.traits.lies_on_image:
+            return self._kinds.Mask(value)
+        if column.coordinates is None:
+            return value
+        if column.coordinates == "xyxy":
+            return self._kinds.BoundingBoxes(value, format="XYXY", canvas_size=size)
+        return self._kinds.KeyPoints(value, canvas_size=size)
 
     def __reduce__(self) -> tuple[type[TVTensors], tuple[tuple[()]]]:
         return TVTensors, ((),)

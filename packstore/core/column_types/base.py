@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import ManifestError
@@ -21,6 +22,18 @@ Buffer = bytes | bytearray | memoryview
 
 Form = Literal["file", "files", "text", "bytes", "numbers"]
 """The form of stored values: an image file, several of them, UTF-8, other bytes, or numbers."""
+
+Collation = Literal["stack", "rows", "objects", "planes", "image", "images"]
+"""How a loader collates the values of a batch.
+
+- ``stack``: numbers of one shape become one tensor.
+- ``rows``: any number of rows a record become a list of tensors, a padded tensor, or a multi-hot tensor of classes.
+- ``objects``: Python objects become a list.
+- ``planes``: arrays and mask files on the pixels of the main image become one tensor; if they differ in shape, a list
+  or a padded tensor.
+- ``image``: images are decoded and augmented like the main image, and become one tensor.
+- ``images``: lists of images are decoded, and become a list of lists.
+"""
 
 ITEM_SIZE = {
     "bool": 1,
@@ -181,6 +194,16 @@ class Column:
         return self.traits.has_classes and self.kind == "fixed"
 
     @property
+    def holds_one_image(self) -> bool:
+        """True if values are single images; False for lists of images and for masks."""
+        return self.traits.has_images and self.traits.is_picture
+
+    @property
+    def collation(self) -> Collation:
+        """How a loader collates the column's values."""
+        return self.traits.collation(self)
+
+    @property
     def companions(self) -> tuple[Column, ...]:
         """The companion columns that a store needs for this column: none, or those of :attr:`shape_name` and
         :attr:`valid_name`."""
@@ -242,6 +265,28 @@ class Field:
         return Column(name, "ragged", "uint8", type=type(self).__name__.lower(), nullable=self.optional)
 
 
+class RowMoves(Protocol):
+    """Moves coordinates as operations move the pixels of images. Each method returns new arrays.
+
+    ``images`` is int64 ``(N,)``: the image of each row.
+    """
+
+    def move_boxes(self, boxes: NDArray[Any], images: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Moves boxes ``(N, 4)`` and clips them to the results. Returns them, and bool ``(N,)``: boxes to keep.
+
+        Boxes are left, top, right, bottom, float32. A kept box is as large as the user demands.
+        """
+        ...
+
+    def move_points(self, points: NDArray[Any], images: NDArray[np.int64]) -> NDArray[Any]:
+        """Moves points ``(N, …, k)``, float32. Does not clip them.
+
+        Points are x, y; with k = 3 also visibility. Points with visibility become zeros if they are not visible.
+        Mirroring an image of width W maps x to W - 1 - x.
+        """
+        ...
+
+
 class ColumnType(ABC):
     """A column type. Each has a file of this folder and a line in the registry.
 
@@ -255,9 +300,11 @@ class ColumnType(ABC):
         has_images: Values are images, or lists of images.
         moves: Values have coordinates or pixels of the main image. They change if an operation moves its pixels.
         lies_on_image: Arrays have the main image's height and width as their last axes.
+        blends: Resizing blends these arrays' values like the image's. Else each resized value is one of the array's.
         has_classes: Values are class numbers.
-        goes_with_boxes: Rows may describe boxes of another column.
-        coordinates: Conventions of coordinates that a column may have.
+        rows_are_objects: Rows are objects of the image, such as boxes. Rows of other columns may describe them.
+        goes_with_boxes: Rows may describe objects of another column, such as boxes.
+        coordinates: Conventions of coordinates that a column may have, see :attr:`Column.coordinates`.
         field: Class of the declaration for which the type's name stands in ``fields``. None if
             :data:`packstore.core.fields.BY_NAME` has it, or if a name is not enough.
         meaning: Meaning of a value in a few words, for listings. Empty if dtype and shape say enough.
@@ -274,7 +321,9 @@ class ColumnType(ABC):
     has_images: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     lies_on_image: ClassVar[bool] = False
+    blends: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False
+    rows_are_objects: ClassVar[bool] = False
     goes_with_boxes: ClassVar[bool] = False
     coordinates: ClassVar[tuple[str | None, ...]] = (None,)
     field: ClassVar[type[Field] | None] = None
@@ -307,6 +356,56 @@ class ColumnType(ABC):
             return self.meaning
         each = " x ".join(map(str, column.shape)) or ("values" if column.kind == "ragged" else "a value")
         return f"{column.dtype}, {'any number of ' if column.kind == 'ragged' else ''}{each}"
+
+    # Training: batches, and the geometry of values that move with the image ----------------------------------------
+
+    def collation(self, column: Column) -> Collation:
+        """Returns how a loader collates values. By default ``objects`` for Python objects, else ``stack`` or
+        ``rows``."""
+        if self.is_object:
+            return "objects"
+        return "stack" if column.kind == "fixed" else "rows"
+
+    def move_rows(
+        self, column: Column, rows: NDArray[Any], images: NDArray[np.int64], moves: RowMoves
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Moves rows of a ragged column with their images. Returns all rows, and bool ``(N,)``: rows to keep.
+
+        The mask is None if all are kept. The default follows :attr:`Column.coordinates`:
+
+        - ``xyxy``: rows are boxes.
+        - ``xy``, ``xyv``: rows are points. Objects are kept if their :meth:`upright_boxes` are.
+        - None: rows stay as they are.
+
+        Args:
+            column: The column.
+            rows: Rows of all records of a batch, ``(N, *column.shape)``.
+            images: int64 ``(N,)``: the image of each row.
+            moves: Moves boxes and points.
+        """
+        if column.coordinates is None:
+            return rows, None
+        if column.coordinates == "xyxy":
+            return moves.move_boxes(rows, images)
+        keep = moves.move_boxes(self.upright_boxes(column, rows), images)[1] if self.rows_are_objects else None
+        return moves.move_points(rows, images), keep
+
+    def upright_boxes(self, column: Column, rows: NDArray[Any]) -> NDArray[np.float32]:
+        """Returns the upright box around each row: left, top, right, bottom, float32 ``(N, 4)``.
+
+        Types of objects without :attr:`Column.coordinates` have to override it.
+        """
+        if column.coordinates == "xyxy":
+            return np.asarray(rows, np.float32)
+        points = np.asarray(rows, np.float32).reshape(len(rows), math.prod(column.shape[:-1]), column.shape[-1])
+        return np.concatenate([points[..., :2].min(1), points[..., :2].max(1)], 1)
+
+    def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
+        """Tells if a value contains boxes that no operation moves. By default False, without a call of ``read``.
+
+        ``read`` reads a value of the column.
+        """
+        return False
 
 
 def unfit_error(column: Column, expected: str, value: Any) -> ValueError:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column_types.base import Buffer, Column, ColumnType, Field, Form, unfit_error
+from packstore.core.column_types.base import Buffer, Collation, Column, ColumnType, Field, Form, unfit_error
 from packstore.core.errors import StoreError
 from packstore.core.modes import RGB
 
@@ -47,6 +47,9 @@ class ImagesType(ColumnType):
     has_images = True
     field = Images
     meaning = "any number of images"
+
+    def collation(self, column: Column) -> Collation:
+        return "images"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list or tuple of bytes."""

@@ -114,6 +114,7 @@ class BoxesType(ArrayType):
 
     name = "boxes"
     moves = True
+    rows_are_objects = True
     coordinates = ("xyxy",)
     meaning = "left, top, right, bottom in pixels"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from packstore.core.column_types.base import Buffer, Column, ColumnType, Form, unfit_error
@@ -77,6 +78,21 @@ class JsonType(BytesType):
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:
             raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
+
+    def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
+        """Tells if a value has a key such as ``bbox`` or ``boxes``, at any depth."""
+        return _has_box_key(read())
+
+
+_BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
+
+
+def _has_box_key(value: Any) -> bool:
+    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth. Looks into the first entry of lists
+    only."""
+    if isinstance(value, dict):
+        return not _BOX_KEYS.isdisjoint(value) or any(map(_has_box_key, value.values()))
+    return isinstance(value, list) and any(map(_has_box_key, value[:1]))
 
 
 def to_bytes(column: Column, value: Any) -> bytes:

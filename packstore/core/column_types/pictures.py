@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import Column, ColumnType, unfit_error
+from packstore.core.column_types.base import Collation, Column, ColumnType, unfit_error
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
 
@@ -48,6 +48,9 @@ class ImageType(PictureType):
     has_images = True
     meaning = "another image"
 
+    def collation(self, column: Column) -> Collation:
+        return "image"
+
     def fits(self, column: Column) -> bool:
         """Allows ragged bytes, ``HWC`` whole numbers, and fixed ``CHW`` floats, with the channels of the mode."""
         dtype, shape, mode = column.dtype, column.shape, column.pixels
@@ -67,6 +70,9 @@ class MaskType(PictureType):
     moves = True
     lies_on_image = True
     meaning = "a value a pixel"
+
+    def collation(self, column: Column) -> Collation:
+        return "planes"
 
     def fits(self, column: Column) -> bool:
         """Allows ragged bytes, or ``HW`` arrays of the dtypes of masks."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import Column, unfit_error
+from packstore.core.column_types.base import Collation, Column, unfit_error
 from packstore.core.column_types.numbers import ArrayType
 
 VOLUME_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
@@ -28,6 +28,9 @@ class VolumeType(ArrayType):
         known = column.layout in ("CHW", "DCHW") and column.dtype in VOLUME_DTYPES
         return known and axes == len(column.layout or "") and bool(column.shape) == (column.kind == "fixed")
 
+    def collation(self, column: Column) -> Collation:
+        return "planes"
+
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
         """Returns the array if it has the layout's dimensions, else raises :class:`ValueError`."""
         if array.ndim != len(column.layout or ""):
@@ -40,6 +43,7 @@ class ClipType(VolumeType):
 
     name = "clip"
     meaning = "frames or planes"
+    blends = True
 
 
 VOLUME, CLIP = VolumeType(), ClipType()

@@ -219,6 +219,13 @@ _ROUNDS = 100
 needed with a probability of 2e-7."""
 
 
+def box_areas(boxes: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the area of each box, float64. A box whose right or bottom is before its left or top has area 0."""
+    sides = (boxes[:, 2:] - boxes[:, :2]).clip(0).astype(np.float64)
+    area: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
+    return area
+
+
 def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Tells which centres of ``boxes`` ``(N, 4)`` are inside the rectangles ``part`` ``(…, 4)``. Borders are outside.
 

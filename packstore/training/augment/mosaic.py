@@ -14,10 +14,14 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Size
+from packstore.training.augment.detection import box_areas
 from packstore.training.augment.distributions import chance
 from packstore.training.augment.program_operation import check_probability, parse_range
 from packstore.training.augment.resize_options import parse_size
 from packstore.training.random_draws import Draws
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -132,70 +136,86 @@ class Tiles:
         """Builds the other columns of the mosaics.
 
         - Masks: a tensor.
-        - Boxes, columns parallel to boxes, keypoints: a list of joined rows for each mosaic.
+        - Boxes and other objects, columns that describe them, keypoints: a list of joined rows for each mosaic.
         - Others: unchanged.
         """
         found = dict(values)
-        kept: dict[str, list[list[Tensor]]] = {}
-        for name, column in columns.items():
-            if column.type == "boxes":
-                found[name], kept[name] = self._move_boxes(values[name], min_area, min_visible)
-        for name, column in columns.items():
-            if column.type == "mask":
+        moves = _TileMoves(self, min_area, min_visible)
+        kept: dict[str | None, NDArray[np.bool_] | None] = {}
+        # Objects first: they decide which rows of other columns are kept.
+        for name, column in sorted(columns.items(), key=lambda item: not item[1].traits.rows_are_objects):
+            if column.traits.lies_on_image:
                 found[name] = self.arrange_tiles(values[name], mask_fill)
-            elif column.type != "boxes" and (column.type == "keypoints" or column.parallel in kept):
-                found[name] = self._join_rows(values[name], kept.get(column.parallel or ""), column.type == "keypoints")
+            elif column.traits.moves or column.parallel in kept:
+                found[name], keep = self._join_rows(column, values[name], kept.get(column.parallel), moves)
+                if column.traits.rows_are_objects:
+                    kept[name] = keep
         return found
 
-    def _move_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Moves and clips the boxes of each mosaic's images. Drops boxes whose clipped area is below the limits.
+    def _join_rows(
+        self, column: Column, values: Any, kept: NDArray[np.bool_] | None, moves: _TileMoves
+    ) -> tuple[list[Tensor], NDArray[np.bool_] | None]:
+        """Joins the rows of each mosaic's images, and moves rows that have coordinates.
 
-        Returns the boxes of each mosaic, and a bool mask of the kept boxes for each of its images.
+        Returns the rows of each mosaic, and a mask of those kept; None if all are.
+
+        Args:
+            column: The column.
+            values: Its rows of each image of the batch.
+            kept: Mask of the rows to keep, of all tiles; None keeps all.
+            moves: Moves rows with the tiles.
         """
-        results, kept = [], []
-        for tiles in self.tiles:
-            parts: list[Tensor] = []
-            keeps: list[Tensor] = []
-            for source, top, left in tiles:
-                own = boxes[source]
-                moved = own.clone()
-                for first, shift, length in ((0, left, self.size[1]), (1, top, self.size[0])):
-                    moved[:, first::2] = (moved[:, first::2] + shift).clamp(0, length)
-                area, whole = ((b[:, 2:] - b[:, :2]).clamp(min=0).double().prod(1) for b in (moved, own))
-                keep = (area >= min_area) & (area >= min_visible * whole)
-                parts.append(moved[keep])
-                keeps.append(keep)
-            results.append(torch.cat(parts))
-            kept.append(keeps)
-        return results, kept
+        if not self.tiles:
+            return [], None
+        of_tiles = [values[source] for tiles in self.tiles for source, _, _ in tiles]
+        joined = torch.cat(of_tiles)
+        tiles = np.repeat(np.arange(len(of_tiles)), [len(rows) for rows in of_tiles])
+        if column.traits.moves:
+            moved, own = column.traits.move_rows(column, joined.cpu().numpy(), tiles, moves)
+            joined = torch.from_numpy(moved).to(joined.device)
+            kept = own if kept is None else kept if own is None else kept & own
+        if kept is not None:
+            tiles = tiles[kept]
+            joined = joined[torch.from_numpy(np.flatnonzero(kept)).to(joined.device)]
+        mosaics = np.repeat(np.arange(len(self.tiles)), [len(each) for each in self.tiles])
+        ends = np.cumsum(np.bincount(mosaics[tiles], minlength=len(self.tiles))).tolist()
+        return [joined[start:stop] for start, stop in zip([0, *ends], ends, strict=False)], kept
 
-    def _join_rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
-        """Concatenates the rows of each mosaic's images.
 
-        ``kept``: masks of the rows to take; None takes all rows.
-        ``points``: whether the rows are keypoints, which are moved.
-        """
-        results = []
-        for row, tiles in enumerate(self.tiles):
-            parts = []
-            for number, (source, top, left) in enumerate(tiles):
-                own = values[source] if kept is None else values[source][kept[row][number]]
-                parts.append(self._move_points(own, top, left) if points else own)
-            results.append(torch.cat(parts))
-        return results
+class _TileMoves:
+    """Moves rows of columns with the tiles of mosaics, see :class:`~packstore.core.column_types.base.RowMoves`.
 
-    def _move_points(self, points: Tensor, top: int, left: int) -> Tensor:
-        """Returns a moved copy of keypoints ``(…, 2 or 3)``.
+    Rows belong to tiles instead of images: tiles count from 0 through all mosaics.
+    """
 
-        Points with visibility become zeros if they are unlabelled or leave the canvas, as in
+    def __init__(self, mosaics: Tiles, min_area: float, min_visible: float) -> None:
+        """``min_area`` and ``min_visible`` are limits of kept boxes, as for
+        :func:`packstore.training.augment.targets.place_boxes`."""
+        height, width = mosaics.size
+        self._limit = np.array([width, height], np.float32)
+        self._shift = np.array([(left, top) for tiles in mosaics.tiles for _, top, left in tiles], np.float32)
+        self._min_area = min_area
+        self._min_visible = min_visible
+
+    def move_boxes(self, boxes: Floats, images: Numbers) -> tuple[Floats, NDArray[np.bool_]]:
+        """Moves boxes and clips them to their mosaics. Boxes whose clipped area is below the limits are not kept."""
+        shift, limit = np.tile(self._shift[images], 2), np.tile(self._limit, 2)
+        with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the limit of float32, or with NaN
+            moved = (boxes + shift).clip(0, limit)
+            area = box_areas(moved)
+            return moved, (area >= self._min_area) & (area >= self._min_visible * box_areas(boxes))
+
+    def move_points(self, points: Floats, images: Numbers) -> Floats:
+        """Moves points.
+
+        Points with visibility become zeros if they are unlabelled or leave the mosaic, as in
         :func:`packstore.training.augment.targets.place_points`.
         """
-        moved = points.clone()
-        moved[..., 0] += left
-        moved[..., 1] += top
+        moved = points.copy()
+        moved[..., :2] += self._shift[images].reshape(-1, *(1,) * (points.ndim - 2), 2)
         if points.shape[-1] == 3:
-            x, y = moved[..., 0], moved[..., 1]
-            shown = (x > -1) & (y > -1) & (x < self.size[1]) & (y < self.size[0]) & (points[..., 2] != 0)
+            places = moved[..., :2]
+            shown = ((places > -1) & (places < self._limit)).all(-1) & (points[..., 2] != 0)
             moved[~shown] = 0
         return moved
 
@@ -207,16 +227,16 @@ def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None
     - Volumes and clips.
     - Columns that mosaics join to lists, if ``collate`` gives them another form.
     """
-    boxes = {column.name for column in columns if column.type == "boxes"}
+    objects = {column.name for column in columns if column.traits.rows_are_objects}
     for column in columns:
-        moves = column.traits.moves or column.parallel in boxes
+        moves = column.traits.moves or column.parallel in objects
         of_one = column.traits.has_classes or column.traits.has_images
         if of_one and column.name != "image" and not moves:
             raise UsageError(
                 f"Mosaic shows four images, and the column {column.name!r} ({column.type}) is of one: load labels that "
                 "belong to boxes, with the boxes"
             )
-        if column.type in ("volume", "clip"):
+        if column.traits.lies_on_image and column.layout not in (None, "HW"):
             raise UsageError(f"Mosaic joins images, not volumes and clips: leave {column.name!r} out of columns=")
         if moves and column.name in collate:
             raise UsageError(f"Mosaic joins lists: leave {column.name!r} out of collate=")

@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
+from packstore.core.registry import COLUMN_TYPES
 from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.detection import centres_inside
+from packstore.training.augment.detection import box_areas, centres_inside
 from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.per_image import PerImage, is_of_torchvision, list_inner_operations
 from packstore.training.augment.policies import AugMix
@@ -28,9 +29,6 @@ from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
-
-TARGETS = ("mask", "volume", "clip", "boxes", "keypoints")
-"""Types of columns that move with the images."""
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -225,11 +223,11 @@ def place_boxes(
         return boxes, np.ones(len(boxes), np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the limit of float32, or with NaN
         shown = move_boxes(placement, boxes, rows, clip=True)
-        area = _box_areas(shown)
+        area = box_areas(shown)
         keep = area >= min_area
         if min_visible > 0:
             # Both by the same rounded arithmetic, so that a box of which nothing is cut off has all of its area.
-            keep &= area >= min_visible * _box_areas(move_boxes(placement, boxes, rows, clip=False))
+            keep &= area >= min_visible * box_areas(move_boxes(placement, boxes, rows, clip=False))
     return shown, keep
 
 
@@ -266,7 +264,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     if points.shape[-1] == 3:
         # Move it as a box of one pixel: after any resizing and mirroring, its area shows if it is visible.
         pixels = np.concatenate([flat[:, :2], flat[:, :2] + 1], 1)
-        shown = _box_areas(move_boxes(placement, pixels, rows, clip=True)) > 0
+        shown = box_areas(move_boxes(placement, pixels, rows, clip=True)) > 0
         result[~shown | (flat[:, 2] == 0)] = 0
     return result.reshape(points.shape)
 
@@ -340,11 +338,28 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
     return points
 
 
-def _box_areas(boxes: Floats) -> NDArray[np.float64]:
-    """Computes the area of each box, float64. A box whose right or bottom is before its left or top has area 0."""
-    sides = (boxes[:, 2:] - boxes[:, :2]).clip(0).astype(np.float64)
-    area: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
-    return area
+@dataclass(frozen=True, eq=False)
+class RowPlacement:
+    """Moves rows of columns with the images of a batch: the :class:`~packstore.core.column_types.base.RowMoves` of a
+    placement.
+
+    Attributes:
+        placement: Placement of the batch.
+        min_area: See :func:`place_boxes`.
+        min_visible: See there.
+    """
+
+    placement: Placement
+    min_area: float = 1.0
+    min_visible: float = 0.0
+
+    def move_boxes(self, boxes: Floats, images: Numbers) -> tuple[Floats, NDArray[np.bool_]]:
+        """Calls :func:`place_boxes`."""
+        return place_boxes(self.placement, boxes, images, self.min_area, self.min_visible)
+
+    def move_points(self, points: Floats, images: Numbers) -> Floats:
+        """Calls :func:`place_points`."""
+        return place_points(self.placement, points, images)
 
 
 # What users ask for ----------------------------------------------------------------------------------------------
@@ -375,13 +390,16 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.
-        types: Types of the loaded columns. Only :data:`TARGETS` count. Against AugMix, ``image`` counts too: it stands
-            for further images.
+        types: Names of the types of the loaded columns. Only types that move count. Against AugMix, images count too:
+            they stand for further images.
         instead: Alternative that moves images and targets together, for messages.
     """
-    moved = [name for name in TARGETS if name in types]
-    if any(map(_contains_augmix, ops)) and (moved or "image" in types):
-        others = " and ".join([*moved, *(["further images"] if "image" in types else [])])
+    found = [COLUMN_TYPES[name] for name in dict.fromkeys(types)]
+    rows = [each.name for each in found if each.moves and not each.lies_on_image]
+    moved = [*(each.name for each in found if each.lies_on_image), *rows]
+    has_images = any(each.has_images and each.is_picture for each in found)
+    if any(map(_contains_augmix, ops)) and (moved or has_images):
+        others = " and ".join([*moved, *(["further images"] if has_images else [])])
         raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")
     if not moved:
         return
@@ -398,9 +416,9 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
                     "if it leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
                     f"{instead}"
                 )
-        if isinstance(op, GeometricOperation) and op.pads != "constant" and moved[-1] in ("boxes", "keypoints"):
+        if isinstance(op, GeometricOperation) and op.pads != "constant" and rows:
             raise UsageError(
-                f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {moved[-1]}; use "
+                f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {rows[-1]}; use "
                 "padding_mode='constant'"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,12 @@ class BatchColumns:
 class BatchFields:
     """Reads the columns of a loader's batches besides the main image.
 
-    Moves masks, boxes and keypoints with the image. Refuses columns that the operations cannot move. If labels or
-    keypoints of boxes are read, reads their boxes, too: it drops the rows of dropped boxes.
+    Moves masks, boxes, keypoints and other columns that move with the image. Refuses columns that the operations cannot
+    move. If labels or keypoints of boxes are read, reads their boxes, too: it drops the rows of dropped boxes.
 
     Attributes:
         carried: Names of the columns that can move with the images.
-        boxes: Columns of boxes that are read.
+        objects: Columns of objects, such as boxes, that are read.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class BatchFields:
         hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
         columns += [column(name) for name in sorted(hidden)]
         self.carried = [c.name for c in columns if c.traits.moves or c.traits.is_picture]
-        self.boxes = [c for c in columns if c.type == "boxes"]
+        self.objects = [c for c in columns if c.traits.rows_are_objects]
         called = options.augment if options.transform is None else (*options.augment, options.transform)
         check_targets(called, [c.type for c in columns])
         if moving:
-            refuse_hidden_boxes(dataset, [c.name for c in columns if c.type == "json"])
-        images = [c.name for c in columns if c.type == "image"]
+            refuse_hidden_boxes(dataset, columns)
+        images = [c.name for c in columns if c.holds_one_image]
         if one_by_one and images:
             raise UsageError(
                 f"images that differ in size on their way are augmented one by one, and {', '.join(images)} cannot "
@@ -135,23 +136,25 @@ class BatchFields:
         def field(column: Column) -> BatchField:
             asked: str = collate.get(column.name, "list")
             optional = asked == "optional" or column.name in hidden
-            if column.form == "files":
-                return ImageListField(dataset.list_reader(column), optional or asked == "list")
-            if column.traits.has_images:
-                return ImageField(column, optional, new_assembler, finish)
-            if column.traits.lies_on_image:
-                ragged = None if column.layout in (None, "HW") or column.kind == "fixed" else asked
-                ragged = "list" if ragged == "optional" else ragged
-                return MaskField(column, optional, options.mask_fill, dataset.max_pixels, ragged or form)
-            if column.traits.is_object:
-                return ObjectField(column, optional)
-            if column.kind == "fixed":
-                return NumberField(column, optional)
-            least = options.min_area, options.min_visible
-            return RaggedField(column, "list" if asked == "optional" else asked, optional, *least)
+            match column.collation:
+                case "images":
+                    return ImageListField(dataset.list_reader(column), optional or asked == "list")
+                case "image":
+                    return ImageField(column, optional, new_assembler, finish)
+                case "planes":
+                    ragged = None if column.layout in (None, "HW") or column.kind == "fixed" else asked
+                    ragged = "list" if ragged == "optional" else ragged
+                    return MaskField(column, optional, options.mask_fill, dataset.max_pixels, ragged or form)
+                case "objects":
+                    return ObjectField(column, optional)
+                case "stack":
+                    return NumberField(column, optional)
+                case "rows":
+                    least = options.min_area, options.min_visible
+                    return RaggedField(column, "list" if asked == "optional" else asked, optional, *least)
 
-        # Boxes first: they decide which rows of other columns are kept.
-        self._fields = [field(c) for c in sorted(columns, key=lambda c: c.type != "boxes")]
+        # Objects first: they decide which rows of other columns are kept.
+        self._fields = [field(c) for c in sorted(columns, key=lambda c: not c.traits.rows_are_objects)]
 
     def __len__(self) -> int:
         """Number of columns that are read, boxes for other columns included."""
@@ -217,42 +220,36 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
         single = column.kind == "fixed" or column.traits.is_picture or column.traits.is_object
         if form in ("padded", "list") and single and (form, column.form) != ("list", "files"):
             raise UsageError(f"collate={{{name!r}: {form!r}}}: column {name!r} ({column.type}) is not of many rows")
-        if form == "multi_hot" and (column.type != "labels" or column.classes is None):
+        if form == "multi_hot" and (column.collation != "rows" or column.shape or column.classes is None):
             raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")
 
 
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
     """Returns the reason why a dataset's columns cannot be kept in device memory. Returns None if they can.
 
-    The columns that can be kept are the main image, the keys, and labels and arrays of one shape. Missing values are an
+    The columns that can be kept are the main image, the keys, and numbers of one shape. Missing values are an
     obstacle. So is a form in ``collate``, except one of ``image``."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)
-        plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))
+        plain = name in ("image", "key") or column.collation == "stack"
         if not plain or column.nullable or (name in collate and name != "image"):
             return f"the column {name!r} is read as it is needed"
     return None
 
 
-_BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
-
-
-def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError` if one of the JSON ``columns`` holds boxes, which no operation moves.
+def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[Column]) -> None:
+    """Raises :class:`UsageError` if one of the ``columns`` holds boxes that no operation moves, as JSON may.
 
     Looks at the dataset's first record alone."""
-    for name in columns:
-        record = dataset._record_of_item(0)
-        if _has_boxes(dataset.reader.item(name, record)):
+    for column in columns:
+        if column.traits.hides_boxes(column, partial(_read_first, dataset, column)):
             raise UsageError(
-                f"the JSON column {name!r} holds boxes, which would stay where they are while their image is moved; "
-                "leave it out of columns=, or pack the boxes as a column of type boxes (packstore guide loading)"
+                f"the column {column.name!r} ({column.type}) holds boxes, which would stay where they are while their "
+                "image is moved; leave it out of columns=, or pack the boxes as a column of type boxes "
+                "(packstore guide loading)"
             )
 
 
-def _has_boxes(value: Any) -> bool:
-    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth. Looks into the first entry of lists
-    only."""
-    if isinstance(value, dict):
-        return not _BOX_KEYS.isdisjoint(value) or any(map(_has_boxes, value.values()))
-    return isinstance(value, list) and any(map(_has_boxes, value[:1]))
+def _read_first(dataset: PackedDataset, column: Column) -> Any:
+    """Reads the value of the dataset's first record."""
+    return dataset.reader.item(column.name, dataset._record_of_item(0))

@@ -124,7 +124,7 @@ class MaskRows(TensorRows):
             if list(size) != expected:
                 what = f"the {self.column.type} is {size[0]}x{size[1]}"
                 raise DecodeError(f"{what}, and its image {expected[0]}x{expected[1]}")
-            if self.column.type == "clip":
+            if self.column.traits.blends:
                 clip = torch.from_numpy(np.array(mask, out.dtype))
                 np.copyto(out, place_clip(placement, row, clip).numpy())
             else:

@@ -20,7 +20,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, from_stored
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
-from packstore.training.augment.targets import Placement, place_boxes, place_points
+from packstore.training.augment.targets import Placement, RowPlacement
 from packstore.training.pictures import describe_key, locate_error
 from packstore.training.random_draws import MASK
 from packstore.training.values import as_tensor
@@ -63,7 +63,7 @@ class ColumnContext:
         placement: Positions of pixels after the operations; None without operations.
         failed: Failed rows, which are not read.
         errors: Receives failed records with their errors; None raises the first.
-        boxes: For each column of boxes read so far: whether to keep each of its boxes, and their number in each record.
+        objects: For each column of objects read so far: whether to keep each object, and their number in each record.
     """
 
     reader: Reader
@@ -74,7 +74,7 @@ class ColumnContext:
     placement: Placement | None
     failed: set[int]
     errors: Failures
-    boxes: dict[str, tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
+    objects: dict[str, tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
 
     @cached_property
     def records(self) -> NDArray[np.int64]:
@@ -333,8 +333,8 @@ class RaggedRows(ColumnRows):
 class RaggedField(BatchField):
     """Reads a column of values with any number of rows per record: labels, boxes, keypoints or arrays.
 
-    Moves boxes and keypoints with the images. Drops boxes that become too small, and the labels and keypoints of
-    dropped boxes."""
+    Moves boxes, keypoints and other rows with coordinates with the images. Drops objects, such as boxes, that become
+    too small, and the rows of other columns that describe them."""
 
     def __init__(
         self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0
@@ -351,14 +351,14 @@ class RaggedField(BatchField):
         self._least = min_area, min_visible
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> RaggedRows:
-        """Reads the values; moves boxes and keypoints with the images.
+        """Reads the values; moves those that have coordinates, such as boxes and keypoints, with the images.
 
-        Drops boxes that become too small, and notes in ``context.boxes`` which are kept. Without operations, drops
-        none, however small. If the column belongs to boxes, such as their labels, keeps the rows of kept boxes only:
-        the boxes must be read before, which is not checked here.
+        Drops objects that become too small, and notes in ``context.objects`` which are kept. Without operations, drops
+        none, however small. If the column describes objects, such as labels of boxes, keeps the rows of kept objects
+        only: the objects must be read before, which is not checked here.
 
-        A record fails if it cannot be read, or has another number of rows than boxes. For multi-hot, a class beyond the
-        column's classes fails, too.
+        A record fails if it cannot be read, or has another number of rows than objects. For multi-hot, a class beyond
+        the column's classes fails, too.
 
         Raises:
             StoreError: ``context.errors`` is None, and a record fails.
@@ -367,16 +367,14 @@ class RaggedField(BatchField):
         column, missing = self.column, self.find_missing(context)
         flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note_failure)
         rows = np.repeat(np.arange(len(counts)), counts)
-        placement = context.placement
-        if column.type == "boxes":
-            if placement is not None:
-                flat, keep = place_boxes(placement, flat, rows, *self._least)
+        if context.placement is not None and column.traits.moves:
+            moves = RowPlacement(context.placement, *self._least)
+            flat, keep = column.traits.move_rows(column, flat, rows, moves)
+            if keep is not None:
                 flat, rows = flat[keep], rows[keep]
-                context.boxes[column.name] = keep, counts
-        elif column.type == "keypoints" and placement is not None:
-            flat = place_points(placement, flat, rows)
-        if column.parallel in context.boxes:
-            keep = self._match_boxes(context, counts, *context.boxes[column.parallel])
+                context.objects[column.name] = keep, counts
+        if column.parallel in context.objects:
+            keep = self._match_objects(context, counts, *context.objects[column.parallel])
             flat, rows = flat[keep], rows[keep]
         classes = len(column.classes or ())
         if self._form == "multi_hot" and len(flat) and not 0 <= flat.min() <= flat.max() < classes:
@@ -387,18 +385,18 @@ class RaggedField(BatchField):
             flat, rows = flat[~wrong], rows[~wrong]
         return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
 
-    def _match_boxes(
+    def _match_objects(
         self, context: ColumnContext, counts: NDArray[np.int64], keep: NDArray[np.bool_], expected: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Finds which of the column's rows to keep, by their boxes: bool, without rows of failed records.
+        """Finds which of the column's rows to keep, by their objects: bool, without rows of failed records.
 
-        A record with another number of rows than of boxes fails.
+        A record with another number of rows than of objects fails.
 
         Args:
             context: The batch.
             counts: Number of the column's rows of each record; 0 for records that failed before.
-            keep: Whether to keep each box, of all records.
-            expected: Number of boxes of each record.
+            keep: Whether to keep each object, of all records.
+            expected: Number of objects of each record.
         """
         for row in np.flatnonzero(counts != expected).tolist():
             if row not in context.failed:

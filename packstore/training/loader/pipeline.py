@@ -159,7 +159,7 @@ class Pipeline:
             assert isinstance(self.fields, BatchFields)
             size, images = final_image_size(self.dataset, self.options), self._stored_images(image, decoder)
             of_records = images, (), decoder.max_pixels, self.stats, alone, checks
-            return UnequalAssembler(self.options.augment, size, self.fields.boxes, division.finish, *of_records)
+            return UnequalAssembler(self.options.augment, size, self.fields.objects, division.finish, *of_records)
         if self._resident:
             return self._new_assembler(image, (), alone, checks)
         return self._new_assembler(image, division.crops, alone, checks, division.finish, division.programs)
@@ -291,7 +291,7 @@ def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]
             raise UsageError(
                 f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is"
             )
-        if (column.type == "label" and not column.nullable) or collate.get(name) == "multi_hot":
+        if (column.holds_class and not column.nullable) or collate.get(name) == "multi_hot":
             found.append(name)
     if not found:
         raise UsageError(

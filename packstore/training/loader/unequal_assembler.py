@@ -43,7 +43,7 @@ class UnequalAssembler(RecordAssembler):
         self,
         list_of_operations: Sequence[Step],
         size: Size | None,
-        box_columns: Sequence[Column],
+        object_columns: Sequence[Column],
         finish: RowFormat | None,
         *arguments: Any,
         **named: Any,
@@ -52,14 +52,14 @@ class UnequalAssembler(RecordAssembler):
         Args:
             list_of_operations: The user's whole list.
             size: Final height and width of all images; None if they differ.
-            box_columns: Columns of boxes by which operations may choose crops.
+            object_columns: Columns of objects, such as boxes, by which operations may choose crops.
             finish: Final format of pixels; None for none.
             arguments: Arguments of a :class:`RecordAssembler` without operations.
             named: As ``arguments``.
         """
         super().__init__(*arguments, **named)
         self._list = tuple(list_of_operations)
-        self._box_columns = box_columns
+        self._object_columns = object_columns
         self._finish = finish
         self.row_format = finish or self._images.stored
         self.planes, self.dtype, self.as_list = self.row_format.planes, self.row_format.dtype, size is None
@@ -84,7 +84,7 @@ class UnequalAssembler(RecordAssembler):
             prepared.sizes,
             self._list,
             Draws(prepared.seed, prepared.epoch, ids),
-            self._read_boxes(prepared) if self._box_columns else None,
+            self._read_boxes(prepared) if self._object_columns else None,
         )
         prepared.first_cuts = [operations.first_cut(row) for row in range(len(ids))]
         prepared.images = [None] * len(ids)
@@ -105,13 +105,13 @@ class UnequalAssembler(RecordAssembler):
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
 
     def _read_boxes(self, prepared: PreparedBatch) -> BatchBoxes:
-        """Reads all boxes of a batch. Operations such as ``RandomIoUCrop`` choose crops by them.
+        """Reads the upright boxes of all objects of a batch. Operations such as ``RandomIoUCrop`` choose crops by them.
 
         An unreadable record has no boxes. Reading the column reports its error."""
         corners, rows = [], []
-        for column in self._box_columns:
+        for column in self._object_columns:
             flat, counts = read_ragged(self._images.reader, column, prepared.numbers, set(prepared.failed), None)
-            corners.append(np.asarray(flat, np.float32).reshape(-1, 4))
+            corners.append(column.traits.upright_boxes(column, flat))
             rows.append(np.repeat(np.arange(len(counts)), counts))
         order = np.argsort(together := np.concatenate(rows), kind="stable")
         return BatchBoxes(np.concatenate(corners)[order], together[order])

@@ -45,7 +45,7 @@ class ViewColumnReader:
         boxes."""
         assert options.views is not None
         columns = [dataset.manifest.column(name) for name in dataset.columns if name != "image"]
-        images = [column.name for column in columns if column.type == "image"]
+        images = [column.name for column in columns if column.holds_one_image]
         if images:
             raise UsageError(
                 f"views= crops the column 'image', and {', '.join(images)} would stay whole: leave it out of columns="
@@ -55,7 +55,7 @@ class ViewColumnReader:
         lists = [column.name for column in columns if column.form == "files" and collate.get(column.name) != "list"]
         if lists:
             refuse_lists(lists)
-        refuse_hidden_boxes(dataset, [column.name for column in columns if column.type == "json"])
+        refuse_hidden_boxes(dataset, columns)
         self.carried = [column.name for column in columns if column.traits.moves or column.parallel is not None]
         self._as_list = options.views.as_list
 
