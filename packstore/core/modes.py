@@ -93,6 +93,12 @@ def mode_of(channels: int, dtype: str) -> Mode:
     return parse_mode(f"multi:{channels}:{dtype}")
 
 
+def with_dtype(mode: Mode, dtype: str) -> Mode:
+    """Returns a mode with another dtype. A last channel that is no alpha does not become alpha."""
+    usual = mode if dtype == mode.dtype else mode_of(mode.channels, dtype)
+    return usual if usual.has_alpha == mode.has_alpha else parse_mode(f"multi:{mode.channels}:{dtype}")
+
+
 RGB = parse_mode("RGB")
 GRAY = parse_mode("L")
 

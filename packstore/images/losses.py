@@ -6,6 +6,7 @@ For the others, Pillow or tifffile opens the file.
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import NamedTuple
 
 from packstore.core.errors import UsageError, printable
@@ -20,7 +21,7 @@ _ANSWERS = {
     "HI)",
     "frames": "--frames first, the number of a frame from 0, all (each is a record), or clips (each file is a record, "
     "with an array of its frames)",
-    "channels": "--mode keep (all channels, if all images have them), --mode RGB or --mode L",
+    "channels": "--mode keep (all channels, if all images have them), --mode {colour} or --mode L",
     "alpha": "--alpha {keep}drop or over:COLOUR",
 }
 """Command-line options that answer the question about each loss."""
@@ -30,9 +31,12 @@ UNIFIED = {
     "gray_to_colour": ("gray image", "gray images", "all channels are equal"),
     "cmyk_to_rgb": ("CMYK image", "CMYK images", "the colours are converted"),
     "lab_to_rgb": ("Lab image", "Lab images", "the colours are converted"),
+    "ycbcr_to_rgb": ("YCbCr image", "YCbCr images", "the colours are converted"),
+    "hsv_to_rgb": ("HSV image", "HSV images", "the colours are converted"),
+    "white_is_zero": ("image in which 0 is white", "images in which 0 is white", "the values are as stored"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
 }
-"""Conversions to another mode that lose nothing, by name: singular and plural of such an image, and the reason."""
+"""Conversions that lose nothing, and unusual values, by name: singular and plural of such an image, and the reason."""
 
 
 class LossReport(NamedTuple):
@@ -101,9 +105,11 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
         losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
     if lost := _describe_lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
+    elif not reading.chosen and _has_other_colours(found, wanted):
+        losses["channels"] = f"channels of {found.colours or mode.name}, and {wanted.name} is read"
     if found.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and no alpha is read"
-    return LossReport(losses, None if losses else _find_conversion(info, found, wanted), found.is_certain)
+    return LossReport(losses, None if losses else _find_conversion(found, wanted), found.is_certain)
 
 
 _COLOUR = LossReport({})
@@ -111,16 +117,14 @@ _JPEG = {1: "gray_to_colour", 4: "cmyk_to_rgb"}
 _PALETTE = 3  # colour type of a PNG
 
 
-def _find_conversion(info: ImageInfo, found: native.ImageDescription, wanted: Mode) -> str | None:
+def _find_conversion(found: native.ImageDescription, wanted: Mode) -> str | None:
     """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``. None if there is none to report."""
     mode = found.mode
+    if found.converted is not None:
+        return found.converted
     if wanted.has_colour and mode.channels - mode.has_alpha == 1:
         return "gray_to_colour"
-    if mode.has_alpha and not wanted.has_alpha and not found.transparent:
-        return "opaque_alpha_dropped"
-    if found.is_lab:
-        return "lab_to_rgb"
-    return "cmyk_to_rgb" if info.components == 4 and info.kind in ("jpeg", "tiff") and mode == RGB else None
+    return "opaque_alpha_dropped" if mode.has_alpha and not wanted.has_alpha and not found.transparent else None
 
 
 def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
@@ -132,8 +136,11 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
             "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI"
         )
     with_alpha = mode_of(min(reading.pixels.channels + 1, MAX_CHANNELS), reading.pixels.dtype)
-    keep = f"keep (if the first image has alpha; else --mode {with_alpha.name}), " if with_alpha.has_alpha else ""
-    answers = "; ".join(_ANSWERS[name].format(keep=keep) for name in losses)
+    keep = (
+        f"keep (if the first image has alpha; else --mode {quote(with_alpha.name)}), " if with_alpha.has_alpha else ""
+    )
+    colour = quote((reading.pixels if reading.pixels.has_colour else RGB).name)
+    answers = "; ".join(_ANSWERS[name].format(keep=keep, colour=colour) for name in losses)
     raise UsageError(
         f"{has}To pack this file and those like it: {answers} (the run resumes, unless its records change); or leave "
         "them out with --ignore"
@@ -152,6 +159,14 @@ def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | 
     if colours < room and not (colours == 1 and wanted.has_colour):
         return f"{colours} channels, and {room} are expected"
     return None
+
+
+def _has_other_colours(found: native.ImageDescription, wanted: Mode) -> bool:
+    """Tells if three channels would change their meaning: one of ``found`` and ``wanted`` is RGB, the other is not."""
+    if found.mode.dtype != wanted.dtype:  # 16 bits of Lab become no RGB of 8 bits; floating point RGB has no name
+        return found.colours is not None
+    three = all(mode.channels - mode.has_alpha == RGB.channels for mode in (found.mode, wanted))
+    return three and found.mode.has_colour != wanted.has_colour
 
 
 def _may_exceed_rgb(data: bytes, info: ImageInfo) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from packstore.core.column import find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, SourceError, UsageError, printable
-from packstore.core.modes import RGB, Mode, mode_of, parse_mode
+from packstore.core.modes import RGB, Mode, mode_of, parse_mode, with_dtype
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
@@ -135,7 +135,7 @@ def _resolve_array_reading(reading: Reading, given: Mapping[str, str]) -> Readin
     """
     mode = reading.pixels
     if "depth" in given and mode.dtype != "uint8":
-        mode = mode_of(mode.channels, "uint8")
+        mode = with_dtype(mode, "uint8")
     if "alpha" in given and mode.has_alpha:
         mode = mode_of(mode.channels - 1, mode.dtype)
     return replace(reading, mode=mode.name)
@@ -151,11 +151,10 @@ def resolve_kept_mode(found: Mode, options: ConvertOptions | Answers) -> Mode:
     if options.mode == KEEP:
         return found
     dtype = found.dtype if options.depth == KEEP else "uint8"
-    has_alpha = found.has_alpha and options.alpha == KEEP
-    colours = found.channels - found.has_alpha
-    if dtype == "uint8" and colours == 1:
-        colours = RGB.channels  # as files are read unless they are asked to be gray
-    return mode_of(colours + has_alpha, dtype)
+    mode = found if options.alpha == KEEP or not found.has_alpha else mode_of(found.channels - 1, found.dtype)
+    if dtype == "uint8" and mode.channels - mode.has_alpha == 1:
+        return mode_of(RGB.channels + mode.has_alpha, dtype)  # as files are read unless they are asked to be gray
+    return with_dtype(mode, dtype)
 
 
 def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions, frame: int) -> Mode:

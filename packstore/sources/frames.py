@@ -266,12 +266,12 @@ def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
 
     - No mode: RGB.
     - A single mode: this mode.
-    - Several modes of 8 bits with up to four channels: L, LA, RGB or RGBA.
+    - Several of L, LA, RGB and RGBA: the one that holds them all.
     - Otherwise raises :class:`SourceError`.
     """
     if len(modes) < 2:
         return next(iter(modes), RGB)
-    if {mode.dtype for mode in modes} == {"uint8"} and all(mode.channels <= 4 for mode in modes):
+    if all(mode.dtype == "uint8" and (mode.channels == 1 or mode.has_alpha or mode.has_colour) for mode in modes):
         colour, alpha = (any(getattr(mode, name) for mode in modes) for name in ("has_colour", "has_alpha"))
         return parse_mode({(0, 0): "L", (0, 1): "LA", (1, 0): "RGB", (1, 1): "RGBA"}[int(colour), int(alpha)])
     (one, first), *others = modes.items()

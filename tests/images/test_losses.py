@@ -348,6 +348,56 @@ def test_alpha_of_16_bits_is_asked_about(kind: str, channels: int, tmp_path: Pat
     np.testing.assert_array_equal(pixels, values)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("colours", "dtype", "said"),
+    [
+        ("cielab", "uint16", "channels of Lab, and RGB is read"),
+        ("icclab", "uint8", "channels of Lab, and RGB is read"),
+        ("ycbcr", "uint16", "channels of YCbCr, and RGB is read"),
+        ("separated", "uint16", "4 channels, and 3 are read"),
+    ],
+)
+def test_colours_that_are_not_converted_are_asked_about(colours: str, dtype: str, said: str, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    values = np.random.default_rng(0).integers(0, 256, (9, 11, 4 if colours == "separated" else 3)).astype(dtype)
+    folder = tmp_path / "images"
+    (folder / "a").mkdir(parents=True)
+    tifffile.imwrite(folder / "a" / "1.tif", values, photometric=colours)
+    deep: dict[str, Any] = {"depth": "clip"} if dtype == "uint16" else {}
+    with pytest.raises(UsageError, match=rf"{said}.*--mode keep"):
+        packstore.convert(folder, tmp_path / "s.lmdb", **deep)
+    named = packstore.convert(folder, tmp_path / "s.lmdb", mode="RGB", **deep).manifest
+    assert named.image.mode is None
+    np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0], values[..., :3])
+    kept = packstore.convert(folder, tmp_path / "t.lmdb", depth="keep").manifest
+    assert kept.image.mode == f"multi:{values.shape[2]}:{dtype}"
+    if colours == "separated":  # the fourth is no alpha, in 8 bits neither
+        packstore.convert(folder, tmp_path / "v.lmdb", mode="keep", encoding="uint16")
+        again = packstore.convert(tmp_path / "v.lmdb", tmp_path / "w.lmdb", depth="clip").manifest
+        assert again.image.mode == "multi:4:uint8"
+    np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "t.lmdb", output="numpy")[0][0], values)
+    tifffile.imwrite(folder / "a" / "0.tif", values[..., :3], photometric="rgb")
+    for options in ({"depth": "keep"}, {"frames": "all"}):
+        with pytest.raises(
+            packstore.PackstoreError,
+            match=r"and RGB;16 is read.*'RGB;16'|channels, and 3 are|a store has one|and RGB is",
+        ):
+            packstore.convert(folder, tmp_path / "u.lmdb", **options)
+
+
+def test_gray_in_which_0_is_white_is_said(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    made(tmp_path / "images", _save(RGB[..., 0], ".png"))
+    for dtype in ("uint8", "uint16"):
+        tifffile.imwrite(tmp_path / "images" / "a" / f"{dtype}.tif", DEEP.astype(dtype), photometric="miniswhite")
+    out = str(tmp_path / "s.lmdb")
+    said = CliRunner().invoke(cli, ["convert", str(tmp_path / "images"), out, "--depth", "clip"]).output
+    assert "1 image in which 0 is white: the values are as stored" in said
+    np.testing.assert_array_equal(packstore.PackedDataset(out)[1][0][0], np.minimum(DEEP, 255))
+    np.testing.assert_array_equal(packstore.PackedDataset(out)[2][0][0], 255 - DEEP.astype(np.uint8))
+
+
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
 def test_the_frame_that_is_read_decides(suffix: str, tmp_path: Path) -> None:
     hole = HOLE.copy()

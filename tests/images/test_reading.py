@@ -58,6 +58,7 @@ def as_hwc(array: NDArray[Any]) -> NDArray[Any]:
 MINISBLACK: dict[str, Any] = {"photometric": "minisblack"}
 FIVE = RNG.integers(0, 1 << 16, (23, 31, 5), np.uint16)
 BYTES = RNG.integers(0, 256, (23, 31, 3), np.uint8)
+MAP = RNG.integers(0, 1 << 16, (3, 1 << 16), np.uint16)
 FILES: dict[str, tuple[bytes, NDArray[Any], str]] = {
     "gray png": (pillow(GRAY.astype(np.uint8), "png"), GRAY.astype(np.uint8), "L"),
     "gray png of 16 bits": (pillow(GRAY, "png"), GRAY, "I;16"),
@@ -79,6 +80,16 @@ FILES: dict[str, tuple[bytes, NDArray[Any], str]] = {
     "tiff by LZW": (tiff(COLOUR, compression="lzw", predictor=2), COLOUR, "RGB;16"),
     "tiff by Deflate": (tiff(COLOUR, compression="zlib"), COLOUR, "RGB;16"),
     "tiff by WebP": (tiff(BYTES, compression="webp", compressionargs={"lossless": True}), BYTES, "RGB"),
+    "tiff of Lab in 16 bits": (tiff(COLOUR, photometric="cielab"), COLOUR, "multi:3:uint16"),
+    "tiff of ICC Lab": (tiff(BYTES, photometric="icclab"), BYTES, "multi:3:uint8"),
+    "tiff of Lab and alpha": (
+        tiff(WITH_ALPHA, photometric="cielab", planarconfig="contig", extrasamples=["unassalpha"]), WITH_ALPHA,
+        "multi:4:uint16",
+    ),
+    "tiff of YCbCr in 16 bits": (tiff(COLOUR, photometric="ycbcr"), COLOUR, "multi:3:uint16"),
+    "tiff of inks in 16 bits": (tiff(WITH_ALPHA, photometric="separated"), WITH_ALPHA, "multi:4:uint16"),
+    "tiff of gray, white is 0": (tiff(GRAY, photometric="miniswhite"), GRAY, "I;16"),
+    "tiff of a palette of 16 bits": (tiff(GRAY, photometric="palette", colormap=MAP), MAP.T[GRAY], "RGB;16"),
     "tiff by Zstandard": (tiff(COLOUR, compression="zstd"), COLOUR, "RGB;16"),
 }  # fmt: skip
 

@@ -20,7 +20,15 @@ from packstore.core.errors import DecodeError
 from packstore.core.modes import Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png, split_transparent_colour
-from packstore.images.decoders.tiff import TiffPages, find_tiff_dtype, find_tiff_mode, import_tifffile, pillow_reads_all
+from packstore.images.decoders.tiff import (
+    TiffPages,
+    find_tiff_colours,
+    find_tiff_dtype,
+    find_tiff_mode,
+    import_tifffile,
+    is_stored_inverted,
+    pillow_reads_all,
+)
 from packstore.images.frames import list_tiff_pages
 from packstore.images.kinds import KINDS
 from packstore.images.mode_dtypes import EXACT
@@ -32,6 +40,9 @@ _PILLOW = {
     "I;16B": "I;16", "I;16N": "I;16", "I": "I", "F": "F",
 }  # fmt: skip
 """The mode as which an image of Pillow's mode is read."""
+CONVERTED = {"CMYK": "cmyk_to_rgb", "LAB": "lab_to_rgb", "YCbCr": "ycbcr_to_rgb", "HSV": "hsv_to_rgb"}
+"""Name in :data:`packstore.images.losses.UNIFIED` of the conversion of an image of Pillow's mode to RGB."""
+_INVERTED = "white_is_zero"
 _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
 _COMPRESSION = 259
 _PLAIN_TIFF = (1, 8, 32946)
@@ -51,14 +62,17 @@ class ImageDescription(NamedTuple):
         frames: Number of frames; for a TIFF, of its pages without smaller versions of other pages.
         transparent: Some pixel of the described frame is not opaque.
         is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
-        is_lab: The file has the colours Lab, which become RGB.
+        converted: Name in :data:`packstore.images.losses.UNIFIED` of a conversion of its colours to RGB, since no mode
+            has them, or of values that are not as usual; None otherwise.
+        colours: Name of colours that are not RGB and are not converted, such as ``Lab``; None for RGB and gray.
     """
 
     mode: Mode
     frames: int = 1
     transparent: bool = False
     is_certain: bool = True
-    is_lab: bool = False
+    converted: str | None = None
+    colours: str | None = None
 
 
 def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
@@ -69,7 +83,8 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
     Returns None for a file that Pillow cannot open, also without its plugin. Raises :class:`DecodeError` if another
     library for the file is missing."""
     if info.kind == "jpeg":
-        return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"))
+        converted = CONVERTED["CMYK"] if info.components == 4 else None
+        return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"), converted=converted)
     if info.kind in KINDS:
         return _describe_special_kind(bytes(data), info, frame)
     if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
@@ -219,7 +234,8 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
     frames = max(1, len(pages))
     if found is not None and pillow_reads_all(found.tags):
         mode = _find_pillow_mode(found.mode, found.has_alpha, info)
-        return ImageDescription(mode, frames, found.transparent, is_lab=found.mode == "LAB")
+        converted = CONVERTED.get(found.mode, _INVERTED if is_stored_inverted(found.tags) else None)
+        return ImageDescription(mode, frames, found.transparent, converted=converted)
     tags = found.tags if found is not None else TiffPages(data).read_tags(frame)
     import_tifffile()
     if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
@@ -228,7 +244,8 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
     if wide is None or dtype is None:
         return None
     transparent = _has_transparent_pixels(data, wide, frame)
-    return ImageDescription(wide, frames, transparent, is_certain=dtype.name in EXACT)
+    certain, converted = dtype.name in EXACT, _INVERTED if is_stored_inverted(tags) else None
+    return ImageDescription(wide, frames, transparent, certain, converted, find_tiff_colours(tags))
 
 
 def _has_transparent_pixels(data: memoryview, mode: Mode, frame: int) -> bool:

@@ -17,10 +17,16 @@ from packstore.images.decoders import pillow
 from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
-_COMPRESSION = 259
+_COMPRESSION, _PHOTOMETRIC, _COLOUR_MAP = 259, 262, 320
 _PLANES = 32997  # ImageDepth: planes of a page; Pillow reads the first
 _NOT_PILLOWS = (50001,)
 """Compressions that Pillow's libtiff is built without: WebP."""
+
+
+_COLOURS = {5: "CMYK", 6: "YCbCr", 8: "Lab", 9: "Lab", 10: "Lab", 32845: "LogLuv"}
+"""Colours other than RGB, by PhotometricInterpretation."""
+_JPEG = (6, 7)  # tifffile converts YCbCr of these compressions to RGB
+_PALETTE = 3
 
 
 class TiffPages:
@@ -69,13 +75,15 @@ class TiffPages:
             if channels > 1 and page.planarconfig == 2:
                 array = array.reshape(channels, height, width).transpose(1, 2, 0)
             array = array.reshape(height, width, channels)  # tifffile returns an empty one for some damage
-            extra = None if not page.extrasamples else [int(each) for each in page.extrasamples]
+            tags = {tag.code: tag.value for tag in page.tags}
+            if _has_deep_palette(tags):
+                array = np.asarray(page.colormap).T[array[..., 0]]
         except (DecodeError, MemoryError):
             raise
         except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
             raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
         array = to_mode_dtype(array, "a TIFF")
-        mode = _find_mode_of_channels(channels, str(array.dtype), extra)
+        mode = _find_mode_of_channels(array.shape[2], str(array.dtype), tags)
         if mode is None:
             raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
         return np.ascontiguousarray(array), mode
@@ -105,10 +113,29 @@ def find_tiff_mode(tags: Any) -> Mode | None:
         return (
             None
             if dtype is None or tags.get(_PLANES, 1) != 1
-            else _find_mode_of_channels(int(tags.get(277, 1)), find_mode_dtype(dtype) or "", tags.get(338))
+            else _find_mode_of_channels(
+                3 if _has_deep_palette(tags) else int(tags.get(277, 1)), find_mode_dtype(dtype) or "", tags
+            )
         )
     except (TypeError, ValueError):
         return None
+
+
+def find_tiff_colours(tags: Any) -> str | None:
+    """Returns the name of colours that tifffile gives as they are stored, such as ``Lab``; None for RGB and gray."""
+    photometric = tags.get(_PHOTOMETRIC)
+    is_converted = photometric == 6 and tags.get(_COMPRESSION) in _JPEG
+    return None if is_converted or tags.get(277, 1) == 1 else _COLOURS.get(photometric)
+
+
+def is_stored_inverted(tags: Any) -> bool:
+    """Tells if 0 is white in a gray page, and its values are read as stored. Pillow inverts those of up to 8 bits."""
+    return tags.get(_PHOTOMETRIC) == 0 and tags.get(277, 1) == 1 and find_tiff_dtype(tags) != np.uint8
+
+
+def _has_deep_palette(tags: Any) -> bool:
+    """Tells if the values of a page are 16-bit places in a palette, whose colours have 16 bits."""
+    return tags.get(_PHOTOMETRIC) == _PALETTE and _COLOUR_MAP in tags and find_tiff_dtype(tags) == np.uint16
 
 
 def find_tiff_dtype(tags: Any) -> np.dtype[Any] | None:
@@ -120,15 +147,16 @@ def find_tiff_dtype(tags: Any) -> np.dtype[Any] | None:
         return None
 
 
-def _find_mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
+def _find_mode_of_channels(channels: int, dtype: str, tags: Any) -> Mode | None:
     """Returns the mode for a number of channels and a dtype. Returns None if no mode fits.
 
-    ``extra``: the tag ExtraSamples. If it names no alpha, the mode has none."""
+    It is ``multi`` for colours other than RGB, and for a last channel that the tag ExtraSamples does not call alpha."""
     if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
         return None
-    alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
+    alpha = any(number in (1, 2) for number in np.atleast_1d(tags.get(338, ())).tolist())
     usual = mode_of(channels, dtype)
-    return usual if usual.has_alpha <= alpha else parse_mode(f"multi:{channels}:{dtype}")
+    is_usual = usual.has_alpha <= alpha and find_tiff_colours(tags) is None
+    return usual if is_usual else parse_mode(f"multi:{channels}:{dtype}")
 
 
 def import_tifffile() -> Any:
