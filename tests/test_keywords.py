@@ -22,12 +22,8 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
-from packstore.exports.plan import ExportOptions
-from packstore.exports.run import export
 from packstore.packing.append_plan import AppendOptions
-from packstore.packing.merge import MergeOptions
 from packstore.packing.options import ConvertOptions
-from packstore.packing.select import SelectOptions
 from packstore.training.loader.options import LoaderOptions
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
@@ -58,12 +54,9 @@ def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     [
         (packstore.convert, ConvertOptions, {"progress", "fields"}),
         (packstore.append, AppendOptions, {"progress"}),
-        (packstore.merge, MergeOptions, {"progress"}),
-        (packstore.select, SelectOptions, {"progress"}),
         (packstore.verify, VerifyOptions, {"progress"}),
         (packstore.audit, AuditOptions, {"progress"}),
         (packstore.repair, RepairOptions, {"destination", "progress"}),
-        (export, ExportOptions, {"progress"}),
         (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
     ],
 )

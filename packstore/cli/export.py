@@ -12,8 +12,6 @@ import click
 
 from packstore.cli.colour import bold
 from packstore.cli.common import (
-    ByteSize,
-    PluginChoice,
     StorePath,
     human_bytes,
     pluralize,
@@ -21,17 +19,10 @@ from packstore.cli.common import (
     shell_quote,
     suggest_packing,
 )
-from packstore.cli.options import (
-    cache_options,
-    dry_run_option,
-    overwrite_option,
-    quiet_option,
-    restart_option,
-    workers_option,
-)
+from packstore.cli.options import cache_options, dry_run_option, options_of, quiet_option
 from packstore.core.errors import printable
-from packstore.core.registry import EXPORTS
 from packstore.core.urls import UrlPath
+from packstore.exports.options import ExportOptions
 
 if TYPE_CHECKING:
     from packstore.exports.plan import ExportPlan
@@ -41,22 +32,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Write a store in another program's format.")
 @click.argument("store", type=StorePath())
 @click.argument("dest", type=StorePath())
-@click.option(
-    "--to",
-    type=PluginChoice(EXPORTS),
-    metavar="KIND",
-    help="Kind of export, whatever the suffix of DEST: imagefolder, webdataset, parquet …",
-)
-@click.option(
-    "--encode", type=click.Choice(["jpeg", "png"]),
-    help="Re-encode images as files: png keeps every pixel, jpeg does not. By default images are not changed.",
-)  # fmt: skip
-@click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Quality of --encode jpeg.  [default: 90]")
-@click.option("--shard-size", type=ByteSize(), help="Approximate size of shards, e.g. 1GiB.  [default: the kind's]")
-@click.option("--bare", is_flag=True, help="Leave out packstore.json. Data that the format cannot hold are then lost.")
-@overwrite_option("DEST", "an export")
-@restart_option
-@workers_option(task=" for --encode")
+@options_of(ExportOptions)
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -78,7 +54,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore export imagenet.lmdb s3://bucket/shards --to webdataset
     """
     from packstore.core.errors import UsageError
-    from packstore.exports.plan import ExportOptions, plan_export
+    from packstore.exports.plan import plan_export
     from packstore.exports.run import run_export
     from packstore.exports.to_url import local_destination
 

@@ -19,9 +19,10 @@ from packstore.cli.common import (
     progress_bar,
     shell_quote,
 )
-from packstore.cli.options import cache_options, dry_run_option, format_option, overwrite_option, quiet_option
+from packstore.cli.options import cache_options, dry_run_option, options_of, quiet_option
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
+from packstore.packing.composing_options import MergeOptions
 
 if TYPE_CHECKING:
     from packstore.packing.composing import Composition
@@ -52,17 +53,7 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
 @click.command(short_help="Merge several stores into one.")
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
-@format_option("OUT")
-@click.option(
-    "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
-    help="For a key that an earlier store has: stop, or skip the record. unchecked: do not compare keys.",
-)  # fmt: skip
-@click.option(
-    "--classes", type=ClassNames(), metavar="NAMES",
-    help="All classes in the order of their numbers: cat,dog, or a file with one a line.  [default: those of the first "
-    "store, then new ones of the others]",
-)  # fmt: skip
-@overwrite_option("OUT")
+@options_of(MergeOptions, {"classes": ClassNames()})
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -79,7 +70,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
       packstore merge a.h5 b.h5 -o both.h5 --classes cat,dog,owl --dry-run
       packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
-    from packstore.packing.merge import MergeOptions, plan_merge, write_composition
+    from packstore.packing.merge import plan_merge, write_composition
 
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:

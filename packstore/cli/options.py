@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import click
 
 from packstore.cli.common import ByteSize, LocalPath, PixelCount, PluginChoice
-from packstore.core.registry import FORMATS, SOURCES
+from packstore.core.options import Option, list_options
+from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -69,6 +72,33 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Keeps the value of ``--dicom`` for :func:`_add_dicom_column`."""
+    context.meta[_DICOM] = value
+
+
+def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the values of ``--column``. After ``--dicom keep-file``, appends ``keep=file``."""
+    return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
+
+
+_DICOM = "packstore.dicom"
+
+
+def _dicom_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--dicom``."""
+    return click.option(
+        "--dicom",
+        type=click.Choice(["keep-file"]),
+        cls=GroupedOption,
+        group="Source",
+        expose_value=False,
+        is_eager=True,
+        callback=_note_dicom,
+        help="DICOM: also keep each file, which names its patient.",
+    )(command)
+
+
 def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that choose files, arrays and columns of SOURCE, and ``--dicom``."""
     ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
@@ -83,32 +113,12 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--column", "columns", multiple=True, metavar="ROLE=COL", help=column_help, callback=_add_dicom_column
         ),
-        click.option(
-            "--dicom",
-            type=click.Choice(["keep-file"]),
-            expose_value=False,
-            is_eager=True,
-            callback=_note_dicom,
-            help="DICOM: also keep each file, which names its patient.",
-        ),
+        _dicom_option,
         click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
         click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
     ):
         command = option(command)
     return command
-
-
-def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Keeps the value of ``--dicom`` for :func:`_add_dicom_column`."""
-    context.meta[_DICOM] = value
-
-
-def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the values of ``--column``. After ``--dicom keep-file``, appends ``keep=file``."""
-    return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
-
-
-_DICOM = "packstore.dicom"
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,21 +200,98 @@ def source_check_options(images: str, quiet: str) -> Callable[..., Any]:
     return add
 
 
+_TYPES: Mapping[str, click.ParamType] = {  # type: ignore[type-arg]
+    "encoding": PluginChoice(ENCODINGS),
+    "format": PluginChoice(FORMATS),
+    "max_pixels": PixelCount(),
+    "shard_size": ByteSize(),
+    "source_kind": PluginChoice(SOURCES),
+    "to": PluginChoice(EXPORTS),
+}
+"""How texts of these options become values. The types of other options tell it."""
+
+
+def options_of(options: type, types: Mapping[str, click.ParamType] = MappingProxyType({})) -> Callable[..., Any]:  # type: ignore[type-arg]
+    """Returns a decorator that adds an option for each field of a dataclass of :mod:`packstore.core.options`.
+
+    ``types``: parsers of options with types that only this command has.
+    """
+    listed = [*list_options(options)]
+    flags = {name: option.flag or f"--{name.replace('_', '-')}" for name, _, _, option in listed}
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, type, default, option in reversed(listed):
+            if option.help is None:
+                continue
+            text = option.help or re.sub("``(.*?)``", lambda found: flags.get(found[1], found[1]), option.meaning)
+            text += f"  [default: {option.none}]" if option.none else ""
+            attributes = _find_attributes(type, default, option, types.get(name, _TYPES.get(name)))
+            flag = f"{flags[name]}/--no-{flags[name][2:]}" if attributes.pop("switch", False) else flags[name]
+            command = click.option(
+                flag, name, cls=GroupedOption, group=option.group, help=text, metavar=option.metavar, **attributes
+            )(command)
+            if name == "columns":
+                command = _dicom_option(command)
+        return command
+
+    return add
+
+
+def _find_attributes(type: Any, default: Any, option: Option, parser: click.ParamType | None) -> dict[str, Any]:  # type: ignore[type-arg]
+    """Returns the attributes of a click option: default, type and others. ``switch`` means a second flag, ``--no-…``.
+
+    Args:
+        type: Type of the field.
+        default: Its default.
+        option: Its description.
+        parser: Type of the click option; None if the type of the field tells it.
+    """
+    parts = get_args(type) if get_origin(type) in (Union, UnionType) else (type,)
+    shown = default not in (None, "", ()) and not isinstance(default, bool)
+    found: dict[str, Any] = {"default": default, "show_default": shown}
+    if parser is not None:
+        return found | {"type": parser, "default": ",".join(default) if isinstance(default, tuple) else default}
+    if bool in parts:
+        switch = default is not False
+        return found | ({"switch": True} if switch else {"is_flag": True})
+    if any(get_origin(part) is Sequence for part in parts):
+        return found | {"multiple": True, "callback": _add_dicom_column if option.flag == "--column" else None}
+    for part in parts:
+        if get_origin(part) is Literal:
+            return found | {"type": click.Choice(get_args(part))}
+        if get_origin(part) is os.PathLike:
+            return found | {"type": LocalPath()}
+    if int in parts and str not in parts:
+        return found | {"type": click.IntRange(option.least, option.most)}
+    return found | ({"type": click.FloatRange(option.least, option.most)} if float in parts else {})
+
+
+class GroupedOption(click.Option):
+    """Option under a heading, in the help of a :class:`GroupedCommand`."""
+
+    def __init__(self, *names: Any, group: str = "", **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.group = group
+
+
 class GroupedCommand(click.Command):
-    """Command whose help lists options under the headings that :func:`heading` sets."""
+    """Command whose help lists options under headings. Options without a group are under ``Options``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section of the help for each heading. Options above the first heading are under ``Options``."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        title = "Options"
+        """Writes a section of the help for each heading."""
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _GROUPS}
         for parameter in self.get_params(ctx):
-            title = getattr(parameter, "heading", title)  # --help comes last, without a heading
             record = None if isinstance(parameter, click.Argument) else parameter.get_help_record(ctx)
             if record is not None:
-                groups.setdefault(title, []).append(record)
+                groups[getattr(parameter, "group", "Run") or "Options"].append(record)  # --help has no group
         for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+_GROUPS = ("Options", "Images", "Channels, depth and frames", "Source", "Store", "Run")
+"""Headings in the help, in order."""
 
 
 def heading(title: str) -> Callable[..., Any]:
@@ -215,7 +302,7 @@ def heading(title: str) -> Callable[..., Any]:
 
     def mark(command: Any) -> Any:
         for parameter in command.__click_params__:
-            parameter.heading = getattr(parameter, "heading", title)
+            parameter.group = getattr(parameter, "group", title)
         return command
 
     return mark

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import ByteSize, Kinds, LocalPath, StorePath, progress_bar
+from packstore.cli.common import Kinds, StorePath, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
-from packstore.cli.options import cache_options, dry_run_option, format_option, overwrite_option, quiet_option
+from packstore.cli.options import cache_options, dry_run_option, options_of, quiet_option
+from packstore.packing.composing_options import SelectOptions
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
@@ -41,25 +42,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 @click.command(short_help="Write a new store with some records of a store.")
 @click.argument("store", type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
-@click.option("--where", metavar="CONDITION", help="Records to take, e.g. 'label in (cat, dog) and split == train'.")
-@click.option("--per-class", type=click.IntRange(1), metavar="N", help="At most N records of each class, at random.")
-@click.option("--sample", type=click.IntRange(1), metavar="N", help="N records at random.")
-@click.option("--split", "splits", type=Shares(), metavar="SHARES", help="New splits at random: train=0.9,val=0.1.")
-@click.option("--stratify", is_flag=True, help="Give sample and splits the same share of every class.")
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of all random choices."
-)
-@click.option("--whole-shards", is_flag=True, help="Choose whole shards instead of records, so nothing is copied.")
-@click.option("--drop", type=LocalPath(), metavar="JSON", help="Leave out the findings of packstore audit --json JSON.")
-@click.option(
-    "--drop-kinds", type=Kinds(), metavar="KINDS",
-    help="Kinds of findings for --drop.  [default: leakage,conflict,duplicate,damaged,undecodable]",
-)  # fmt: skip
-@click.option("--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave out a column. Repeatable.")
-@click.option("--relabel", type=LocalPath(), metavar="CSV", help="Rename or merge classes: columns old,new.")
-@format_option("OUT")
-@click.option("--shard-size", type=ByteSize(), help="Approximate size of shards.  [default: as in STORE]")
-@overwrite_option("OUT")
+@options_of(SelectOptions, {"splits": Shares(), "drop_kinds": Kinds()})
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -80,10 +63,8 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o s3://bucket/all.lmdb
     """
     from packstore.packing.merge import write_composition
-    from packstore.packing.select import SelectOptions, plan_select
+    from packstore.packing.select import plan_select
 
-    if options["drop_kinds"] is None:
-        del options["drop_kinds"]
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:
         plan = plan_select(store, destination, SelectOptions(**options), stack, progress)

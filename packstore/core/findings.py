@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from packstore.core.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FORMAT, VERSION = "packstore_audit", 1
 
@@ -65,6 +67,8 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
     Raises:
         UsageError: A kind is unknown, the file is not such a report, or the report is about another store.
     """
+    import numpy as np  # here: the kinds are in the help of commands, which loads no numpy
+
     shown = printable(str(path))
     for kind in kinds:
         if kind not in KINDS:

@@ -6,60 +6,22 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
-from packstore.core.sizes import convert_size
 from packstore.exports.base import Export
 from packstore.exports.estimate import estimate_bytes
+from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
 from packstore.exports.staging import check_destination, was_published
 from packstore.stores import Reader, open_store
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportOptions:
-    """The keyword arguments of :func:`packstore.export`, which describes them. Raises :class:`UsageError` for a wrong
-    one."""
-
-    to: str | None = None
-    encode: Literal["jpeg", "png"] | None = None
-    quality: int | None = None
-    shard_size: int | str | None = None
-    bare: bool = False
-    overwrite: bool = False
-    restart: bool = False
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        check_texts(to=self.to)
-        check_bools(bare=self.bare, overwrite=self.overwrite, restart=self.restart)
-        if self.to is not None:
-            EXPORTS.check(self.to)
-        if self.encode not in (None, "jpeg", "png"):
-            raise UsageError(f"encode should be 'jpeg', 'png' or None, got {self.encode!r}")
-        if self.quality is not None and (
-            self.encode != "jpeg" or not 1 <= whole_number("quality", self.quality) <= 100
-        ):
-            raise UsageError(f"quality is a number from 1 to 100 for encode='jpeg', got {self.quality!r}")
-        if self.workers is not None:
-            whole_number("workers", self.workers)
-        if self.shard_bytes is not None:
-            whole_number("shard_size", self.shard_bytes)
-
-    @property
-    def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes; None if it is None. Raises :class:`UsageError` for a text that is no size."""
-        return convert_size(self.shard_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,24 @@ import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from packstore.core.arguments import take_options
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import printable
 from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_record_line
 from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
+from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
-from packstore.exports.plan import ExportOptions, ExportPlan, check_space, list_value_columns, plan_export
+from packstore.exports.options import ExportOptions
+from packstore.exports.plan import ExportPlan, check_space, list_value_columns, plan_export
 from packstore.exports.recoding import image_from_stored
 from packstore.exports.staging import ExportStaging, ShardReceipt, read_manifest_of_export, was_published
 from packstore.exports.to_url import local_destination
@@ -67,20 +68,23 @@ class ExportReport:
         )
 
 
-def export(
-    store: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    *,
-    to: str | None = None,
-    encode: Literal["jpeg", "png"] | None = None,
-    quality: int | None = None,
-    shard_size: int | str | None = None,
-    bare: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    workers: int | None = None,
-    progress: bool | ProgressCallback = False,
-) -> ExportReport:
+@dataclass(frozen=True)
+class ExportArguments(ExportOptions):
+    """Arguments of :func:`packstore.export`."""
+
+    store: str | os.PathLike[str] = field(metadata=argument("The store, or its URL. The store is not changed."))
+    destination: str | os.PathLike[str] = field(
+        metadata=argument(
+            "A new folder or file, or a URL. Its suffix, such as ``.zip``, chooses the kind. An export to a URL is "
+            "written to a temporary directory first, and uploaded when it is complete."
+        )
+    )
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
+
+
+@takes(ExportArguments)
+def export(arguments: ExportArguments) -> ExportReport:
     """Writes a store in another program's format. Importing the export gives the same dataset digest.
 
     Data that the format cannot hold go into two files that other readers ignore: ``packstore.json``, and
@@ -88,22 +92,6 @@ def export(
 
     The export appears under its name only when it is complete. If a run is killed, the next run resumes it after its
     last complete shard.
-
-    Args:
-        store: The store, or its URL. The store is not changed.
-        destination: A new folder or file, or a URL. Its suffix, such as ``.zip``, chooses the kind. An export to a URL
-            is written to a temporary directory first, and uploaded when it is complete.
-        to: The kind, such as ``webdataset``; None chooses by the suffix.
-        encode: Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not. None writes images unchanged.
-        quality: JPEG quality of ``encode="jpeg"``, 1 … 100; None for 90.
-        shard_size: Bytes of images after which a shard ends: a number, or a text such as ``500MB``. None for the kind's
-            default.
-        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``. Data that the format cannot hold are then lost.
-            ``overwrite`` cannot replace a bare export, since nothing marks it as packstore's.
-        overwrite: Replace an existing export.
-        restart: Delete an interrupted run instead of resuming it.
-        workers: Threads for ``encode``. None: a thread for each core.
-        progress: True for a bar in a terminal or notebook, or a function that takes reports.
 
     Returns:
         A report with the losses for other readers.
@@ -116,14 +104,13 @@ def export(
         DestinationError: The destination exists without ``overwrite``, is no export, cannot be written or has too
             little space.
     """
-    options = take_options(ExportOptions, locals())
     started = time.monotonic()
-    refuse_empty(store)
-    refuse_empty(destination)
-    place = location(destination)
-    with progress_callback(progress) as report, ExitStack() as stack:
-        path, publish = stack.enter_context(local_destination(place, overwrite=overwrite))
-        done = run_export(plan_export(location(store), path, options, stack), report, started)
+    refuse_empty(arguments.store)
+    refuse_empty(arguments.destination)
+    place = location(arguments.destination)
+    with progress_callback(arguments.progress) as report, ExitStack() as stack:
+        path, publish = stack.enter_context(local_destination(place, overwrite=arguments.overwrite))
+        done = run_export(plan_export(location(arguments.store), path, arguments, stack), report, started)
         publish(report)
         return replace(done, destination=place)
 

@@ -6,22 +6,21 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_bools, take_options
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Column, Manifest
+from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.core.registry import FORMATS
 from packstore.core.urls import location
 from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
+from packstore.packing.composing_options import MergeOptions
 from packstore.packing.keys import find_repeated_keys, take_first_and_count
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts, same_encoding_options
@@ -63,55 +62,30 @@ class MergeReport:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MergeOptions:
-    """Validated keyword arguments of :func:`packstore.merge`, which describes them.
+@dataclass(frozen=True)
+class MergeArguments(MergeOptions):
+    """Arguments of :func:`packstore.merge`."""
 
-    Raises :class:`UsageError` for invalid values.
-    """
-
-    format: str | None = None
-    on_duplicate: Literal["raise", "skip", "unchecked"] = "raise"
-    classes: Sequence[str] | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        check_bools(overwrite=self.overwrite)
-        if isinstance(self.classes, str):
-            raise UsageError(f"classes should be a list of names in their order, got {self.classes!r}")
-        if self.on_duplicate not in ("raise", "skip", "unchecked"):
-            raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
-        if self.format is not None:
-            FORMATS.check(self.format)
+    stores: Sequence[str | os.PathLike[str]] = field(
+        metadata=argument(
+            "Paths or URLs of two or more stores with the same encoding and columns. The new store has the columns in "
+            "the first store's order."
+        )
+    )
+    destination: str | os.PathLike[str] = field(
+        metadata=argument("Path or URL of the new store; its suffix chooses the format.")
+    )
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
 
 
-def merge(
-    stores: Sequence[str | os.PathLike[str]],
-    destination: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    on_duplicate: Literal["raise", "skip", "unchecked"] = "raise",
-    classes: Sequence[str] | None = None,
-    overwrite: bool = False,
-    progress: bool | ProgressCallback = False,
-) -> MergeReport:
+@takes(MergeArguments)
+def merge(arguments: MergeArguments) -> MergeReport:
     """Combines several stores into one new store. In each split, the records of the first store come first, then those
     of the second, and so on.
 
     The new store is a directory of shards. Shards that have its format and class numbers are hard-linked into it; the
     remaining records are copied unchanged.
-
-    Args:
-        stores: Paths or URLs of two or more stores with the same encoding and columns. The new store has the columns in
-            the first store's order.
-        destination: Where the new store goes, a path or a URL; its suffix chooses the format.
-        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
-        on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
-            reads no keys; the caller knows that all differ.
-        classes: All class names of the column ``label``, in the order of their numbers. None: the first store's names,
-            then the new names of the second, and so on.
-        overwrite: Replace an existing store.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         The report.
@@ -122,13 +96,14 @@ def merge(
         DestinationError: The destination exists, is in one of the stores, or cannot be written.
         UsageError: There are fewer than two stores, or an argument is wrong.
     """
-    options = take_options(MergeOptions, locals())
     started = time.monotonic()
-    if isinstance(stores, str | os.PathLike):
-        raise UsageError(f"merge takes a list of stores, got {os.fspath(stores)!r}")
-    refuse_empty(*stores, destination)
-    with progress_callback(progress) as report, ExitStack() as stack:
-        plan, duplicates = plan_merge([*map(location, stores)], location(destination), options, stack)
+    if isinstance(arguments.stores, str | os.PathLike):
+        raise UsageError(f"merge takes a list of stores, got {os.fspath(arguments.stores)!r}")
+    refuse_empty(*arguments.stores, arguments.destination)
+    with progress_callback(arguments.progress) as report, ExitStack() as stack:
+        plan, duplicates = plan_merge(
+            [*map(location, arguments.stores)], location(arguments.destination), arguments, stack
+        )
         return write_composition(plan, report, started, duplicates)
 
 

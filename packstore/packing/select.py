@@ -11,24 +11,23 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
-from packstore.core.findings import DEFAULT_DROP, records_to_drop
+from packstore.core.findings import records_to_drop
 from packstore.core.manifest import Column, Manifest
+from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.core.registry import FORMATS
-from packstore.core.sizes import convert_size
 from packstore.core.urls import location
 from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
+from packstore.packing.composing_options import SelectOptions
 from packstore.packing.drawing import draw_parts, draw_splits, hash_keys_with_seed, read_class_numbers
 from packstore.packing.merge import MergeReport, largest_shard_bytes, write_composition
 from packstore.packing.plan import resolve_format
@@ -40,107 +39,23 @@ from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.linked import relative_link_folder
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape", *(column.name for column in LINK_COLUMNS))
-_MAX_SEED = 1 << 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelectOptions:
-    """Keyword arguments of :func:`packstore.select`, which describes them.
+@dataclass(frozen=True)
+class SelectArguments(SelectOptions):
+    """Arguments of :func:`packstore.select`."""
 
-    Raises :class:`UsageError` for invalid values, and for arguments that exclude each other, such as ``whole_shards``
-    and ``sample``. Planning checks ``where``, ``drop``, ``drop_columns``, ``relabel`` and ``shard_size``.
-    """
-
-    where: str | None = None
-    sample: int | None = None
-    per_class: int | None = None
-    splits: Mapping[str, float] | None = None
-    stratify: bool = False
-    whole_shards: bool = False
-    seed: int = 0
-    drop: str | os.PathLike[str] | None = None
-    drop_kinds: Sequence[str] = DEFAULT_DROP
-    drop_columns: Sequence[str] = ()
-    relabel: str | os.PathLike[str] | Mapping[str, str] | None = None
-    format: str | None = None
-    shard_size: int | str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        check_texts(where=self.where)
-        check_bools(stratify=self.stratify, whole_shards=self.whole_shards, overwrite=self.overwrite)
-        for name in ("sample", "per_class"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        if not 0 <= whole_number("seed", self.seed, 0) < _MAX_SEED:
-            raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
-        for name in ("drop_columns", "drop_kinds"):
-            if isinstance(getattr(self, name), str):
-                raise UsageError(f"{name} should be a list of names, got {getattr(self, name)!r}")
-        if self.drop is None and tuple(self.drop_kinds) != DEFAULT_DROP:
-            raise UsageError("drop_kinds says which findings of an audit count: drop names its report")
-        if self.splits is not None:
-            shares = list(self.splits.values())
-            if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6 or "" in self.splits:
-                raise UsageError(f"the shares of the splits should add up to 1, got {dict(self.splits)}")
-        if self.stratify and self.splits is None and self.sample is None:
-            raise UsageError("stratify says how splits or a sample are drawn: give one of them")
-        if self.whole_shards:
-            others = (self.sample, self.per_class, self.relabel, self.shard_size, self.stratify, *self.drop_columns)
-            if self.drop is not None or any(other not in (None, False) for other in others):
-                raise UsageError("whole_shards takes shards as they are: only where, splits and seed go with it")
-        if self.format is not None:
-            FORMATS.check(self.format)
-
-    @property
-    def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes; None if it is not set."""
-        return convert_size(self.shard_size)
+    store: str | os.PathLike[str] = field(metadata=argument("Path or URL of the store, which is not changed."))
+    destination: str | os.PathLike[str] = field(
+        metadata=argument("Path or URL of the new store; its suffix chooses the format.")
+    )
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
 
 
-def select(
-    store: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    *,
-    where: str | None = None,
-    sample: int | None = None,
-    per_class: int | None = None,
-    splits: Mapping[str, float] | None = None,
-    stratify: bool = False,
-    whole_shards: bool = False,
-    seed: int = 0,
-    drop: str | os.PathLike[str] | None = None,
-    drop_kinds: Sequence[str] = DEFAULT_DROP,
-    drop_columns: Sequence[str] = (),
-    relabel: str | os.PathLike[str] | Mapping[str, str] | None = None,
-    format: str | None = None,
-    shard_size: int | str | None = None,
-    overwrite: bool = False,
-    progress: bool | ProgressCallback = False,
-) -> MergeReport:
+@takes(SelectArguments)
+def select(arguments: SelectArguments) -> MergeReport:
     """Makes a new store from some records of a store; copies records unchanged, hard-links whole shards.
-
-    Args:
-        store: Path or URL of the store, which is not changed.
-        destination: Path or URL of the new store; its suffix chooses the format.
-        where: Condition on the records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
-        sample: Number of records to draw at random.
-        per_class: Maximum per class, drawn at random before ``sample``. Records without a label are one class.
-        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random from all chosen records.
-            The report counts in ``moved`` the records that change their split. None keeps the splits.
-        stratify: The sample, and each new split, has the same share of every class.
-        whole_shards: Draw whole shards: nothing is copied, and no shard is opened.
-        seed: Seed of all draws. The same seed draws the same records from equal stores.
-        drop: Report of :func:`packstore.audit` as JSON. The records that its findings name are left out before anything
-            is drawn.
-        drop_kinds: Kinds of findings whose records are left out.
-        drop_columns: Columns to leave out.
-        relabel: New names of classes: a mapping, or a CSV file with the columns ``old,new``. Two classes with one new
-            name are joined; an empty name leaves the records out.
-        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
-        shard_size: About how many bytes of images a shard has; None for the size of the store's shards, or one file.
-        overwrite: Replace an existing store.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         The report.
@@ -150,12 +65,11 @@ def select(
         StoreError: The store does not open, or no record is chosen; :class:`CorruptRecordError` for a damaged one.
         DestinationError: The destination exists, or cannot be written.
     """
-    options = take_options(SelectOptions, locals())
     started = time.monotonic()
-    refuse_empty(store, destination)
-    check_paths(options.drop)
-    with progress_callback(progress) as report, ExitStack() as stack:
-        plan = plan_select(location(store), location(destination), options, stack, report)
+    refuse_empty(arguments.store, arguments.destination)
+    check_paths(arguments.drop)
+    with progress_callback(arguments.progress) as report, ExitStack() as stack:
+        plan = plan_select(location(arguments.store), location(arguments.destination), arguments, stack, report)
         return write_composition(plan, report, started)
 
 

@@ -17,7 +17,8 @@ from packstore.core.errors import CorruptRecordError, DestinationError, SourceEr
 from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE
 from packstore.core.progress import Progress
 from packstore.exports import run
-from packstore.exports.plan import ExportOptions, plan_export
+from packstore.exports.options import ExportOptions
+from packstore.exports.plan import plan_export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.testing.export_base import contents, files_of, picture

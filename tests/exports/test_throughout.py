@@ -16,7 +16,8 @@ from packstore.core.errors import DestinationError, SampleError, UsageError
 from packstore.core.files import writing
 from packstore.core.registry import EXPORTS
 from packstore.exports import webdataset
-from packstore.exports.plan import ExportOptions, plan_export
+from packstore.exports.options import ExportOptions
+from packstore.exports.plan import plan_export
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.stores import open_store

@@ -13,7 +13,7 @@ import packstore
 from packstore.cli.merge import describe_report
 from packstore.core.errors import CorruptRecordError, DestinationError, StoreError, UsageError
 from packstore.packing import composing
-from packstore.packing.select import SelectOptions
+from packstore.packing.composing_options import SelectOptions
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.opening import read_manifest

@@ -1,0 +1,210 @@
+"""Options of public functions: a field of a dataclass has the name, type, default, meaning and range of each.
+
+:func:`takes` makes the signature of a function, and the ``Args`` of its docstring, from the fields.
+:mod:`packstore.cli.options` makes the options of a command from the same fields. The modules of such dataclasses import
+nothing heavy, since ``packstore COMMAND --help`` imports them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
+
+if TYPE_CHECKING:
+    from packstore.core.progress import ProgressCallback
+
+P = ParamSpec("P")
+Arguments = TypeVar("Arguments")
+Default = TypeVar("Default")
+Made = TypeVar("Made")
+Result = TypeVar("Result")
+Self = TypeVar("Self")
+
+_LINE = 116
+"""Columns of a docstring's text."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Description of an option, in the metadata of its field.
+
+    Attributes:
+        meaning: Sentences for the docstring.
+        help: Text for the command line. Empty: ``meaning``. None: the command line lacks the option.
+        none: Phrase for the value that None stands for.
+        flag: Name on the command line; empty: ``--`` and the name of the field.
+        metavar: Placeholder of the value on the command line; None: that of its type.
+        least: Smallest number.
+        most: Largest number.
+        group: Heading of the option in the help of a command with headings.
+    """
+
+    meaning: str
+    help: str | None = None
+    none: str = ""
+    flag: str = ""
+    metavar: str | None = None
+    least: int | None = None
+    most: int | None = None
+    group: str = ""
+
+    @property
+    def documentation(self) -> str:
+        """Text for the docstring: meaning, range, and the meaning of None."""
+        span = "" if self.most is None else f" From {self.least} to {self.most}."
+        return self.meaning + span + (f" None for {self.none}." if self.none else "")
+
+
+def option(
+    default: Default,
+    meaning: str,
+    help: str | None = "",
+    *,
+    none: str = "",
+    flag: str = "",
+    metavar: str | None = None,
+    least: int | None = None,
+    most: int | None = None,
+    group: str = "",
+) -> Default:
+    """Makes a field with a default, see :class:`Option`. For mypy it is the default itself, so the two types are
+    compared."""
+    description = Option(meaning, help, none, flag, metavar, least, most, group)
+    made: Any = field(default=default, metadata={"option": description})
+    return made  # type: ignore[no-any-return]
+
+
+def argument(meaning: str) -> Mapping[str, Option]:
+    """Makes the metadata of a field without a default. mypy takes only calls of ``dataclasses.field`` for these."""
+    return {"option": Option(meaning)}
+
+
+def format_option() -> str | None:
+    """Makes the option ``format`` of a new store."""
+    return option(
+        None,
+        "``lmdb``, ``hdf5`` or ``pth``; None takes the destination's suffix.",
+        "Format, whatever the suffix of the new store.",
+        group="Store",
+    )
+
+
+def overwrite_option(kind: str = "store") -> bool:
+    """Makes the option ``overwrite``. ``kind``: noun for the destination."""
+    return option(False, f"Replace an existing {kind}, once the new one is complete.", group="Store")
+
+
+def restart_option() -> bool:
+    """Makes the option ``restart``."""
+    return option(False, "Start again instead of resuming an interrupted run.", group="Run")
+
+
+def workers_option(meaning: str = "Threads.", none: str = "one per core") -> int | None:
+    """Makes the option ``workers``."""
+    return option(None, meaning, none=none, metavar="N", least=1, group="Run")
+
+
+def progress_option() -> bool | ProgressCallback:
+    """Makes the argument ``progress``."""
+    return option(
+        False, "True for a bar, in a terminal or a notebook; or a function that is called after each batch.", None
+    )
+
+
+def list_options(options: type) -> Iterator[tuple[str, Any, Any, Option]]:
+    """Yields name, type, default and description of each field. In a type, ``Any`` replaces names that are imported
+    for type checkers alone."""
+    names = _Names(vars(builtins))
+    for base in reversed(options.__mro__):
+        names.update(vars(sys.modules[base.__module__]))
+    types = get_type_hints(options, localns=names)
+    for each in fields(cast("Any", options)):
+        yield each.name, types[each.name], each.default, each.metadata["option"]
+
+
+class _Names(dict[str, Any]):
+    """Names for evaluating types; a missing name means ``Any``."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+def takes(arguments: Callable[P, Arguments]) -> Callable[[Callable[[Arguments], Result]], Callable[P, Result]]:
+    """Returns a decorator for a function of one argument, the dataclass ``arguments``. The new function takes the
+    fields of the dataclass instead.
+
+    Inserts a description of the fields into the docstring. The new function raises :class:`TypeError` for arguments
+    that it does not have.
+    """
+    return lambda function: cast("Callable[P, Result]", _take(arguments, function, None))
+
+
+def initializes(
+    arguments: Callable[P, Arguments], unknown: Callable[[str], Exception] | None = None
+) -> Callable[[Callable[[Self, Arguments], None]], Callable[Concatenate[Self, P], None]]:
+    """Returns a decorator like that of :func:`takes`, for an ``__init__`` with one argument beside ``self``.
+
+    ``unknown``: makes the error for an unknown keyword.
+    """
+    return lambda function: cast("Callable[Concatenate[Self, P], None]", _take(arguments, function, unknown))
+
+
+def _take(
+    arguments: Callable[..., Any], function: Callable[..., Any], unknown: Callable[[str], Exception] | None
+) -> Callable[..., Any]:
+    """Returns a function with the fields of ``arguments`` as its arguments. All arguments of ``function`` but the last
+    come before them."""
+    first = [*inspect.signature(function).parameters.values()][:-1]
+    taken = inspect.signature(arguments).parameters
+    signature = inspect.signature(function).replace(parameters=[*first, *taken.values()])
+
+    @functools.wraps(function)
+    def call(*values: Any, **keywords: Any) -> Any:
+        if unknown is not None and not keywords.keys() <= taken.keys():
+            raise unknown(min(keywords.keys() - taken.keys()))
+        try:
+            signature.bind(*values, **keywords)
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}() {error}") from None
+        return function(*values[: len(first)], arguments(*values[len(first) :], **keywords))
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__annotations__ = {
+        **{name: each.annotation for name, each in taken.items()},
+        "return": function.__annotations__["return"],
+    }
+    if not first:
+        _add_arguments(call, arguments)
+    return call
+
+
+def describes(arguments: Callable[..., Any]) -> Callable[[type[Made]], type[Made]]:
+    """Returns a decorator that inserts a description of ``arguments`` into the docstring of a class."""
+
+    def describe(made: type[Made]) -> type[Made]:
+        _add_arguments(made, arguments)
+        return made
+
+    return describe
+
+
+def _add_arguments(described: Any, arguments: Callable[..., Any]) -> None:
+    """Inserts ``Args`` into a docstring, before its first section. Leaves an interpreter without docstrings alone."""
+    if described.__doc__ is None:
+        return
+    lines = ["Args:"]
+    options = {each.name: each.metadata["option"] for each in fields(cast("Any", arguments))}
+    for name in inspect.signature(arguments).parameters:
+        text = f"{name}: {options[name].documentation}"
+        lines += textwrap.wrap(text, _LINE, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
+    text = inspect.cleandoc(described.__doc__)
+    section = re.search(r"^(Attributes|Returns|Raises):$", text, re.MULTILINE)
+    start = len(text) if section is None else section.start()
+    described.__doc__ = "\n\n".join(filter(None, (text[:start].rstrip(), "\n".join(lines), text[start:])))
