@@ -31,13 +31,18 @@ def wants_index(asked: bool | None, encoding: str) -> bool:
     return asked if asked is not None else encoding == "original" and engine_problem() is None
 
 
-def make_indexes(files: Sequence[Any]) -> list[bytes]:
-    """Computes the seek index of each image file; empty bytes for a file without one.
+def reads_gray(columns: Iterable[Column]) -> bool:
+    """Tells if the files of the column ``image`` are read as gray. Then their indexes also have lengths of chroma."""
+    return any(column.name == "image" and column.pixels.channels == 1 for column in columns)
+
+
+def make_indexes(files: Sequence[Any], columns: Iterable[Column]) -> list[bytes]:
+    """Computes the seek index of each image file of a store with these columns; empty bytes for a file without one.
 
     Raises:
         EngineError: The engine is missing.
     """
-    return get_engine().make_indexes(files)
+    return get_engine().make_indexes(files, reads_gray(columns))
 
 
 def index_values(columns: Iterable[Column], files: Sequence[Any]) -> dict[str, list[bytes]]:
@@ -46,4 +51,6 @@ def index_values(columns: Iterable[Column], files: Sequence[Any]) -> dict[str, l
     Raises:
         EngineError: The engine is missing.
     """
-    return {SEEK_INDEX.name: make_indexes(files)} if any(c.name == SEEK_INDEX.name for c in columns) else {}
+    columns = tuple(columns)
+    has_index = any(column.name == SEEK_INDEX.name for column in columns)
+    return {SEEK_INDEX.name: make_indexes(files, columns)} if has_index else {}

@@ -179,7 +179,13 @@ def pack_batch(
             linker.check_files(states)
         yield PackedBatch(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
-            *(palette, oriented, unified, make_indexes(records) if index else None, None if linker is None else links),
+            *(
+                palette,
+                oriented,
+                unified,
+                make_indexes(records, encoder.columns()) if index else None,
+                None if linker is None else links,
+            ),
         )
 
 

@@ -16,7 +16,7 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.seek_index import index_values
+from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.recorded_options import record_counts
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
@@ -112,8 +112,9 @@ class RecordCopier:
         own = self._builder.columns
         wanted = {column.name for column in row_columns(own)}
         linked = any(column.name == LINK_LENGTH for column in own)
-        adds_index = {c.name for c in own} - {c.name for c in reader.manifest.columns} == {SEEK_INDEX.name}
-        unread = linked and not adds_index
+        given = reader.manifest.columns
+        adds_index = {c.name for c in own} - {c.name for c in given} == {SEEK_INDEX.name}
+        unread = linked and not adds_index and reads_gray(own) == reads_gray(given)
         for some in _batch_records(reader, records):
             checksums = reader.values("checksum", some)
             images: Sequence[Buffer] = [b""] * len(some)

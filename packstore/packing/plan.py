@@ -18,7 +18,7 @@ from packstore.images.encode import EncodeOptions, Encoder, Encoding
 from packstore.images.encode.options import readers_transpose
 from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
-from packstore.images.seek_index import wants_index
+from packstore.images.seek_index import reads_gray, wants_index
 from packstore.packing.further_images import resolve_column_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
@@ -331,8 +331,9 @@ def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
     survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
+    index_share = _GRAY_INDEX_SHARE if reads_gray([image]) else _INDEX_SHARE
     if plan.options.link:
-        return columns + records * _LINK_BYTES + (survey.size_bytes // _INDEX_SHARE if plan.index else 0)
+        return columns + records * _LINK_BYTES + (survey.size_bytes // index_share if plan.index else 0)
     container: Format = FORMATS[plan.format]
     if image.kind == "fixed":
         images = records * container.estimate_disk_bytes(image.record_nbytes)
@@ -342,8 +343,9 @@ def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
     else:
         each = [container.estimate_disk_bytes(size) for size in sampled]
         images = sum(each) * records // max(1, len(each))
-    return images + columns + container.overhead_bytes + (images // _INDEX_SHARE if plan.index else 0)
+    return images + columns + container.overhead_bytes + (images // index_share if plan.index else 0)
 
 
 _LINK_BYTES = 8 * 4 + 80  # per record: numbers and a path
 _INDEX_SHARE = 120  # a seek index takes 1/120 of the bytes of photos
+_GRAY_INDEX_SHARE = 35  # with lengths of chroma

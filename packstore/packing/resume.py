@@ -158,6 +158,7 @@ class ResumedRecords:
         self._varies = any(column.name == "shape" for column in builder.columns)
         self._sampled = bool(plan.survey.sampled) or plan.survey.gives_keys
         self._has_index = plan.index
+        self._columns = builder.columns
         self._images = [column.name for column in plan.survey.columns if column.holds_images]
 
     def __iter__(self) -> Iterator[PackedBatch]:
@@ -204,7 +205,7 @@ class ResumedRecords:
 
     def _add_indexes(self, packed: PackedBatch) -> PackedBatch:
         """Returns the batch with seek indexes if the store has them. Computes the indexes from the files."""
-        return packed._replace(indexes=make_indexes(packed.records)) if self._has_index else packed
+        return packed._replace(indexes=make_indexes(packed.records, self._columns)) if self._has_index else packed
 
 
 def _empty_batch() -> PackedBatch:

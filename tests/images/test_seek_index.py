@@ -63,8 +63,10 @@ def assert_indexed(store: Path, records: int = COUNT) -> None:
     """Each record has its file's index, and the store is whole."""
     with open_store(store) as reader:
         files = [bytes(reader.read(i)) for i in range(len(reader))]
+        columns = reader.manifest.columns
     assert len(files) == records
-    assert indexes_of(store) == make_indexes(files)
+    assert indexes_of(store) == make_indexes(files, columns)
+    assert {index[0] for index in indexes_of(store) if index} == {2 if columns[0].mode == "L" else 1}
     assert any(indexes_of(store))
     report = packstore.verify(store, decode=True)
     assert report.ok, report.problems
@@ -72,9 +74,9 @@ def assert_indexed(store: Path, records: int = COUNT) -> None:
 
 
 def epoch(
-    store: Path, operations: Sequence[Any] = RANDOM, decoder: str = "auto", **options: Any
+    store: Path, operations: Sequence[Any] = RANDOM, decoder: str = "auto", mode: str | None = None, **options: Any
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    dataset = PackedDataset(store, decoder=decoder)
+    dataset = PackedDataset(store, decoder=decoder, mode=mode)
     loader = PackedLoader(dataset, batch_size=6, augment=[*operations], seed=3, shuffle=True, **options)
     images = torch.cat([batch[0].clone() for batch in loader])
     return images, loader.stats()
@@ -203,6 +205,30 @@ def test_what_has_it_by_default(jpegs_and_png: Path, tmp_path: Path) -> None:
         assert packstore.open(tmp_path / f"{asked}.lmdb").manifest.has_column("seek_index") == (asked is not False)
 
 
+@pytest.mark.parametrize("operations", LISTS.values(), ids=LISTS)
+def test_gray_is_that_of_stores_without_it(stores: Stores, tmp_path: Path, operations: Sequence[Any]) -> None:
+    """By an index with lengths and by one without, and RGB by an index with lengths."""
+    gray, linked = tmp_path / "gray.lmdb", tmp_path / "linked.lmdb"
+    packstore.convert(stores("indexed.lmdb"), gray, mode="L")
+    assert_indexed(gray)
+    packstore.convert(stores("indexed.lmdb"), linked, mode="L", link=True)
+    assert_indexed(linked)
+    for mode, others in (("L", ("plain.lmdb", "indexed.lmdb")), ("RGB", ("plain.lmdb",))):
+        found, stats = epoch(gray, operations, mode=mode)
+        assert stats["unindexed"] == 0
+        for other in others:
+            assert torch.equal(epoch(stores(other), operations, mode=mode)[0], found)
+
+
+def test_an_index_without_lengths_is_right_in_a_gray_store(jpegs_and_png: Path, tmp_path: Path) -> None:
+    """Stores of earlier versions have such indexes."""
+    gray, former = tmp_path / "gray.lmdb", tmp_path / "former.lmdb"
+    pack(jpegs_and_png, gray, mode="L")
+    with_changes(gray, former, lambda file, _: (file, make_indexes([file], ())[0]))
+    assert {index[0] for index in indexes_of(former) if index} == {1}
+    assert packstore.verify(former, decode=True).ok
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_wrong_index_is_counted_and_not_used(jpegs_and_png: Path, tmp_path: Path, suffix: str) -> None:
     indexed, wrong = tmp_path / f"indexed{suffix}", tmp_path / f"wrong{suffix}"
@@ -235,10 +261,14 @@ def test_a_forged_index_is_found_by_verify(jpegs_and_png: Path, tmp_path: Path) 
     assert {problem.record for problem in report.problems} == {*range(COUNT)} - {PROGRESSIVE, OTHER}
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_command_that_writes_stores_makes_it(jpegs_and_png: Path, tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "mode"), [*((suffix, None) for suffix in SUFFIXES), pytest.param(".h5", "L", id="gray")]
+)
+def test_every_command_that_writes_stores_makes_it(
+    jpegs_and_png: Path, tmp_path: Path, suffix: str, mode: str | None
+) -> None:
     first, second, whole = (tmp_path / f"{name}{suffix}" for name in ("first", "second", "whole"))
-    pack(jpegs_and_png, whole, index=True)
+    pack(jpegs_and_png, whole, index=True, mode=mode)
     halves = ((first, "label == class0"), (second, "label == class1"))
     for half, where in halves:
         packstore.select(whole, half, where=where)

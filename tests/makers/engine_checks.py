@@ -25,7 +25,7 @@ from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
 from tests.makers.datasets import pixels
 from tests.makers.jpegs import cjpeg, segments
-from tests.makers.seek_indexes import HEAD, outside, pieces, repaired
+from tests.makers.seek_indexes import HEAD, lengths, outside, pieces, repaired, with_lengths
 
 Box = tuple[int, int, int, int]
 MAX_PIXELS = 1 << 28
@@ -576,13 +576,26 @@ def check_together(engine: Engine) -> None:
 
 def check_checkpoints(engine: Engine) -> None:
     """By its index each file gives what it gives without; all are made together as each alone."""
+    for gray in (False, True):
+        _check_checkpoints(engine, gray)
+
+
+def _check_checkpoints(engine: Engine, gray: bool) -> None:
     files = good() | large()
-    indexes = dict(zip(files, engine.make_indexes([data for data, _ in files.values()]), strict=True))
+    indexes = dict(zip(files, engine.make_indexes([data for data, _ in files.values()], gray), strict=True))
     assert sum(map(bool, indexes.values())) > len(files) // 2
+    assert {index[0] for index in indexes.values() if index} == ({1, 2} if gray else {1})
     for name, (data, image) in files.items():
         index = indexes[name]
-        assert engine.make_indexes([data]) == [index], name
+        assert engine.make_indexes([data], gray) == [index], name
         assert not index or repaired(index, data) == index, name
+        if index[:1] == b"\2":  # chroma of an unknown length is decoded
+            values, width = lengths(index, data)
+            forgotten = with_lengths(index, data, [(1 << width) - 1 if i % 3 else v for i, v in enumerate(values)])
+            whole = (0, 0, *image.shape[:2])
+            found = run(engine, data, whole, index=forgotten, channels=1)
+            assert_same(found, all_files(1)[name][1], whole, None, None, False)
+            assert engine.unindexed == 0, name
         for box in some_boxes(*image.shape[:2], 5, 12):
             for pixels_ in (image, all_files(1)[name][1]):
                 found = run(engine, data, box, index=index, channels=pixels_.shape[2])
@@ -601,14 +614,14 @@ def check_checkpoints(engine: Engine) -> None:
 def check_wrong_checkpoints(engine: Engine) -> None:
     """An index with a byte changed, cut off, or of another file is not used, and all is as without; one that was forged
     reads nothing that it should not, and what shows that it is wrong leads to decoding without it."""
-    for channels in CHANNELS:
-        _check_wrong_checkpoints(engine, channels)
+    for channels, gray in ((3, False), (1, False), (1, True)):
+        _check_wrong_checkpoints(engine, channels, gray)
 
 
-def _check_wrong_checkpoints(engine: Engine, channels: int) -> None:
+def _check_wrong_checkpoints(engine: Engine, channels: int, gray: bool) -> None:
     (data, image), (other, _) = (all_files(channels)[name] for name in ("420", "420 restarts"))
     decoded = functools.partial(run, channels=channels)
-    index, others = engine.make_indexes([data, other])
+    index, others = engine.make_indexes([data, other], gray)
     box = (17, 30, 40, 50)
     wrong = [others, index[:-1], index + b"\0", index[:HEAD], index[:3]]
     wrong += [index[:at] + bytes([index[at] ^ 1 << at % 8]) + index[at + 1 :] for at in range(len(index))]
@@ -618,7 +631,7 @@ def _check_wrong_checkpoints(engine: Engine, channels: int) -> None:
     for changed in (data + b"\0", data.replace(b"\xff\xda", b"\xff\xfe\0\2\xff\xda", 1)):  # another length; a comment
         assert_same(decoded(engine, changed, box, index=index), image, box, None, None, False)
         assert engine.unindexed == 1
-    lengths_changed = 0
+    detected = 0
     for at in range(len(index) * 8):
         if at // 8 in range(16, HEAD):
             continue
@@ -626,11 +639,12 @@ def _check_wrong_checkpoints(engine: Engine, channels: int) -> None:
         forged[at // 8] ^= 1 << at % 8
         found = decoded(engine, data, box, index=repaired(bytes(forged), data))
         assert found is not None  # it is decoded without, or differs in pixels
-        lengths_changed += engine.unindexed
-    assert lengths_changed > len(index)
+        detected += engine.unindexed
+    assert detected > len(index)
     # In a decoded row the first piece's fields have to lead to the next checkpoint: its bit, and its predictions.
     whole = (0, 0, *image.shape[:2])
-    for at in range(8 * HEAD, 8 * HEAD + sum(index[2:6])):
+    fields = index[2:4] if gray else index[2:6]  # chroma that is passed over has no predictions
+    for at in range(8 * HEAD, 8 * HEAD + sum(fields)):
         forged = bytearray(index)
         forged[at // 8] ^= 1 << at % 8
         found = decoded(engine, data, whole, index=repaired(bytes(forged), data))

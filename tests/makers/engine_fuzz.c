@@ -22,8 +22,8 @@ int64_t packstore_engine_run(struct decoder *, const struct request *, int64_t, 
                              uint8_t *);
 int64_t packstore_engine_run_gray(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
                                   uint8_t *);
-void packstore_engine_checkpoints(struct decoder *, const uint8_t *const *, const int64_t *, int64_t, uint8_t *const *,
-                                  const int64_t *, int64_t *);
+void packstore_engine_checkpoints(struct decoder *, const uint8_t *const *, const int64_t *, int64_t, int,
+                                  uint8_t *const *, const int64_t *, int64_t *);
 
 enum { TOGETHER = 5 }; /* requests of a call, at most */
 
@@ -185,10 +185,11 @@ static struct file checkpoints(struct decoder *const *decoders, const struct fil
 {
     uint8_t *made[2];
     int64_t sizes[2], rooms = (int64_t)any(3000);
+    int gray = (int)any(2);
     for (int i = 0; i < 2; i++) {
         made[i] = malloc((size_t)rooms + !rooms);
-        packstore_engine_checkpoints(decoders[i], (const uint8_t *const *)&of->at, &of->nbytes, 1, &made[i], &rooms,
-                                     &sizes[i]);
+        packstore_engine_checkpoints(decoders[i], (const uint8_t *const *)&of->at, &of->nbytes, 1, gray, &made[i],
+                                     &rooms, &sizes[i]);
     }
     if (sizes[0] != sizes[1] || memcmp(made[0], made[1], (size_t)sizes[0])) {
         printf("checkpoints with and without vector instructions differ\n");

@@ -52,6 +52,21 @@ def pieces(index: bytes, data: bytes) -> list[Piece]:
     return found
 
 
+def lengths(index: bytes, data: bytes) -> tuple[list[int], int]:
+    """What an index of version 2 stores of each MCU's chroma: lengths less the least, and their number of bits."""
+    frame, width = _frame(data), index[-4]
+    count = -(-frame.height // frame.mcu[0]) * -(-frame.width // frame.mcu[1])
+    packed = int.from_bytes(index[-4 - (count * width + 7) // 8 : -4], "little")
+    return [packed >> i * width & (1 << width) - 1 for i in range(count)], width
+
+
+def with_lengths(index: bytes, data: bytes, values: list[int]) -> bytes:
+    """The index with other stored lengths, and the checksum of these."""
+    nbytes = (len(values) * index[-4] + 7) // 8
+    packed = sum(value << i * index[-4] for i, value in enumerate(values))
+    return repaired(index[: -4 - nbytes] + packed.to_bytes(nbytes, "little") + index[-4:], data)
+
+
 def outside(index: bytes, data: bytes, box: tuple[int, int, int, int]) -> bytes:
     """The file with all coded bytes zero of the pieces that a box does not need, as far as these have whole bytes."""
     top, left, height, width = box

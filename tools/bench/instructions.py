@@ -48,7 +48,7 @@ def main(counts: Path, files: list[bytes]) -> None:
     engine = get_engine()
     sizes = Requests(files).read_sizes()
     files, sizes = [f for f, known in zip(files, sizes[:, 0] > 0, strict=True) if known], sizes[sizes[:, 0] > 0]
-    indexes, crops = engine.make_indexes(files), boxes(sizes)
+    indexes, lengths, crops = engine.make_indexes(files), engine.make_indexes(files, True), boxes(sizes)
 
     def count(work: Callable[[], None]) -> float:
         """Millions of instructions an image, of the second time."""
@@ -82,6 +82,7 @@ def main(counts: Path, files: list[bytes]) -> None:
         "whole": whole,
         "crops": lambda channels: cropped(channels, None),
         "crops with index": lambda channels: cropped(channels, indexes),
+        "crops with lengths of chroma": lambda channels: cropped(channels, lengths),
     }
     print(f"{platform.machine()}, {len(files)} files, millions of instructions each")
     for name, work in works.items():

@@ -232,11 +232,13 @@ def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool)
 
 
 def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
-    packstore.convert(source, scratch / "gray.lmdb")
+    packstore.convert(source, scratch / "rgb.lmdb")
+    packstore.convert(source, scratch / "gray.lmdb", mode="L")
     datasets = {
-        "RGB": PackedDataset(scratch / "gray.lmdb"),
-        "gray": PackedDataset(scratch / "gray.lmdb", mode="L"),
-        "gray, simplejpeg": PackedDataset(scratch / "gray.lmdb", mode="L", decoder="simplejpeg"),
+        "RGB": PackedDataset(scratch / "rgb.lmdb"),
+        "gray": PackedDataset(scratch / "gray.lmdb"),
+        "gray of a store in RGB": PackedDataset(scratch / "rgb.lmdb", mode="L"),
+        "gray, simplejpeg": PackedDataset(scratch / "gray.lmdb", decoder="simplejpeg"),
     }
     loaders = {
         name: PackedLoader(dataset, 256, shuffle=True, augment=CROP, workers=threads)
@@ -250,10 +252,12 @@ def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
     files = [bytes(reader.read(record)) for record in range(len(datasets["RGB"]))]
     sizes = Requests(files).read_sizes()
     files, sizes = [file for file, size in zip(files, sizes, strict=True) if size[0]], sizes[sizes[:, 0] > 0]
-    indexes = engine.make_indexes(files)
+    kinds = {"index": engine.make_indexes(files), "lengths": engine.make_indexes(files, True), "no index": None}
+    shares = [f"{name} {sum(map(len, kind)) / sum(map(len, files)):.2%}" for name, kind in kinds.items() if kind]
+    print(f"\nShare of the files' bytes: {', '.join(shares)}")
     crops = RandomResizedCrop(SIZE).plan_crops(Crops.full(sizes), Draws(0, 0, np.arange(len(files))))
     jobs = {}
-    for known, index in (("with index", indexes), ("without", None)):
+    for known, index in kinds.items():
         for name, channels in (("RGB", 3), ("gray", 1)):
             requests = Requests(files, indexes=index)
             out = np.empty((len(files), SIZE, SIZE, channels), np.uint8)
@@ -261,7 +265,7 @@ def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
             work = partial(engine.run, requests, 0, len(files), 1 << 30)
             jobs[f"{name}, {known}"] = lambda work=work: timed(work) / len(files)
     print("\nThe engine alone, one thread:\n")
-    print(rates(interleaved(jobs, repeats), "RGB, with index"))
+    print(rates(interleaved(jobs, repeats), "RGB, index"))
 
 
 def _shares(loader: PackedLoader) -> str:

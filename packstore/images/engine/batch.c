@@ -12,7 +12,7 @@
 #endif
 
 /* Increase this number whenever a structure or function that Python uses changes. */
-#define INTERFACE 16
+#define INTERFACE 17
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -123,9 +123,10 @@ EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images
 
 /* See make_checkpoints() in skip.c. */
 EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes,
-                                         int64_t count, uint8_t *const *to, const int64_t *capacities, int64_t *sizes)
+                                         int64_t count, int gray, uint8_t *const *to, const int64_t *capacities,
+                                         int64_t *sizes)
 {
-    make_checkpoints(decoder, files, nbytes, count, to, capacities, sizes);
+    make_checkpoints(decoder, files, nbytes, count, gray, to, capacities, sizes);
 }
 
 /* Writes height and width of a JPEG file. Returns whether this engine accepts it and it has at most `max_pixels`. */

@@ -3,13 +3,21 @@
  * little-endian: version; `piece`; bits of each of the four fields; the smallest value of the first field (4 bytes) and
  * of the others (2 bytes each); CRC-32 of the rest of the index and of facts about its file, see checkpoints_crc(). The
  * fields of each piece follow, from the lowest bit on: its length in bits of the file, with stuffing, padding and
- * marker; and the change of the prediction of each component, which is unused before a marker. */
+ * marker; and the change of the prediction of each component, which is unused before a marker.
+ *
+ * For luma alone an index may also have the length of each MCU's chroma, which is coded after its luma. Then `version`
+ * is WITH_LENGTHS, and the index ends with: the lengths in bits, less the smallest, in the same number of bits each;
+ * this number (1 byte), 0 (1 byte), the smallest length (2 bytes). A length of ones alone is unknown. */
 #include "engine.h"
 
 #include <string.h>
 
 enum {
-    VERSION = 1,
+    WITHOUT_LENGTHS = 1,
+    WITH_LENGTHS,
+    TAIL = 4,
+    MOST_WIDTH = 12,     /* bits of a length */
+    UNKNOWN_SHARE = 256, /* at most every 256th MCU has an unknown length */
     HEAD = 20,
     CRC_AT = 16,
     FIELDS = 1 + COMPONENTS,
@@ -23,9 +31,14 @@ enum {
 };
 
 struct fields {
-    int64_t piece, least[FIELDS];
+    int64_t piece, least[FIELDS], end; /* `end`: bits of all fields of the index */
     int bits[FIELDS], width;
 };
+
+static int64_t count_mcus(const struct headers *headers)
+{
+    return (int64_t)headers->rows * headers->across;
+}
 
 void make_crc_table(uint32_t table[8][256])
 {
@@ -68,7 +81,7 @@ int64_t piece_at(const struct headers *headers, int64_t piece, int64_t mcu)
 
 static bool ends_with_marker(const struct headers *headers, int64_t next)
 {
-    return next == (int64_t)headers->rows * headers->across || (headers->interval && next % headers->interval == 0);
+    return next == count_mcus(headers) || (headers->interval && next % headers->interval == 0);
 }
 
 /* Computes the CRC of the index and of everything in its file that determines the pieces: sizes, sampling, restart
@@ -99,15 +112,38 @@ static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at
 
 /* ---- using them ---- */
 
-/* Reads the head. REFUSED if the index belongs to another file. */
-static enum outcome read_head(const struct decoder *decoder, int64_t nbytes, struct fields *fields)
+/* Finds the lengths of chroma at the end of an index. Returns how many bytes they take; 0 if they cannot be there. */
+static int64_t read_lengths(const struct headers *headers, const uint8_t *at, int64_t size, struct lengths *lengths)
+{
+    const uint8_t *tail = at + size - TAIL;
+    uint16_t least;
+    memcpy(&least, tail + 2, sizeof least);
+    int64_t bytes = TAIL + ((count_mcus(headers) * tail[0] + 7) >> 3);
+    if (!tail[0] || tail[0] > MOST_WIDTH || bytes >= size - HEAD)
+        return 0;
+    *lengths = (struct lengths){at + size - bytes, tail[0], least, (1u << tail[0]) - 1};
+    return bytes;
+}
+
+/* Reads the head, and the lengths if luma alone is decoded. REFUSED if the index belongs to another file. */
+static enum outcome read_head(struct decoder *decoder, int64_t nbytes, struct fields *fields)
 {
     const uint8_t *at = decoder->input.checkpoints;
-    int64_t size = decoder->input.checkpoint_bytes;
+    int64_t size = decoder->input.checkpoint_bytes, lengths_bytes = 0;
+    struct lengths *lengths = &decoder->input.lengths;
     uint32_t least, crc;
     int16_t changes[COMPONENTS];
-    if (size <= HEAD || size > MOST_BYTES || at[0] != VERSION || !at[1])
+    lengths->at = NULL;
+    if (size <= HEAD || size > MOST_BYTES || at[0] < WITHOUT_LENGTHS || at[0] > WITH_LENGTHS || !at[1])
         return REFUSED;
+    if (at[0] == WITH_LENGTHS) {
+        lengths_bytes = read_lengths(&decoder->input.headers, at, size, lengths);
+        if (!lengths_bytes)
+            return REFUSED;
+        if (decoder->output.blocks == decoder->input.headers.blocks)
+            lengths->at = NULL;
+    }
+    fields->end = 8 * (size - HEAD - lengths_bytes);
     fields->piece = at[1];
     memcpy(&least, at + 6, sizeof least);
     memcpy(changes, at + 10, sizeof changes);
@@ -156,7 +192,7 @@ static enum outcome end_part(const struct decoder *decoder, struct located *part
     part->end_bit = (int)(position & 7);
     memcpy(part->next, predicted, sizeof part->next);
     if (part->at_marker) {
-        bool ended = next == (int64_t)headers->rows * headers->across;
+        bool ended = next == count_mcus(headers);
         part->marker -= ended ? 0 : 2;
         int expected = ended ? EOI : RST0 | (int)((next / headers->interval - 1) & 7);
         const uint8_t *marker = decoder->input.file + part->marker;
@@ -182,11 +218,11 @@ enum outcome locate_checkpoints(struct decoder *decoder, int64_t nbytes)
         return REFUSED;
     struct located *located = decoder->scratch.located.at, *part = NULL;
     int64_t position = 8 * headers->scan_at, end = 8 * (nbytes - 2), bit = 0;
-    int64_t bits = 8 * (input->checkpoint_bytes - HEAD), stop = output->row1 * across;
+    int64_t stop = output->row1 * across;
     int predicted[COMPONENTS] = {0};
     for (int64_t mcu = 0, next; mcu < stop; mcu = next, bit += fields.width) {
         next = mcu + piece_at(headers, fields.piece, mcu);
-        if (UNLIKELY(bit + fields.width > bits))
+        if (UNLIKELY(bit + fields.width > fields.end))
             return REFUSED;
         int64_t row = mcu / across, last = row * across + output->column1;
         if (row >= output->row0 && !part && mcu < last && next > row * across + output->column0) {
@@ -224,7 +260,7 @@ void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t 
     const struct headers *headers = &input->headers;
     struct point *points = decoder->scratch.points.at;
     const uint8_t *file = input->file, *at = file + base;
-    bool ended = stop == (int64_t)headers->rows * headers->across;
+    bool ended = stop == count_mcus(headers);
     int64_t done = 0;                                                     /* bytes without stuffing before `at` */
     const uint8_t *ff = memchr(at, 0xFF, (size_t)(input->file_end - at)); /* there is at least a marker */
     for (int64_t mcu = first; mcu < stop;) {
@@ -263,13 +299,53 @@ static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, i
     return ends_with_marker(&decoder->input.headers, next) ? 1 : FIELDS;
 }
 
-/* Writes the index of a file from its points. Returns its size in bytes; 0 if an index would be of no use or does not
- * fit. */
-int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity)
+/* Writes a number into zeros, from bit `bit` on: 57 bits at most. `to` has 8 spare bytes. */
+INLINE void put_bits(uint8_t *to, int64_t bit, uint64_t number)
+{
+    uint64_t there;
+    memcpy(&there, to + (bit >> 3), 8);
+    there |= number << (bit & 7);
+    memcpy(to + (bit >> 3), &there, 8);
+}
+
+/* Adds the lengths of the chroma of all MCUs to an index of `size` bytes. Returns its size then; `size` as it is if
+ * they do not fit. */
+static int64_t pack_lengths(struct decoder *decoder, uint8_t *to, int64_t size, int64_t capacity)
+{
+    const uint16_t *lengths = decoder->scratch.lengths.at;
+    int64_t total = count_mcus(&decoder->input.headers), counts[(1 << MOST_WIDTH) + 1] = {0};
+    uint16_t least = UINT16_MAX;
+    for (int64_t i = 0; i < total; i++)
+        least = lengths[i] < least ? lengths[i] : least;
+    for (int64_t i = 0; i < total; i++)
+        counts[lengths[i] - least < 1 << MOST_WIDTH ? lengths[i] - least : 1 << MOST_WIDTH]++;
+    int width = 1;
+    int64_t known = counts[0];
+    for (int64_t i = 1; width < MOST_WIDTH && (total - known) * UNKNOWN_SHARE > total; width++)
+        for (; i < (1 << (width + 1)) - 1; i++)
+            known += counts[i];
+    int64_t end = size + ((total * width + 7) >> 3);
+    if (end + TAIL + 8 > capacity || end + TAIL > MOST_BYTES)
+        return size;
+    memset(to + size, 0, (size_t)(end - size) + TAIL + 8);
+    uint32_t unknown = (1u << width) - 1;
+    for (int64_t i = 0; i < total; i++) {
+        uint32_t length = (uint32_t)(lengths[i] - least);
+        put_bits(to + size, i * width, length < unknown ? length : unknown);
+    }
+    to[0] = WITH_LENGTHS;
+    to[end] = (uint8_t)width;
+    memcpy(to + end + 2, &least, sizeof least);
+    return end + TAIL;
+}
+
+/* Writes the index of a file from its points; `gray`: with lengths of chroma. Returns its size in bytes; 0 if an index
+ * would be of no use or does not fit. */
+int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity, bool gray)
 {
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
-    int64_t total = (int64_t)headers->rows * headers->across, pieces = 0, values[FIELDS], least[FIELDS], most[FIELDS];
+    int64_t total = count_mcus(headers), pieces = 0, values[FIELDS], least[FIELDS], most[FIELDS];
     ((struct point *)decoder->scratch.points.at)[0] = (struct point){.bit = 8 * headers->scan_at};
     for (int f = 0; f < FIELDS; f++)
         least[f] = INT64_MAX, most[f] = INT64_MIN;
@@ -297,7 +373,7 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity)
     uint32_t first = (uint32_t)least[0];
     int16_t changes[COMPONENTS] = {(int16_t)least[1], (int16_t)least[2], (int16_t)least[3]};
     memset(to, 0, (size_t)size + 8);
-    to[0] = VERSION;
+    to[0] = WITHOUT_LENGTHS;
     to[1] = (uint8_t)input->piece;
     for (int f = 0; f < FIELDS; f++)
         to[2 + f] = (uint8_t)bits[f];
@@ -306,14 +382,13 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity)
     int64_t bit = 0;
     for (int64_t mcu = 0, next; mcu < total; mcu = next, bit += width) {
         next = mcu + piece_at(headers, input->piece, mcu);
-        uint64_t entry = 0, there;
+        uint64_t entry = 0;
         for (int f = 0, shift = 0, count = values_of(decoder, mcu, next, values); f < count; shift += bits[f++])
             entry |= (uint64_t)(values[f] - least[f]) << shift;
-        uint8_t *at = to + HEAD + (bit >> 3);
-        memcpy(&there, at, 8);
-        there |= entry << (bit & 7);
-        memcpy(at, &there, 8);
+        put_bits(to + HEAD, bit, entry);
     }
+    if (gray && headers->components > 1)
+        size = pack_lengths(decoder, to, size, capacity);
     uint32_t crc = checkpoints_crc(decoder, to, size, input->file_end - input->file);
     memcpy(to + CRC_AT, &crc, sizeof crc);
     return size;
@@ -321,14 +396,15 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity)
 
 /* Reads the headers of a file to index, and chooses the length of its pieces. REFUSED if an index is impossible or
  * saves too little. */
-enum outcome begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+enum outcome begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbytes, bool gray)
 {
     struct headers *headers = &decoder->input.headers;
     if (read_headers(headers, file, nbytes) != DONE || nbytes > MOST_BYTES)
         return REFUSED;
-    int64_t total = (int64_t)headers->rows * headers->across, coded = nbytes - headers->scan_at;
+    int64_t total = count_mcus(headers), coded = nbytes - headers->scan_at;
     if (coded * 4 < total * headers->blocks || coded < LEAST_BYTES ||
-        grow_buffer(&decoder->scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
+        grow_buffer(&decoder->scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE ||
+        (gray && grow_buffer(&decoder->scratch.lengths, (size_t)total * sizeof(uint16_t)) != DONE))
         return REFUSED;
     int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);
     decoder->input.piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;

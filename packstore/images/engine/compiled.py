@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import EngineError
 
-_INTERFACE = 16
+_INTERFACE = 17
 """Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
 DONE = 0
 """The outcome in ``engine.h`` for success."""
@@ -79,7 +79,10 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_run_gray.restype = number
     library.packstore_engine_augment.argtypes = (*(pointer, pointer, number, number), *(number, pointer, number))
     library.packstore_engine_augment.restype = number
-    library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
+    library.packstore_engine_checkpoints.argtypes = (
+        *(pointer, pointer, pointer, number, ctypes.c_int),
+        *(pointer, pointer, pointer),
+    )
     library.packstore_engine_checkpoints.restype = None
     library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
     library.packstore_engine_highway_hash.restype = ctypes.c_uint64

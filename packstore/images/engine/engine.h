@@ -140,6 +140,7 @@ struct lane {
     const struct located *part; /* the part between checkpoints; NULL for a restart segment */
     int64_t base;               /* offset of the segment in the file, if segments are found while decoding */
     int predicted[COMPONENTS];
+    int64_t chroma_left;   /* MCUs of the stretch whose chroma is still to be passed over by its length */
     uint8_t *unstuffed;    /* the segment without stuffing */
     int16_t *coefficients; /* coefficients of a stretch; zeros between stretches */
 };
@@ -264,6 +265,13 @@ struct task {
     uint8_t *refused;
 };
 
+/* Lengths of the coded chroma of all MCUs, in bits; from an index. */
+struct lengths {
+    const uint8_t *at; /* `bits` bits for each, from the lowest on; NULL if lengths are not used */
+    int bits;
+    uint32_t least, unknown; /* summand of each; stored value of an MCU whose length is not stored */
+};
+
 /* Coded data of an image. */
 struct input {
     struct headers headers;
@@ -272,6 +280,7 @@ struct input {
     int64_t segments, next_segment;
     const uint8_t *checkpoints; /* checkpoints of the image; NULL if they are not used */
     int64_t checkpoint_bytes;
+    struct lengths lengths;
     int64_t unindexed; /* images whose checkpoints belonged to another file, since the last query */
     int64_t piece;     /* MCUs between points */
     int unread;        /* blocks of an MCU, if `coefficients` still has values of blocks without samples; else 0 */
@@ -306,6 +315,7 @@ struct output {
 struct scratch {
     struct buffer located, unstuffed[LANES]; /* segments */
     struct buffer points, skips;             /* one point for each MCU and the end; see skip.c */
+    struct buffer lengths;                   /* bits of chroma of each MCU, uint16_t */
     struct buffer missing;                   /* number of MCUs without samples, for each row */
     struct buffer plane[COMPONENTS], sums[2], wide[2], pixels, resized, line, made;
     struct buffer copied, floats, remembered, sum; /* for one step; for several: an image, a sum of images */
@@ -349,12 +359,12 @@ bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels);
 void make_crc_table(uint32_t table[8][256]);
 enum outcome locate_checkpoints(struct decoder *, int64_t nbytes);
 int64_t piece_at(const struct headers *, int64_t piece, int64_t mcu);
-enum outcome begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes);
+enum outcome begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes, bool gray);
 void place_points(struct decoder *, int64_t base, int64_t first, int64_t stop, int64_t length);
-int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t capacity);
+int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t capacity, bool gray);
 
 /* skip.c */
-void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
+void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64_t *nbytes, int64_t count, bool gray,
                       uint8_t *const *to, const int64_t *capacities, int64_t *sizes);
 int pass_one_plain(struct skipper *const *, enum outcome *outcome);
 int pass_two_plain(struct skipper *const *, enum outcome *outcome);

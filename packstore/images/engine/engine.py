@@ -91,7 +91,7 @@ class Engine:
         if done < len(images):
             raise ValueError(f"image {done}: a step of its program is out of range: {programs[done]}")
 
-    def make_indexes(self, files: Sequence[Any]) -> list[bytes]:
+    def make_indexes(self, files: Sequence[Any], gray: bool = False) -> list[bytes]:
         """Computes the seek index of each file, without the GIL: checkpoints from which crops can be decoded.
 
         Returns:
@@ -109,7 +109,7 @@ class Engine:
         to = made.ctypes.data + stops - rooms
         self._library.packstore_engine_checkpoints(
             self._decoder,
-            *(addresses.ctypes.data, nbytes.ctypes.data, count),
+            *(addresses.ctypes.data, nbytes.ctypes.data, count, gray),
             *(to.ctypes.data, rooms.ctypes.data, sizes.ctypes.data),
         )
         view = made.data

@@ -102,7 +102,8 @@ enum outcome close_segment(struct lane *lane)
     lane->open = false;
     if (part && !part->cut_short && !part->at_marker) {
         int64_t read = 8 * (lane->at - lane->unstuffed) + (int64_t)(lane->taken & 255);
-        bool same = !memcmp(lane->predicted, part->next, sizeof part->next);
+        size_t known = lane->decoder->input.lengths.at ? sizeof part->next[0] : sizeof part->next;
+        bool same = !memcmp(lane->predicted, part->next, known);
         return same && read == 8 * (lane->end - lane->unstuffed) - (-part->end_bit & 7) ? DONE : REFUSED;
     }
     return (lane->cut_short ? at <= lane->end : at == lane->end) ? DONE : REFUSED;
@@ -167,7 +168,8 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
         lane->count = most;
     lane->out = lane->coefficients;
     lane->block = decoder->tables.sequence;
-    lane->block_end = decoder->tables.sequence + lane->count * headers->blocks;
+    lane->chroma_left = decoder->input.lengths.at ? lane->count : 0;
+    lane->block_end = lane->block + (lane->chroma_left ? decoder->output.blocks : lane->count * headers->blocks);
     return DONE;
 }
 
@@ -212,6 +214,35 @@ INLINE void end_lane(struct lane *lane, const struct hot *hot)
     lane->table = hot->table;
     lane->out = hot->out;
     lane->block = hot->block;
+}
+
+/* Passes over the chroma of an MCU by its length, and continues with the next. If the length is unknown, continues
+ * with the chroma. NO_MORE if the stretch ends. */
+INLINE enum outcome pass_chroma(struct lane *lane, struct hot *hot)
+{
+    const struct decoder *decoder = lane->decoder;
+    const struct lengths *lengths = &decoder->input.lengths;
+    const struct block_tables *first = decoder->tables.sequence;
+    int luma = decoder->output.blocks, blocks = decoder->input.headers.blocks;
+    if (hot->block == first + luma) {
+        int64_t bit = (lane->mcu + lane->count - lane->chroma_left) * lengths->bits;
+        uint32_t length;
+        memcpy(&length, lengths->at + (bit >> 3), sizeof length);
+        length = length >> (bit & 7) & lengths->unknown;
+        if (UNLIKELY(length == lengths->unknown)) {
+            lane->block_end = first + blocks;
+            return DONE;
+        }
+        length += lengths->least + (hot->taken & 255);
+        hot->at += length >> 3;
+        hot->taken = length & 7;
+        hot->out += 64 * (blocks - luma);
+        if (UNLIKELY(hot->at > lane->end))
+            return REFUSED;
+    }
+    hot->block = first;
+    lane->block_end = first + luma;
+    return --lane->chroma_left ? DONE : NO_MORE;
 }
 
 /* The first coefficient of a block: F.2.2.1. Leaves 45 bits at least, enough for the 4 lookups before the next refill.
@@ -286,11 +317,15 @@ INLINE int run(struct lane *const *lanes, const int count)
                     if (UNLIKELY(++hot[i].block == lanes[i]->block_end || hot[i].at > lanes[i]->end)) {
                         if (hot[i].at > lanes[i]->end)
                             return stop(lanes, hot, count, i, REFUSED);
-                        end_lane(lanes[i], &hot[i]);
-                        enum outcome outcome = next_stretch(lanes[i]);
+                        enum outcome outcome = lanes[i]->chroma_left ? pass_chroma(lanes[i], &hot[i]) : NO_MORE;
+                        if (outcome == NO_MORE) {
+                            end_lane(lanes[i], &hot[i]);
+                            outcome = next_stretch(lanes[i]);
+                            if (outcome == DONE)
+                                hot[i] = begin_lane(lanes[i]);
+                        }
                         if (outcome != DONE)
                             return stop(lanes, hot, count, i, outcome);
-                        hot[i] = begin_lane(lanes[i]);
                     }
                     if (UNLIKELY(decode_dc(&hot[i]) != DONE))
                         return stop(lanes, hot, count, i, REFUSED);

@@ -88,7 +88,7 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
     const struct headers *headers = &decoder->input.headers;
     const int16_t *coefficients = lane->coefficients;
     int64_t row = lane->mcu / headers->across - output->row0, column = lane->mcu % headers->across;
-    bool in_row = row >= 0 && row < output->row1 - output->row0;
+    bool lengths = decoder->input.lengths.at, in_row = row >= 0 && row < output->row1 - output->row0;
     uint8_t *corner[MCU_BLOCKS] = {0}; /* corner of the block in the first needed MCU */
     int64_t step[MCU_BLOCKS] = {0};
     for (int b = 0; in_row && b < output->blocks; b++) {
@@ -110,7 +110,7 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
                 return REFUSED;
         }
         for (int b = output->blocks; b < headers->blocks; b++, coefficients += 64) {
-            if (UNLIKELY(is_far(predicted[headers->component_of[b]] += coefficients[0])))
+            if (!lengths && UNLIKELY(is_far(predicted[headers->component_of[b]] += coefficients[0])))
                 return REFUSED;
         }
     }

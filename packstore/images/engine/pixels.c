@@ -67,6 +67,8 @@ static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, 
         input->unindexed++;
         input->checkpoints = NULL;
     }
+    if (input->way == FOLLOWING)
+        input->lengths.at = NULL;
     if (input->way == LOCATED) {
         const struct located *located = decoder->scratch.located.at;
         most = 0;

@@ -21,7 +21,9 @@ struct skipper {
     const uint8_t *unstuffed, *end;
     int64_t mcu, left, piece, until; /* next MCU; MCUs left in the segment and in the piece; MCUs of the piece */
     int64_t first, bits;             /* its first MCU; bits read, after it has ended */
-    int block, blocks, predicted[COMPONENTS];
+    int block, luma, blocks; /* next block of the MCU; blocks before chroma, 0 if lengths are not noted; all blocks */
+    int64_t chroma;          /* bit at which the MCU's chroma begins */
+    int predicted[COMPONENTS];
     uint8_t component[MCU_BLOCKS];
     const struct huffman *dc[MCU_BLOCKS], *ac[MCU_BLOCKS];
     const uint16_t *looks[MCU_BLOCKS];
@@ -105,6 +107,12 @@ INLINE enum outcome begin_block(struct skipper *skipper, struct passing *hot)
     return hot->k == 1 && dc < MOST_DC && dc > -MOST_DC ? DONE : REFUSED;
 }
 
+/* Returns the number of bits of the segment that were read. */
+INLINE int64_t bits_read(const struct skipper *skipper, const struct passing *hot)
+{
+    return 8 * (hot->at - skipper->unstuffed) - hot->count;
+}
+
 /* Notes the end of a piece at bit `bit` of the segment. NO_MORE if the segment ends too. */
 static NOT_INLINE enum outcome end_piece(struct skipper *skipper, int64_t bit)
 {
@@ -124,11 +132,17 @@ INLINE enum outcome end_block(struct skipper *skipper, struct passing *hot)
 {
     if (UNLIKELY(hot->at > skipper->end + 8))
         return REFUSED;
-    if (++skipper->block == skipper->blocks) {
+    if (++skipper->block == skipper->luma)
+        skipper->chroma = bits_read(skipper, hot);
+    if (skipper->block == skipper->blocks) {
+        if (skipper->luma) {
+            int64_t length = bits_read(skipper, hot) - skipper->chroma;
+            ((uint16_t *)skipper->decoder->scratch.lengths.at)[skipper->mcu] = (uint16_t)length;
+        }
         skipper->block = 0;
         skipper->mcu++;
         if (UNLIKELY(!--skipper->until)) {
-            enum outcome outcome = end_piece(skipper, 8 * (hot->at - skipper->unstuffed) - hot->count);
+            enum outcome outcome = end_piece(skipper, bits_read(skipper, hot));
             if (outcome != DONE)
                 return outcome;
         }
@@ -219,7 +233,7 @@ VECTORS int pass_two_vector(struct skipper *const *skippers, enum outcome *outco
 #endif
 
 /* Begins the next segment of an image. NO_MORE if there is none. */
-static enum outcome begin_segment(struct skipper *skipper)
+static enum outcome begin_segment(struct skipper *skipper, bool gray)
 {
     struct decoder *decoder = skipper->decoder;
     struct input *input = &decoder->input;
@@ -229,14 +243,16 @@ static enum outcome begin_segment(struct skipper *skipper)
     enum outcome outcome = open_segment(decoder, lane);
     if (outcome != DONE)
         return outcome;
-    *skipper = (struct skipper){.decoder = decoder,
-                                .hot = {.at = lane->unstuffed},
-                                .unstuffed = lane->unstuffed,
-                                .end = lane->end,
-                                .mcu = lane->mcu,
-                                .first = lane->mcu,
-                                .left = lane->left,
-                                .blocks = headers->blocks};
+    *skipper = (struct skipper){
+        .decoder = decoder,
+        .hot = {.at = lane->unstuffed},
+        .unstuffed = lane->unstuffed,
+        .end = lane->end,
+        .mcu = lane->mcu,
+        .first = lane->mcu,
+        .left = lane->left,
+        .luma = gray && headers->components > 1 ? headers->component[0].h * headers->component[0].v : 0,
+        .blocks = headers->blocks};
     for (int b = 0; b < headers->blocks; b++) {
         const struct component *component = &headers->component[headers->component_of[b]];
         skipper->component[b] = headers->component_of[b];
@@ -249,7 +265,7 @@ static enum outcome begin_segment(struct skipper *skipper)
 }
 
 /* Ends a segment. REFUSED unless all of its bytes were read. */
-static enum outcome end_segment(struct skipper *skipper)
+static enum outcome end_segment(struct skipper *skipper, bool gray)
 {
     struct lane *lane = &skipper->decoder->input.lanes[0];
     lane->at = skipper->unstuffed + (skipper->bits >> 3);
@@ -257,13 +273,13 @@ static enum outcome end_segment(struct skipper *skipper)
     if (close_segment(lane) != DONE)
         return REFUSED;
     place_points(skipper->decoder, lane->base, skipper->first, skipper->mcu, skipper->end - skipper->unstuffed);
-    return begin_segment(skipper);
+    return begin_segment(skipper, gray);
 }
 
 /* Writes the index of each file to `to`, which has room for that many bytes, including 8 spare bytes. `sizes` receives
  * the size of each index: 0 if the engine refuses the file, or if an index would be of no use. */
 void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
-                      uint8_t *const *to, const int64_t *capacities, int64_t *sizes)
+                      bool gray, uint8_t *const *to, const int64_t *capacities, int64_t *sizes)
 {
     struct skipper skippers[LANES] = {{.decoder = decoder}, {.decoder = decoder->second}}, *active[LANES];
     int64_t number[LANES], next = 0;
@@ -272,9 +288,9 @@ void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, cons
         if (busy < LANES && next < count) {
             struct skipper *idle = &skippers[busy && active[0] == skippers];
             sizes[next] = 0;
-            if (begin_checkpoints(idle->decoder, files[next], nbytes[next]) == DONE &&
+            if (begin_checkpoints(idle->decoder, files[next], nbytes[next], gray) == DONE &&
                 prepare_scan(idle->decoder, files[next], nbytes[next]) == DONE && make_skips(idle->decoder) == DONE &&
-                begin_segment(idle) == DONE) {
+                begin_segment(idle, gray) == DONE) {
                 number[idle - skippers] = next;
                 active[busy++] = idle;
             }
@@ -285,11 +301,11 @@ void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, cons
         const struct kernels *kernels = decoder->kernels;
         int n = busy == 2 ? kernels->pass_two(active, &outcome) : kernels->pass_one(active, &outcome);
         struct skipper *ended = active[n];
-        if (outcome == NO_MORE && (outcome = end_segment(ended)) == DONE)
+        if (outcome == NO_MORE && (outcome = end_segment(ended, gray)) == DONE)
             continue;
         if (outcome == NO_MORE)
-            sizes[number[ended - skippers]] =
-                pack_checkpoints(ended->decoder, to[number[ended - skippers]], capacities[number[ended - skippers]]);
+            sizes[number[ended - skippers]] = pack_checkpoints(ended->decoder, to[number[ended - skippers]],
+                                                               capacities[number[ended - skippers]], gray);
         active[n] = active[--busy];
         trim_buffers(ended->decoder);
     }
