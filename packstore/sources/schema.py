@@ -16,7 +16,6 @@ from packstore.core.column import Column
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import (
     RESERVED,
-    Boxes,
     Bytes,
     Field,
     Image,
@@ -129,9 +128,10 @@ class Schema:
         twice = next((name for name in names if names.count(name) > 1 or name in (*RESERVED, "image")), None)
         if twice is not None:
             raise UsageError(f"the column {twice!r} is made by packstore itself; rename your field")
+        objects = {column.name for column in found if column.traits.rows_are_objects}
         for column in found:
             parallel = column.parallel
-            if parallel is not None and not isinstance(self.fields.get(parallel), Boxes):
+            if parallel is not None and parallel not in objects:
                 raise UsageError(f"{column.name!r} goes with {parallel!r}, which is not a field of boxes")
         return tuple(found)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import (
-    Boxes,
     Field,
     Image,
     Keypoints,
     Label,
     Labels,
     Mask,
+    column_of,
 )
 from packstore.core.modes import RGB, mode_of, parse_mode
 from packstore.sources.schema import Schema, name_values
@@ -185,7 +185,7 @@ def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequen
 
     Raises :class:`UsageError` if only some samples have as many values as boxes.
     """
-    boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
+    boxes = [name for name, field in fields.items() if column_of(name, field).traits.rows_are_objects]
     if len(boxes) != 1:
         return False
     pairs = [(_count_value_rows(values.get(name)), _count_value_rows(values.get(boxes[0]))) for values in samples]

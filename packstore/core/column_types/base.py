@@ -305,8 +305,8 @@ class ColumnType(ABC):
         rows_are_objects: Rows are objects of the image, such as boxes. Rows of other columns may describe them.
         goes_with_boxes: Rows may describe objects of another column, such as boxes.
         coordinates: Conventions of coordinates that a column may have, see :attr:`Column.coordinates`.
-        field: Class of the declaration for which the type's name stands in ``fields``. None if
-            :data:`packstore.core.fields.BY_NAME` has it, or if a name is not enough.
+        field: Class of the declaration for which the type's name stands in ``fields``. None if a name is not enough.
+            A subclass does not inherit it.
         meaning: Meaning of a value in a few words, for listings. Empty if dtype and shape say enough.
         extension: Extension of a file with one value, for exports: ``cls`` for a decimal number, ``npy`` for an array.
             A file of any other extension has the stored bytes. Image files have the extension of their content.
@@ -329,6 +329,10 @@ class ColumnType(ABC):
     field: ClassVar[type[Field] | None] = None
     meaning: ClassVar[str] = ""
     extension: ClassVar[str] = "npy"
+
+    def __init_subclass__(cls) -> None:
+        """Sets :attr:`field` of a subclass to None if the subclass does not set it."""
+        cls.field = cls.__dict__.get("field")
 
     def fits(self, column: Column) -> bool:
         """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default: only ragged bytes."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index as as_index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import Column, ColumnType, unfit_error
+from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
 from packstore.core.dtypes import NUMPY_DTYPE, bfloat16_bits
-from packstore.core.errors import StoreError
+from packstore.core.errors import ManifestError, StoreError
 
 
 class ArrayType(ColumnType):
@@ -68,10 +71,28 @@ class ArrayType(ColumnType):
         return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
 
 
+@dataclass(frozen=True, slots=True)
+class Label(Field):
+    """A class, as number or name.
+
+    Attributes:
+        classes: Class names by number; None if the numbers have no names.
+        optional: A sample may have no label.
+    """
+
+    classes: Sequence[str] | None = None
+    optional: bool = False
+
+    def column(self, name: str) -> Column:
+        classes = _class_names(self.classes)
+        return Column(name, "fixed", "int64", classes=classes, type="label", nullable=self.optional)
+
+
 class LabelType(ArrayType):
     """A class number. If the classes have names, refuses a number without a class."""
 
     name = "label"
+    field = Label
     has_classes = True
     meaning = "numbers, without class names"
     extension = "cls"
@@ -89,10 +110,34 @@ class LabelType(ArrayType):
         return int(raw)
 
 
+@dataclass(frozen=True, slots=True)
+class Labels(Field):
+    """A list of classes, as numbers or names.
+
+    Attributes:
+        classes: Class names by number, as in :class:`Label`.
+        of: Name of the boxes column, if there is one class for each box; False if the classes do not describe boxes.
+            None decides by the first samples. If each has as many classes as boxes, the classes describe the boxes,
+            provided that there is only one boxes column. If only some have as many, that is an error.
+        optional: A sample may have no list.
+    """
+
+    classes: Sequence[str] | None = None
+    of: str | bool | None = None
+    optional: bool = False
+
+    def column(self, name: str) -> Column:
+        return Column(
+            name, "ragged", "int64", classes=_class_names(self.classes), type="labels", nullable=self.optional,
+            parallel=_boxes_name(self.of),
+        )  # fmt: skip
+
+
 class LabelsType(ArrayType):
     """Any number of class numbers. If the classes have names, refuses a number without a class."""
 
     name = "labels"
+    field = Labels
     has_classes = True
     goes_with_boxes = True
     meaning = "class numbers"
@@ -106,6 +151,23 @@ class LabelsType(ArrayType):
         _check_classes(column, array)
 
 
+@dataclass(frozen=True, slots=True)
+class Boxes(Field):
+    """Boxes: float32 ``(n, 4)`` in pixels of the image.
+
+    Attributes:
+        coordinates: ``xyxy``: left, top, right, bottom.
+        optional: A sample may have no value. This differs from a value without boxes.
+    """
+
+    coordinates: str = "xyxy"
+    optional: bool = False
+
+    def column(self, name: str) -> Column:
+        optional, coordinates = self.optional, self.coordinates
+        return Column(name, "ragged", "float32", (4,), type="boxes", nullable=optional, coordinates=coordinates)
+
+
 class BoxesType(ArrayType):
     """Boxes: left, top, right, bottom.
 
@@ -113,6 +175,7 @@ class BoxesType(ArrayType):
     """
 
     name = "boxes"
+    field = Boxes
     moves = True
     rows_are_objects = True
     coordinates = ("xyxy",)
@@ -131,10 +194,36 @@ class BoxesType(ArrayType):
             raise ValueError(f"column {column.name!r}: box {row} is {array[row].tolist()}; expected {expected} (xyxy)")
 
 
+@dataclass(frozen=True, slots=True)
+class Keypoints(Field):
+    """Points: float32 ``(n, k)`` in pixels of the image.
+
+    Attributes:
+        k: 2 for x, y; 3 for x, y and visibility.
+        of: Name of the boxes column to which the points belong, as in :class:`Labels`.
+        points: Number of points of each object, for arrays ``(n, points, k)``; None for ``(n, k)``.
+        optional: A sample may have no value.
+    """
+
+    k: int = 2
+    of: str | bool | None = None
+    points: int | None = None
+    optional: bool = False
+
+    def column(self, name: str) -> Column:
+        coordinates = {2: "xy", 3: "xyv"}.get(self.k, "")
+        shape = (self.k,) if self.points is None else (as_index(self.points), self.k)
+        return Column(
+            name, "ragged", "float32", shape, type="keypoints", nullable=self.optional,
+            coordinates=coordinates, parallel=_boxes_name(self.of),
+        )  # fmt: skip
+
+
 class KeypointsType(ArrayType):
     """Points: x, y, and perhaps visibility. Allows any numbers."""
 
     name = "keypoints"
+    field = Keypoints
     moves = True
     goes_with_boxes = True
     coordinates = ("xy", "xyv")
@@ -144,6 +233,24 @@ class KeypointsType(ArrayType):
         """Allows float32 rows whose last dimension is 2 or 3."""
         good = 1 <= len(column.shape) <= 2 and column.shape[-1] in (2, 3)
         return good and (column.kind, column.dtype, column.layout) == ("ragged", "float32", None)
+
+
+def _class_names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Returns class names as a tuple; None if classes have no names. Raises :class:`ManifestError` for a single
+    string."""
+    if classes is None:
+        return None
+    if isinstance(classes, str):
+        raise ManifestError("classes should be a list of names, got one string")
+    return tuple(classes)
+
+
+def _boxes_name(of: str | bool | None) -> str | None:
+    """Returns the name of the boxes column in ``of``; None for False and None. Raises :class:`ManifestError`
+    for True."""
+    if of is True:
+        raise ManifestError("of should be the name of the boxes")
+    return of or None
 
 
 def _check_classes(column: Column, array: NDArray[Any]) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from packstore.core.column_types.base import Buffer, Column, ColumnType, Form, unfit_error
+from packstore.core.column_types.base import Buffer, Column, ColumnType, Field, Form, unfit_error
 from packstore.core.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(Field):
+    """Bytes of any length."""
+
+    optional: bool = False
 
 
 class BytesType(ColumnType):
     """Bytes of any length. Base of all types whose values are Python objects instead of numbers."""
 
     name = "bytes"
+    field: ClassVar[type[Field] | None] = Bytes
     form: ClassVar[Form] = "bytes"
     large = True
     is_object = True
@@ -29,10 +38,18 @@ class BytesType(ColumnType):
         return bytes(raw)
 
 
+@dataclass(frozen=True, slots=True)
+class Text(Field):
+    """A string."""
+
+    optional: bool = False
+
+
 class TextType(BytesType):
     """A string in UTF-8. Bytes that are not UTF-8 are kept as surrogates."""
 
     name = "text"
+    field = Text
     form = "text"
     large = False
     meaning = "text"
@@ -55,10 +72,18 @@ class TextType(BytesType):
         return bytes(raw).decode("utf-8", "surrogateescape")
 
 
+@dataclass(frozen=True, slots=True)
+class Json(Field):
+    """Any JSON value."""
+
+    optional: bool = False
+
+
 class JsonType(BytesType):
     """A JSON value in UTF-8. None is a value like any other."""
 
     name = "json"
+    field = Json
     form = "text"
     large = False
     none_is_value = True

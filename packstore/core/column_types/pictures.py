@@ -2,16 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import Collation, Column, ColumnType, unfit_error
+from packstore.core.column_types.base import Collation, Column, ColumnType, Field, unfit_error
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
+from packstore.core.modes import RGB, parse_mode
 
 MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 """Of masks that are arrays; float32 for values measured at each pixel, such as depth."""
+
+
+class PictureField(Field):
+    """Base of declarations of images and masks, whose values are files or pixels."""
+
+    __slots__ = ()
+
+    def stored_column(self, name: str, files: bool, dtype: str) -> Column:
+        """Creates the field's column.
+
+        Args:
+            name: Name of the column.
+            files: Whether values are files.
+            dtype: dtype of a mask that is an array.
+        """
+        raise NotImplementedError
+
+    def column(self, name: str) -> Column:
+        """Creates the field's column of files."""
+        return self.stored_column(name, True, "uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class Image(PictureField):
+    """An image of a sample.
+
+    A path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, or a tensor ``(C, H, W)``.
+    Packing checks the attributes, not this class.
+
+    Attributes:
+        encoding: Encoding of the stored image; None stores files unchanged. An image that is not a file needs
+            ``uint8``, the name of another dtype, or ``jpeg``. The main image may have any of
+            :data:`packstore.core.registry.ENCODINGS`; other images ``original``, ``uint8`` or ``jpeg``.
+        optional: A sample may have no image; not allowed for the main image.
+        mode: The :mod:`mode <packstore.core.modes>`, such as ``L``, ``I;16``, ``multi:5:float32``. Pixels have it;
+            files beside the main image are converted to it when they are read. None for pixels: the mode of the first
+            samples. None for files: gray if they become ``uint16``, ``int16`` or ``int32``, else RGB.
+    """
+
+    encoding: str | None = None
+    optional: bool = False
+    mode: str | None = None
+
+    def stored_column(self, name: str, files: bool, dtype: str) -> Column:
+        mode = None if self.mode in (None, RGB.name) else self.mode
+        stored = "uint8" if mode is None or files else parse_mode(mode).dtype
+        layout = None if files else "HWC"
+        return Column(name, "ragged", stored, (), layout, type="image", nullable=self.optional, mode=mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask(PictureField):
+    """A mask with a class number for each pixel.
+
+    A PNG file, as a path or bytes, is stored unchanged; the indices of a palette are its values. A PIL image or array
+    ``(H, W)`` is stored as an array.
+
+    Attributes:
+        dtype: ``uint8``, ``uint16`` or ``int32`` for arrays; None for the dtype of the first sample.
+        optional: A sample may have no mask.
+    """
+
+    dtype: str | None = None
+    optional: bool = False
+
+    def stored_column(self, name: str, files: bool, dtype: str) -> Column:
+        stored, layout = ("uint8", None) if files else (dtype, "HW")
+        return Column(name, "ragged", stored, (), layout, type="mask", nullable=self.optional)
 
 
 class PictureType(ArrayType):
@@ -46,6 +116,7 @@ class ImageType(PictureType):
 
     name = "image"
     has_images = True
+    field = Image
     meaning = "another image"
 
     def collation(self, column: Column) -> Collation:
@@ -67,6 +138,7 @@ class MaskType(PictureType):
     """A mask: PNG files, or ``HW`` arrays."""
 
     name = "mask"
+    field = Mask
     moves = True
     lies_on_image = True
     meaning = "a value a pixel"
