@@ -93,9 +93,8 @@ def test_a_loader_of_gray_gives_what_one_of_rgb_gives_in_each_channel(
      A.RandAugment(), A.TrivialAugmentWide(), A.AugMix()],
 )  # fmt: skip
 def test_colours_are_refused(operation: Any, tmp_path: Path) -> None:
-    loader = PackedLoader(PackedDataset(store_of(tmp_path)), 6, augment=[A.RandomCrop(16), operation], seed=3)
     with pytest.raises(UsageError, match="needs three channels"):
-        list(loader)
+        PackedLoader(PackedDataset(store_of(tmp_path)), 6, augment=[A.RandomCrop(16), operation], seed=3)
 
 
 def test_deep_gray_is_refused() -> None:

@@ -19,12 +19,19 @@ from packstore.augment import (
     ColorJitter,
     MixUp,
     RandomApply,
+    RandomChannelPermutation,
+    RandomChoice,
+    RandomCrop,
     RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
+    RandomOrder,
+    RandomPhotometricDistort,
     RandomResizedCrop,
     RandomRotation,
     RandomShortestSize,
     Resize,
+    ThreeAugment,
 )
 from packstore.core.errors import UsageError
 
@@ -192,30 +199,60 @@ def test_resizing_is_torchs_in_floating_point(tmp_path: Path) -> None:
     ("operations", "name"),
     [
         ([ColorJitter(saturation=0.4)], "ColorJitter"),
-        ([RandomApply([ColorJitter(saturation=0.4)], 1)], r"RandomApply\(\[ColorJitter\]\)"),
-        ([RandomErasing(1, value="random")], "RandomErasing with random values"),
+        ([RandomCrop(16), RandomGrayscale(1e-9)], "RandomGrayscale"),
+        ([RandomApply([ColorJitter(saturation=0.4)], 1e-9)], r"RandomApply\(\[ColorJitter\]\)"),
+        (
+            [RandomChoice([RandomRotation(9), RandomOrder([RandomPhotometricDistort(p=1e-9)])], [1, 1e-9])],
+            r"RandomChoice\(\[RandomRotation, RandomOrder\(\[RandomPhotometricDistort\]\)\]\)",
+        ),
+        ([ThreeAugment()], "ThreeAugment"),
+        ([RandomErasing(1e-9, value="random")], "RandomErasing with random values"),
         (["rand-m9-mstd0.5"], "TimmAugment"),
         ([RandomShortestSize([16, 20]), ColorJitter(saturation=0.4)], "ColorJitter"),
     ],
 )
 def test_colour_operations_are_refused_by_name(tmp_path: Path, operations: list[Any], name: str) -> None:
     """The message says what to do instead; in `loads` that works."""
-    options = {"augment": operations, "collate": {"image": "list"}} if len(operations) > 1 else {"augment": operations}
-    read = 'PackedDataset\\(…, mode="RGB"'
+    options: dict[str, Any] = {"augment": operations}
+    if isinstance(operations[0], RandomShortestSize):
+        options["collate"] = {"image": "list"}
+    read = '.*PackedDataset\\(…, mode="RGB"'
     for mode, problem in {
-        "L": f"needs three channels, and these images have one: .*{read}\\), or pack pixels with --mode RGB$",
-        "LA": f'needs three channels, and these images have 2: .*{read}, alpha="drop"',
-        "I;16": f'needs 8 bits and three channels, and these images have more bits and one: .*{read}, depth="scale"',
+        "L": f"needs three channels, and these images have one .mode L.: {read}\\), or pack pixels with --mode RGB$",
+        "LA": f'needs three channels, and these images have 2 .mode LA.: {read}, alpha="drop"',
+        "I;16": f'needs 8 bits and three channels, .* have more bits and one .mode I;16.: {read}, depth="scale"',
         "F": "works on bytes, and these images are torch.float32: augment before normalising",
     }.items():
         store = tmp_path / f"{mode}.lmdb"
         packstore.convert(folder_of(tmp_path / mode, mode), store, mode="keep")
         with pytest.raises(UsageError, match=f"{name} {problem}"):
-            next(iter(PackedLoader(PackedDataset(store), 6, resident=False, **options)))
+            PackedLoader(PackedDataset(store), 6, **options)
+        if isinstance(operations[0], RandomCrop):
+            with pytest.raises(UsageError, match=f"{name} {problem}"):
+                PackedLoader(PackedDataset(store), 6, views=[operations])
         if mode != "F":
             given = {"I;16": {"depth": "scale"}, "LA": {"alpha": "drop"}}.get(mode, {})
             loads = PackedDataset(store, mode="RGB", **given)
             next(iter(PackedLoader(loads, 6, resident=False, **options)))
+
+
+def test_channels_are_permuted_in_three_alone(tmp_path: Path) -> None:
+    """Of RGBA the alpha was replaced."""
+    for mode in ("L", "RGBA", "multi:5:uint16"):
+        packstore.convert(folder_of(tmp_path / mode[:4], mode), tmp_path / f"{mode[:4]}.lmdb", mode="keep")
+        with pytest.raises(UsageError, match="RandomChannelPermutation needs three channels"):
+            PackedLoader(PackedDataset(tmp_path / f"{mode[:4]}.lmdb"), 6, augment=[RandomChannelPermutation()])
+
+
+def test_operations_that_never_draw_colours_are_not_refused(tmp_path: Path) -> None:
+    packstore.convert(folder_of(tmp_path / "images", "L"), tmp_path / "s.lmdb", mode="keep")
+    operations = [
+        RandomGrayscale(0),
+        ColorJitter(0.2, 0.2),
+        lambda images: images.expand(-1, 3, -1, -1),
+        ThreeAugment(),
+    ]
+    assert next(iter(PackedLoader(PackedDataset(tmp_path / "s.lmdb"), 6, augment=operations)))[0].shape[1] == 3
 
 
 def test_a_normalization_of_other_channels_is_refused_with_an_example(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +23,18 @@ _FACTORS = {"brightness": Code.BRIGHTNESS, "contrast": Code.CONTRAST, "saturatio
 
 
 class _ColourOperation(ProgramOperation):
-    """Operation on pixel values, independent of their position, so that its programs fit images of any size."""
+    """Operation on pixel values, independent of their position, so that its programs fit images of any size.
+
+    Attributes:
+        codes: Codes of its steps.
+    """
+
+    codes: ClassVar[tuple[Code, ...]]
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """All steps."""
+        return [(code, 0) for code in self.codes]
 
     @property
     def depends_on_size(self) -> bool:
@@ -70,6 +82,11 @@ class ColorJitter(_ColourOperation):
                 found.append((code, low, high))
         return found
 
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """A step for each change that has an effect."""
+        return [(code, 0) for code, _, _ in self._factor_ranges()]
+
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws a factor for each change, and the order of the changes, for each image."""
         ranges = self._factor_ranges()
@@ -90,6 +107,7 @@ class Grayscale(_ColourOperation):
         UsageError: ``num_output_channels`` is not 3.
     """
 
+    codes = (Code.GRAY,)
     num_output_channels: int = 3
 
     def __post_init__(self) -> None:
@@ -127,6 +145,7 @@ class RandomGrayscale(_WithProbability):
         UsageError: ``p`` is not a probability.
     """
 
+    codes = (Code.GRAY,)
     p: float = 0.1
 
     def _build_step(self, count: int, where: Any) -> Program:
@@ -141,6 +160,7 @@ class RandomInvert(_WithProbability):
         UsageError: ``p`` is not a probability.
     """
 
+    codes = (Code.INVERT,)
     p: float = 0.5
 
     def _build_step(self, count: int, where: Any) -> Program:
@@ -155,6 +175,7 @@ class RandomPosterize(_WithProbability):
         UsageError: ``bits`` is not 0 … 8, or ``p`` not a probability.
     """
 
+    codes = (Code.POSTERIZE,)
     bits: int
     p: float = 0.5
 
@@ -175,6 +196,7 @@ class RandomSolarize(_WithProbability):
         UsageError: ``threshold`` is not 0 … 255, or ``p`` not a probability.
     """
 
+    codes = (Code.SOLARIZE,)
     threshold: float
     p: float = 0.5
 
@@ -197,6 +219,7 @@ class RandomAutocontrast(_WithProbability):
         UsageError: ``p`` is not a probability.
     """
 
+    codes = (Code.AUTOCONTRAST,)
     p: float = 0.5
 
     def _build_step(self, count: int, where: Any) -> Program:
@@ -211,6 +234,7 @@ class RandomEqualize(_WithProbability):
         UsageError: ``p`` is not a probability.
     """
 
+    codes = (Code.EQUALIZE,)
     p: float = 0.5
 
     def _build_step(self, count: int, where: Any) -> Program:
@@ -225,6 +249,7 @@ class RandomAdjustSharpness(_WithProbability):
         UsageError: ``sharpness_factor`` is below 0, or ``p`` not a probability.
     """
 
+    codes = (Code.SHARPNESS,)
     sharpness_factor: float
     p: float = 0.5
 
@@ -243,6 +268,8 @@ class RandomAdjustSharpness(_WithProbability):
 class RandomChannelPermutation(_ColourOperation):
     """Permutes the channels at random, as torchvision's ``RandomChannelPermutation``."""
 
+    codes = (Code.PERMUTE,)
+
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws an order of the three channels for each image."""
         return step(len(draws), Code.PERMUTE, *permutation(draws, 3, 0).T)
@@ -259,6 +286,7 @@ class RandomPhotometricDistort(_ColourOperation):
         UsageError: ``p`` is not a probability, or a range is not ascending. A factor is below 0, or a hue beyond 0.5.
     """
 
+    codes = (*_FACTORS.values(), Code.PERMUTE)
     brightness: Range = (0.875, 1.125)
     contrast: Range = (0.5, 1.5)
     saturation: Range = (0.5, 1.5)
@@ -299,6 +327,7 @@ class GaussianBlur(_ColourOperation):
         UsageError: A kernel that is even or above 255, a deviation outside 0.001 … 1000, a range not ascending.
     """
 
+    codes = (Code.BLUR,)
     kernel_size: int | tuple[int, int]
     sigma: float | Range = (0.1, 2.0)
 
@@ -348,6 +377,7 @@ class GaussianNoise(_ColourOperation):
         UsageError: ``sigma`` is below 0, or ``mean`` is not a finite number.
     """
 
+    codes = (Code.NOISE,)
     mean: float = 0.0
     sigma: float = 0.1
     clip: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,11 @@ class RandomErasing(ProgramOperation):
         if isinstance(self.count, list | tuple):
             return tuple(self.count) if len(self.count) == 2 else (0, 0)  # type: ignore[return-value]
         return self.count, self.count
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """Erasing with random values."""
+        return [(Code.ERASE, ERASE_FLAGS[self.value])] if isinstance(self.value, str) else []
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws which images are erased, and a step for each box. Steps beyond an image's number of boxes do

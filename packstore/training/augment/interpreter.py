@@ -19,7 +19,7 @@ from packstore.training.augment.base import is_channels_last
 Steps = NDArray[np.void]
 
 _ANY_DTYPE = (Code.AFFINE, Code.PERSPECTIVE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.PERMUTE)
-"""Codes that also work on floating point images; the others need uint8."""
+"""Codes that also work on other dtypes; the others need uint8. Permuting needs three channels."""
 
 _IN_GRAY = (
     *(Code.BRIGHTNESS, Code.CONTRAST, Code.INVERT, Code.POSTERIZE, Code.SOLARIZE, Code.SOLARIZE_ADD),
@@ -66,7 +66,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
     Raises:
         UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB. Codes in
             :data:`_IN_GRAY` also take gray of uint8. Codes in :data:`_ANY_DTYPE` take all images, except erasing with
-            random values.
+            random values; permuting takes three channels.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -86,7 +86,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
             code = Code(kind >> 32)
             if code == Code.IDENTITY:
                 continue
-            _check_pixels(images, code, kind & 0xFFFFFFFF, name)
+            check_pixels(images.dtype, images.shape[1], code, kind & 0xFFFFFFFF, name)
             rows = np.flatnonzero(kinds == kind)
             if code in _MIXING:
                 index = torch.from_numpy(rows).to(images.device)
@@ -118,32 +118,32 @@ def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
     return np.where(warped, low & 0xFF, low)
 
 
-def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
-    """Raises :class:`UsageError` if ``code`` does not support the images' dtype or number of channels.
+def check_pixels(dtype: torch.dtype, channels: int, code: Code, flags: int, name: str, mode: str = "") -> None:
+    """Raises :class:`UsageError` if ``code`` does not support images of a dtype and number of channels.
 
     A policy supports only uint8 RGB, even if ``code`` supports more. It is recognised by "Aug" in ``name``. The message
-    says how to load other images.
+    says how to load other images. ``mode``: name of the images' mode, for the message.
     """
-    channels = images.shape[1]
     random_erasing = code == Code.ERASE and flags != 0
-    if images.dtype == torch.uint8 and channels == 3:
+    if dtype == torch.uint8 and channels == 3:
         return
     # Policies draw saturation in some batches only: they are refused in the first one, whatever it draws.
     draws_colours = "Aug" in name
-    in_gray = images.dtype == torch.uint8 and channels == 1 and code in _IN_GRAY
-    if not draws_colours and (in_gray or (code in _ANY_DTYPE and not random_erasing)):
+    in_gray = dtype == torch.uint8 and channels == 1 and code in _IN_GRAY
+    any_dtype = code in _ANY_DTYPE and not random_erasing and not draws_colours
+    if (in_gray and not draws_colours) or (any_dtype and (code != Code.PERMUTE or channels == 3)):
         return
     name = name or code.name.lower()
     if random_erasing:
         name += " with random values"
     instead = "erase with value=0" if random_erasing else "leave it out"
-    if images.dtype.is_floating_point:
+    if dtype.is_floating_point and not any_dtype:
         raise UsageError(
-            f"{name} works on bytes, and these images are {images.dtype}: augment before normalising, and pack images "
+            f"{name} works on bytes, and these images are {dtype}: augment before normalising, and pack images "
             f"as files or uint8; or {instead}"
         )
-    have = "one" if channels == 1 else str(channels)
-    deep = images.dtype != torch.uint8
+    have = ("one" if channels == 1 else str(channels)) + (f" (mode {mode})" if mode else "")
+    deep = dtype != torch.uint8 and not any_dtype
     if deep:
         problem = f"needs 8 bits and three channels, and these images have more bits and {have}"
     else:

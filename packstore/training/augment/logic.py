@@ -7,7 +7,7 @@ batch get different sizes: :mod:`packstore.training.augment.unequal` then runs t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import Program, join_programs, pad_program
+from packstore.images.programs import Code, Program, join_programs, pad_program
 from packstore.training.augment.base import GeometricOperation, Operation, Size
 from packstore.training.augment.distributions import chance, permutation
 from packstore.training.augment.program_operation import (
@@ -24,6 +24,7 @@ from packstore.training.augment.program_operation import (
     can_draw_program,
     check_probability,
     contains_geometry,
+    list_possible_steps,
 )
 from packstore.training.random_draws import Draws
 
@@ -72,6 +73,11 @@ class _OperationGroup(ProgramOperation):
     def depends_on_size(self) -> bool:
         """True if the program of any of the operations depends on the size."""
         return any(getattr(part, "depends_on_size", False) for part in self.transforms)
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """Steps of all operations."""
+        return [each for part in self.transforms for each in list_possible_steps(part)]
 
     @abstractmethod
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -133,6 +133,11 @@ class _Policy(Operation):
     def moves_pixels(self) -> bool:
         """True: policies contain shears, translations and rotations."""
         return True
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """Saturation, for which :func:`check_pixels` refuses policies."""
+        return [(Code.SATURATION, 0)]
 
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, INTERPOLATIONS[:2])
@@ -405,6 +410,11 @@ class ThreeAugment(ProgramOperation):
 
     Source: facebookresearch/deit, augment.py. Its blur by Pillow has a radius of 0.1 to 2, which is the deviation here.
     """
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """Steps of the three operations."""
+        return _THREE.possible_steps
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws one of the three operations for each image."""

@@ -4,14 +4,16 @@ runs in the engine or in torch."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import Program
+from packstore.images.programs import Code, Program
 from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.interpreter import run_program
+from packstore.training.augment.interpreter import check_pixels, run_program
 from packstore.training.random_draws import Draws
 
 
@@ -26,6 +28,13 @@ class ProgramOperation(Operation):
     def depends_on_size(self) -> bool:
         """True if programs depend on the size of the images. By default True."""
         return True
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """Code and flags of each step that programs may contain and that not all images support.
+
+        By default none: then :func:`run_program` finds out."""
+        return ()
 
     @abstractmethod
     def draw_program(self, draws: Draws, size: Size) -> Program:
@@ -49,6 +58,29 @@ def operation_name(operation: Any) -> str:
     ``RandomApply([ColorJitter])``."""
     parts = getattr(operation, "transforms", ())
     return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
+
+
+def list_possible_steps(part: Any) -> Collection[tuple[Code, int]]:
+    """Returns :attr:`ProgramOperation.possible_steps`. None for other operations, and for a probability of 0."""
+    return () if getattr(part, "p", None) == 0 else getattr(part, "possible_steps", ())
+
+
+def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: int, mode: str) -> None:
+    """Raises :class:`UsageError` for an operation that may draw a step that images do not support, however rarely.
+
+    Ends at the first function of the user, which may convert the images.
+
+    Args:
+        operations: The user's list.
+        dtype: Dtype of the images.
+        channels: Their number of channels.
+        mode: Name of their mode, for the message.
+    """
+    for operation in operations:
+        if not type(operation).__module__.startswith("packstore.") or hasattr(operation, "fn"):
+            return
+        for code, flags in list_possible_steps(operation):
+            check_pixels(dtype, channels, code, flags, operation_name(operation), mode)
 
 
 def check_probability(operation: Any, p: Any) -> None:

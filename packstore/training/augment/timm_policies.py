@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Program, new_program, pack_warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
 from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import box_muller
@@ -115,6 +115,11 @@ class TimmAugment(ProgramOperation):
     def moves_pixels(self) -> bool:
         """True: policies may contain shears, translations and rotations."""
         return True
+
+    @property
+    def possible_steps(self) -> Collection[tuple[Code, int]]:
+        """Saturation, for which :func:`check_pixels` refuses policies."""
+        return [(Code.SATURATION, 0)]
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws one chain of operations for each image. For augmix, draws several chains, which are mixed."""

@@ -20,13 +20,14 @@ from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
+from packstore.training.augment.program_operation import refuse_unsupported
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.columns import BatchFields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
-from packstore.training.loader.finish import RowFormat, final_format
+from packstore.training.loader.finish import RowFormat, final_format, stored_format
 from packstore.training.loader.kernel import EngineKernel, engine_supports, height_width
 from packstore.training.loader.mapped_assembler import CopyAssembler, CropAssembler
 from packstore.training.loader.normalizer import Normalizer
@@ -95,13 +96,16 @@ class Pipeline:
         self._resident = resident
         image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
+        mode, stored = dataset.reading.pixels, stored_format(image, dataset.reading.pixels)
+        lists = [options.augment] if options.views is None else [view.operations for view in options.views.parts]
+        for operations in lists if options.pre_transform is None else ():  # a function that may convert the images
+            refuse_unsupported(operations, stored.dtype, stored.channels, mode.name)
         self.one_by_one, self.form = augments_one_by_one(dataset, options), choose_image_form(dataset, options)
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
         kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
         self.operations_at_decoding = () if resident else at_decoding
         # Threads work on the images: those that decode, or the engine's on resident images.
         in_threads = on_cpu and (kernel or not resident)
-        mode = dataset.reading.pixels
         normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
         final = final_format(dataset.manifest, normalizer, options.channels_last, mode)
         self.division = divide_work(
