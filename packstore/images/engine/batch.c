@@ -12,7 +12,7 @@
 #endif
 
 /* Increase this number whenever a structure or function that Python uses changes. */
-#define INTERFACE 17
+#define INTERFACE 18
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -129,14 +129,15 @@ EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t 
     make_checkpoints(decoder, files, nbytes, count, gray, to, capacities, sizes);
 }
 
-/* Writes height and width of a JPEG file. Returns whether this engine accepts it and it has at most `max_pixels`. */
+/* Writes height and width of a JPEG file. REFUSED, and zeros, if it has more than `max_pixels` or is none that this
+ * engine decodes. */
 EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
 {
     struct headers headers;
     bool known = read_headers(&headers, file, nbytes) == DONE && (int64_t)headers.height * headers.width <= max_pixels;
     size[0] = known ? headers.height : 0;
     size[1] = known ? headers.width : 0;
-    return known;
+    return known ? DONE : REFUSED;
 }
 
 /* Decodes all pixels of a file that packstore_engine_size() accepts: (height, width, 3). */

@@ -149,7 +149,7 @@ class Engine:
             return next(self.decode_each([data], max_pixels, channels))
         if box is None:
             address, size, library = find_address(data), self._size, self._library
-            if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
+            if library.packstore_engine_size(address, len(data), max_pixels, self._size_at) != DONE:
                 return None
             height, width = size.tolist()
             whole = np.empty((height, width, 3), np.uint8)
