@@ -57,6 +57,11 @@ def find_file_columns(columns: Sequence[Column]) -> list[Column]:
     return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
 
 
+def find_row_classes(column: Column, columns: Sequence[Column]) -> Column | None:
+    """Returns the first column of class numbers that describe the rows of ``column``. Returns None if there is none."""
+    return next((each for each in columns if each.parallel == column.name and each.traits.has_classes), None)
+
+
 def guess_column(
     name: str, kind: Literal["fixed", "ragged"], dtype: str, shape: tuple[int, ...] = (), nbytes: int = 0
 ) -> Column:

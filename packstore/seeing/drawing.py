@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from packstore.core.column import find_row_classes
+from packstore.core.column_types.canvas import RowClasses
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
@@ -26,9 +28,6 @@ from packstore.training.values import ValueReader
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]
-
-DRAWN = ("mask", "boxes", "keypoints")
-"""Types of columns that :func:`draw_values` draws."""
 
 _MASK_OPACITY = 0.45
 _NO_CLASS = 255
@@ -139,9 +138,9 @@ def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None
         DecodeError: A mask cannot be decoded.
     """
     chosen = list_drawable_columns(reader.manifest, which)
-    boxes = {column.name for column in chosen if column.type == "boxes"}
-    with_boxes = [c for c in reader.manifest.columns if c.type == "labels" and c.parallel in boxes]
-    values = {c.name: ValueReader(c, _CPU).read("numpy", reader, record) for c in [*chosen, *with_boxes]}
+    names = {column.name for column in chosen}
+    classes = [c for c in reader.manifest.columns if c.traits.has_classes and c.parallel in names]
+    values = {c.name: ValueReader(c, _CPU).read("numpy", reader, record) for c in [*chosen, *classes]}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -184,8 +183,7 @@ def list_drawable_columns(manifest: Manifest, which: Collection[str] | None = No
 
     Leaves out masks of floating point, whose values are no classes.
     """
-    drawn = [c for c in manifest.columns if c.type in DRAWN and not (c.type == "mask" and c.dtype == "float32")]
-    return [c for c in drawn if which is None or c.name in which]
+    return [c for c in manifest.columns if c.traits.draws(c) and (which is None or c.name in which)]
 
 
 def draw_values(
@@ -211,24 +209,36 @@ def draw_values(
     Returns:
         uint8 ``(h, w, 3)``.
     """
-    height, width = image.shape[:2]
-    shown = Image.fromarray(np.ascontiguousarray(image))
-    whole_height, whole_width = size or (height, width)
-    scale = np.array((width / max(1, whole_width), height / max(1, whole_height)), np.float64)
-    chosen = [c for c in columns if c.type in DRAWN and c.name in values and (which is None or c.name in which)]
-    for column in sorted(chosen, key=lambda c: DRAWN.index(c.type)):
-        value = np.asarray(values[column.name])
-        if column.type == "mask":
-            shown = _blend_mask(shown, value)
-        elif column.type == "boxes":
-            labels = next((c for c in columns if c.parallel == column.name and c.type == "labels"), None)
-            numbers = values.get(labels.name) if labels is not None else None
-            classes = labels.classes if labels is not None else None
-            text = _class_names(numbers, classes) if names and numbers is not None else []
-            _draw_boxes(shown, value.reshape(-1, 2, 2) * scale, numbers, text)
-        else:
-            _draw_points(shown, value, scale)
-    return np.asarray(shown)
+    canvas = _PictureCanvas(image, size or image.shape[:2], names)
+    chosen = [c for c in columns if c.traits.drawn_as and c.name in values and (which is None or c.name in which)]
+    for column in sorted(chosen, key=lambda c: c.traits.layer):
+        labels = find_row_classes(column, columns)
+        numbers = None if labels is None else values.get(labels.name)
+        classes = None if labels is None or numbers is None else RowClasses(np.asarray(numbers), labels.classes)
+        column.traits.draw(canvas, column, np.asarray(values[column.name]), classes)
+    return np.asarray(canvas.picture)
+
+
+class _PictureCanvas:
+    """Draws the shapes of values into a copy of a thumbnail, :attr:`picture`."""
+
+    def __init__(self, image: Pixels, size: Size, names: bool) -> None:
+        """``size``: height and width of the whole image. ``names``: draw the names of classes at boxes."""
+        height, width = image.shape[:2]
+        self.picture = Image.fromarray(np.ascontiguousarray(image))
+        self._scale = np.array((width / max(1, size[1]), height / max(1, size[0])), np.float64)
+        self._names = names
+
+    def draw_mask(self, mask: NDArray[Any]) -> None:
+        self.picture = _blend_mask(self.picture, mask)
+
+    def draw_boxes(self, boxes: NDArray[Any], classes: RowClasses | None = None) -> None:
+        numbers = None if classes is None else classes.numbers
+        names = [] if classes is None or not self._names else [*map(printable, classes.texts)]
+        _draw_boxes(self.picture, boxes.reshape(-1, 2, 2) * self._scale, numbers, names)
+
+    def draw_points(self, points: NDArray[Any]) -> None:
+        _draw_points(self.picture, points, self._scale)
 
 
 def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
@@ -249,13 +259,6 @@ def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
     covered = (small != 0)[..., None] * np.float32(_MASK_OPACITY)
     mixed = pixels * (1 - covered) + palette[places.reshape(small.shape)] * covered
     return Image.fromarray(mixed.round().astype(np.uint8))
-
-
-def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
-    """Returns the names of class numbers. A number without a name becomes text."""
-    count = 0 if classes is None else len(classes)
-    given = np.asarray(numbers).tolist()
-    return [printable(classes[n]) if classes is not None and 0 <= n < count else str(n) for n in given]
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:

@@ -262,9 +262,9 @@ class CellMaker:
         manifest = reader.manifest
         drawn = list_drawable_columns(manifest)
         there = [column.name for column in drawn]
-        boxes = [column.name for column in drawn if column.type == "boxes"]
-        lists = [column.name for column in manifest.columns if column.type == "images"]
-        chosen = [*boxes, *lists] if options.columns is None else options.columns
+        by_default = [column.name for column in drawn if column.traits.drawn_by_default]
+        lists = [column.name for column in manifest.columns if column.form == "files"]
+        chosen = [*by_default, *lists] if options.columns is None else options.columns
         for name in chosen:
             if name not in (*there, *lists):
                 known = ", ".join((*there, *lists)) or "none"

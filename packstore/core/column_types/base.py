@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column_types.canvas import Canvas, RowClasses
+from packstore.core.column_types.shown import show_numbers
 from packstore.core.errors import ManifestError
 from packstore.core.modes import RGB, Mode, parse_mode
 from packstore.core.registry import COLUMN_TYPES
@@ -310,6 +312,9 @@ class ColumnType(ABC):
         meaning: Meaning of a value in a few words, for listings. Empty if dtype and shape say enough.
         extension: Extension of a file with one value, for exports: ``cls`` for a decimal number, ``npy`` for an array.
             A file of any other extension has the stored bytes. Image files have the extension of their content.
+        drawn_as: Plural noun for shapes that :meth:`draw` draws over the image: ``boxes``. Empty if it draws nothing.
+        drawn_by_default: A contact sheet draws the values unless other columns are named.
+        layer: Place of the shapes above those of other types. Lower layers are drawn first.
     """
 
     name: ClassVar[str]
@@ -329,6 +334,9 @@ class ColumnType(ABC):
     field: ClassVar[type[Field] | None] = None
     meaning: ClassVar[str] = ""
     extension: ClassVar[str] = "npy"
+    drawn_as: ClassVar[str] = ""
+    drawn_by_default: ClassVar[bool] = False
+    layer: ClassVar[int] = 3
 
     def __init_subclass__(cls) -> None:
         """Sets :attr:`field` of a subclass to None if the subclass does not set it."""
@@ -360,6 +368,43 @@ class ColumnType(ABC):
             return self.meaning
         each = " x ".join(map(str, column.shape)) or ("values" if column.kind == "ragged" else "a value")
         return f"{column.dtype}, {'any number of ' if column.kind == 'ragged' else ''}{each}"
+
+    def draws(self, column: Column) -> bool:
+        """Tells if sheets and thumbnails can draw a column's values over the image."""
+        return self.drawn_as != ""
+
+    def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
+        """Draws a value over its image. The default follows :attr:`Column.coordinates`:
+
+        - ``xyxy``: boxes.
+        - ``xy``, ``xyv``: points.
+        - None: nothing.
+
+        Args:
+            canvas: Takes the shapes.
+            column: The column.
+            value: The value as an array, of masks ``(H, W)``. Never a missing value.
+            classes: Class numbers that describe the value's rows; None for none.
+        """
+        if column.coordinates == "xyxy":
+            canvas.draw_boxes(value, classes)
+        elif column.coordinates is not None:
+            canvas.draw_points(value)
+
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Converts a value to a JSON object for the page of ``packstore view``; the value is not missing.
+
+        By default an array of numbers. Overrides cut long values, as :mod:`.shown` does.
+
+        Returns:
+            ``as``: ``numbers``, ``classes``, ``text``, ``json``, ``bytes``, ``image``, ``images`` or ``mask``.
+            ``value`` or ``nbytes``, or both: the content, and its size in bytes. ``cut``, if something is left out: the
+            number of rows or characters.
+        """
+        array = np.asarray(value)
+        if column.dtype == "bfloat16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        return {"as": "numbers", **show_numbers(array)}
 
     # Training: batches, and the geometry of values that move with the image ----------------------------------------
 

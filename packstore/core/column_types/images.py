@@ -68,6 +68,10 @@ class ImagesType(ColumnType):
         except ValueError as error:
             raise StoreError(f"a value of column {column.name!r} is no list of files: {error}") from None
 
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the size of each file as ``value``, and the sum as ``nbytes``."""
+        return {"as": "images", "value": [len(file) for file in value], "nbytes": sum(map(len, value))}
+
 
 def frame(files: Sequence[Buffer]) -> bytes:
     """Joins files to one stored value: their number, the size of each, then the files."""

@@ -109,6 +109,10 @@ class LabelType(ArrayType):
         """Returns the class number as an ``int``."""
         return int(raw)
 
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the class number as ``value``."""
+        return {"as": "classes", "value": int(value)}
+
 
 @dataclass(frozen=True, slots=True)
 class Labels(Field):
@@ -150,6 +154,10 @@ class LabelsType(ArrayType):
         """Raises :class:`ValueError` for a number without a class. Allows any number if the classes have no names."""
         _check_classes(column, array)
 
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the class numbers as ``value``."""
+        return super().show(column, value) | {"as": "classes"}
+
 
 @dataclass(frozen=True, slots=True)
 class Boxes(Field):
@@ -180,6 +188,9 @@ class BoxesType(ArrayType):
     rows_are_objects = True
     coordinates = ("xyxy",)
     meaning = "left, top, right, bottom in pixels"
+    drawn_as = "boxes"
+    drawn_by_default = True
+    layer = 1
 
     def fits(self, column: Column) -> bool:
         """Allows any number of rows of four float32."""
@@ -228,6 +239,8 @@ class KeypointsType(ArrayType):
     goes_with_boxes = True
     coordinates = ("xy", "xyv")
     meaning = "points"
+    drawn_as = "points"
+    layer = 2
 
     def fits(self, column: Column) -> bool:
         """Allows float32 rows whose last dimension is 2 or 3."""

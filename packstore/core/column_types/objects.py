@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packstore.core.column_types.base import Buffer, Column, ColumnType, Field, Form, unfit_error
+from packstore.core.column_types.shown import show_text
 from packstore.core.errors import StoreError
 
 
@@ -36,6 +37,10 @@ class BytesType(ColumnType):
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
         """Returns the bytes, copied."""
         return bytes(raw)
+
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the first 64 bytes in hexadecimal as ``value``, and the number of bytes as ``nbytes``."""
+        return {"as": "bytes", "value": value[:64].hex(" "), "nbytes": len(value)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class TextType(BytesType):
         """Decodes UTF-8; other bytes become surrogates."""
         return bytes(raw).decode("utf-8", "surrogateescape")
 
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the first 16,000 characters as ``value``."""
+        return {"as": "text", **show_text(value)}
+
 
 @dataclass(frozen=True, slots=True)
 class Json(Field):
@@ -103,6 +112,10 @@ class JsonType(BytesType):
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:
             raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
+
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the first 16,000 characters of indented JSON as ``value``."""
+        return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
 
     def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
         """Tells if a value has a key such as ``bbox`` or ``boxes``, at any depth."""

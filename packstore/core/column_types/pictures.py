@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Collation, Column, ColumnType, Field, unfit_error
+from packstore.core.column_types.canvas import Canvas, RowClasses
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
 from packstore.core.modes import RGB, parse_mode
@@ -110,6 +112,11 @@ class PictureType(ArrayType):
         """Returns the bytes of a file, or the array if the column has a layout."""
         return bytes(raw) if column.layout is None else super().from_stored(column, raw, shape)
 
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns only the size as ``nbytes``: the page loads pictures by address."""
+        nbytes = len(value) if isinstance(value, bytes) else int(np.asarray(value).nbytes)
+        return {"as": "image" if self.has_images else "mask", "nbytes": nbytes}
+
 
 class ImageType(PictureType):
     """An image: a file, ``HWC`` whole numbers, or ``CHW`` floating point numbers."""
@@ -142,6 +149,8 @@ class MaskType(PictureType):
     moves = True
     lies_on_image = True
     meaning = "a value a pixel"
+    drawn_as = "masks"
+    layer = 0
 
     def collation(self, column: Column) -> Collation:
         return "planes"
@@ -152,6 +161,14 @@ class MaskType(PictureType):
             return ColumnType.fits(self, column)
         dimensions = 2 if column.kind == "fixed" else 0
         return column.layout == "HW" and column.dtype in MASK_DTYPES and len(column.shape) == dimensions
+
+    def draws(self, column: Column) -> bool:
+        """Tells if the values are class numbers. Values of floating point, such as depth, are not drawn."""
+        return column.dtype != "float32"
+
+    def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
+        """Draws each class in its own colour."""
+        canvas.draw_mask(value)
 
 
 IMAGE, MASK = ImageType(), MaskType()

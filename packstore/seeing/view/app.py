@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from packstore.core.column import Column
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.findings import KINDS
 from packstore.core.registry import FORMATS
@@ -148,7 +149,12 @@ async def _get_store(site: Site, _: Request) -> Response:
             "splits": [{"name": s.name, "start": s.start, "stop": s.stop} for s in manifest.splits],
             "classes": None if column is None else {"column": column.name, "names": column.classes},
             "columns": [
-                {"name": c.name, "type": c.type, "classes": c.classes if c is not column else None}
+                {
+                    "name": c.name,
+                    "type": c.type,
+                    "classes": c.classes if c is not column else None,
+                    "drawn": c.traits.drawn_as,
+                }
                 for c in manifest.columns
             ],
             "sides": SIDES,
@@ -307,32 +313,41 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 async def _get_full_image(site: Site, request: Request) -> Response:
     """Answers with an image in full size. In a list of images, ``n`` is its number."""
-    record, column = site.parse_record(request), _find_column(site, request, ("image", "images"))
+    record, column = site.parse_record(request), _find_image_column(site, request)
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
 
 
 async def _get_mask_picture(site: Site, request: Request) -> Response:
     """Answers with a mask as a coloured picture."""
-    record, column = site.parse_record(request), _find_column(site, request, ("mask",))
+    record, column = site.parse_record(request), _find_mask_column(site, request)
     return _image_response(await site.run_in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
 
 
 async def _get_mask_values(site: Site, request: Request) -> Response:
     """Answers with the size of a mask, and the smallest 256 values that occur in it."""
-    record, column = site.parse_record(request), _find_column(site, request, ("mask",))
+    record, column = site.parse_record(request), _find_mask_column(site, request)
     values = await site.run_in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
     return _json_response({"width": width, "height": height, "values": list_values(values)})
 
 
-def _find_column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
-    """Finds the column named in the address. Raises :class:`NotThereError` unless it has one of ``types``."""
+def _find_image_column(site: Site, request: Request) -> Column:
+    """Returns the column named in the address. Raises :class:`NotThereError` unless it has images."""
     name = request.path_params["column"]
-    found = [c for c in site.reader.manifest.columns if c.name == name and c.type in types]
-    if not found:
-        raise NotThereError(f"there is no column {name[:80]!r} of type {' or '.join(types)}")
-    return found[0]
+    found = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_images), None)
+    if found is None:
+        raise NotThereError(f"there is no column {name[:80]!r} of type image or images")
+    return found
+
+
+def _find_mask_column(site: Site, request: Request) -> Column:
+    """Returns the column named in the address. Raises :class:`NotThereError` unless it has masks."""
+    name = request.path_params["column"]
+    found = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_masks), None)
+    if found is None:
+        raise NotThereError(f"there is no column {name[:80]!r} of type mask")
+    return found
 
 
 async def _get_record(site: Site, request: Request) -> Response:
@@ -374,7 +389,7 @@ async def _get_loaded_image(site: Site, request: Request) -> Response:
 
 async def _get_loaded_mask(site: Site, request: Request) -> Response:
     """Answers with a mask of a record as the loader returns it, as a coloured picture."""
-    column = _find_column(site, request, ("mask",))
+    column = _find_mask_column(site, request)
     return _image_response(
         await site.run_in_thread(
             lambda: site.get_sample_loader().render_mask(_parse_load_request(site, request), column.name)

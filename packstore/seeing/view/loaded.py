@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.column import INTERNAL
+from packstore.core.column import INTERNAL, find_row_classes
+from packstore.core.column_types.canvas import RowClasses
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.sniff import HeaderError
@@ -106,11 +108,18 @@ class SampleLoader:
         loaded = self.load(request)
         height, width = loaded.image.shape[:2]
         columns = [
-            {"name": c.name, "type": c.type, "parallel": c.parallel} | describe_value(c, loaded.values[c.name])
+            {"name": c.name, "type": c.type, "parallel": c.parallel}
+            | describe_value(c, loaded.values[c.name], self._row_classes(c, loaded.values))
             for c in self._manifest.columns
             if c.name in loaded.values
         ]
         return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
+
+    def _row_classes(self, column: Column, values: Mapping[str, Any]) -> RowClasses | None:
+        """Returns the class numbers among ``values`` that describe the rows of a column; None if there are none."""
+        classes = find_row_classes(column, self._manifest.columns)
+        numbers = None if classes is None else values.get(classes.name)
+        return None if classes is None or numbers is None else RowClasses(numbers, classes.classes)
 
     def render_image(self, request: LoadRequest) -> WebFile:
         """Loads a record and encodes its image as PNG."""
@@ -120,7 +129,7 @@ class SampleLoader:
         """Loads a record and encodes one of its masks as a coloured PNG. Raises :class:`UsageError` if it has no such
         mask."""
         value = self.load(request).values.get(name)
-        if value is None or self._manifest.column(name).type != "mask":
+        if value is None or not self._manifest.column(name).holds_masks:
             raise UsageError(f"no mask {name[:80]!r} in this record")
         return color_mask(np.asarray(value))
 
@@ -223,7 +232,7 @@ def _python_code(
     several = operations in RECIPES and recipe(operations).views is not None
     shown = shown_columns(reader.manifest)
     if operations:
-        shown = [c for c in shown if c.type != "json" and c.form != "files"]
+        shown = [c for c in shown if c.traits.extension != "json" and c.form != "files"]
     if several:
         shown = [c for c in shown if c.name == "image"]
     if no_further:

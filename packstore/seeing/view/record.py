@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
-from packstore.core.column import INTERNAL
+from packstore.core.column import INTERNAL, find_row_classes
+from packstore.core.column_types.canvas import RowClasses
+from packstore.core.column_types.shown import cut_rows, to_json_numbers
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders.orientation import read_orientation
@@ -19,11 +19,6 @@ from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
 from packstore.seeing.view.images import BrowserImages
 from packstore.stores.base import Reader
-
-LONGEST_TEXT = 16_000
-"""Most characters of a text that are sent."""
-MOST_ROWS = 2000
-"""Most rows of boxes, points and arrays that are sent."""
 
 _EXIF_TAGS, _EXIF_TEXT = 80, 200
 
@@ -54,51 +49,51 @@ def shown_columns(manifest: Manifest) -> list[Column]:
     return [c for c in columns if (c.name == "image" or c.name not in INTERNAL) and not _is_companion(c, columns)]
 
 
-def describe_value(column: Column, value: Any) -> dict[str, Any]:
-    """Converts a column's value, from :meth:`packstore.stores.base.Reader.item`, to a JSON object to show.
+def describe_value(column: Column, value: Any, classes: RowClasses | None) -> dict[str, Any]:
+    """Converts a column's value to a JSON object to show, see :meth:`ColumnType.show`. Adds its shapes over the image.
 
-    - Missing values and labels: ``value``.
-    - Images and masks: only ``nbytes``.
-    - Lists of files: ``value`` is the length of each file, ``nbytes`` their sum.
-    - Other bytes: ``value`` is the first 64 in hexadecimal, ``nbytes`` their number.
-    - Texts and JSON: ``value`` is the first 16,000 letters. If there are more, ``cut`` is their number.
-    - Arrays: ``shape``, and ``value`` with the first rows. If there are more, ``cut`` is the number of rows.
+    - ``layer``: place of the shapes above those of other columns. Absent if nothing is drawn.
+    - ``shapes``: see :class:`ShapeList`. Absent for masks, which are pictures with an address.
+
+    A missing value is ``{"value": None}``. ``classes``: class numbers that describe the value's rows.
     """
     if value is None:
         return {"value": None}
-    if column.type == "label":
-        return {"value": int(value)}
-    if column.traits.is_picture:
-        return {"nbytes": len(value) if isinstance(value, bytes) else int(np.asarray(value).nbytes)}
-    if column.form == "files":
-        return {"value": [len(file) for file in value], "nbytes": sum(map(len, value))}
-    if column.form == "bytes":
-        return {"value": value[:64].hex(" "), "nbytes": len(value)}
-    if column.form == "text":
-        text = value if column.type == "text" else json.dumps(value, ensure_ascii=False, indent=1)
-        return {"value": text[:LONGEST_TEXT], **({"cut": len(text)} if len(text) > LONGEST_TEXT else {})}
-    array = np.asarray(value)
-    if column.dtype == "bfloat16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    kept = array[:MOST_ROWS] if array.ndim else array
-    if kept.ndim and kept.size > 64 * MOST_ROWS:
-        kept = kept[: max(1, MOST_ROWS * 64 // max(1, kept[0].size))]
-    cut = {"cut": len(array)} if array.ndim and len(kept) < len(array) else {}
-    return {"value": to_json_numbers(kept), "shape": list(array.shape), **cut}
+    shown = column.traits.show(column, value)
+    if not column.traits.drawn_as:
+        return shown
+    shapes = ShapeList()
+    if not column.holds_masks:
+        column.traits.draw(shapes, column, np.asarray(value), classes)
+    return shown | {"layer": column.traits.layer} | ({} if column.holds_masks else {"shapes": shapes.shapes})
 
 
-def to_json_numbers(array: NDArray[Any]) -> Any:
-    """Converts ``array`` to lists for JSON. NaN, infinity and whole numbers of more than 53 bits become strings."""
+class ShapeList:
+    """Collects the shapes of a value as JSON objects, :attr:`shapes`.
 
-    def plain(value: Any) -> Any:
-        """Converts a value of a list, and the values of nested lists."""
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        if isinstance(value, float):
-            return value if math.isfinite(value) else str(value)
-        return str(value) if type(value) is int and abs(value) >= 1 << 53 else value
+    - Boxes: ``boxes``, each left, top, right, bottom. With classes: ``numbers`` and ``names``, one for each box.
+    - Points: ``points``, a list of points for each object.
 
-    return plain(array.tolist())
+    Leaves out masks, and rows beyond those that the page shows.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[dict[str, Any]] = []
+
+    def draw_mask(self, mask: NDArray[Any]) -> None:
+        return
+
+    def draw_boxes(self, boxes: NDArray[Any], classes: RowClasses | None = None) -> None:
+        kept = cut_rows(boxes)
+        if classes is not None:
+            classes = classes._replace(numbers=classes.numbers[: len(kept)])
+        named = {} if classes is None else {"numbers": to_json_numbers(classes.numbers), "names": classes.texts}
+        self.shapes += [{"boxes": to_json_numbers(kept), **named}] if len(kept) else []
+
+    def draw_points(self, points: NDArray[Any]) -> None:
+        kept = cut_rows(points)
+        objects = kept.reshape(len(kept), -1, kept.shape[-1]) if len(kept) else kept
+        self.shapes += [{"points": to_json_numbers(objects)}] if len(kept) else []
 
 
 def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
@@ -111,9 +106,22 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
     the value is damaged, ``error`` replaces these entries."""
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
-        return about | describe_value(column, reader.item(column.name, record))
+        return about | describe_value(
+            column, reader.item(column.name, record), _read_row_classes(reader, column, record)
+        )
     except (PackstoreError, IndexError) as error:
         return about | {"error": str(error)}
+
+
+def _read_row_classes(reader: Reader, column: Column, record: int) -> RowClasses | None:
+    """Reads the class numbers that describe the rows of a record's value. Returns None if there are none, or if they
+    are damaged."""
+    classes = find_row_classes(column, reader.manifest.columns)
+    try:
+        numbers = None if classes is None else reader.item(classes.name, record)
+    except (PackstoreError, IndexError):
+        return None
+    return None if classes is None or numbers is None else RowClasses(numbers, classes.classes)
 
 
 def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:

@@ -239,8 +239,7 @@ function introduce() {
     const choices = [["", "all"], ...names.map((name, i) => [String(i), name]), ["-1", "(no label)"]];
     classes = new Menu($("class"), $("class-list"), choices, (value) => go({ class: value || null, at: null }));
   }
-  const types = [["boxes", "boxes"], ["mask", "masks"], ["keypoints", "points"]];
-  const drawn = types.filter(([type]) => store.columns.some((c) => c.type === type)).map(([, word]) => word);
+  const drawn = [...new Set(store.columns.map((c) => c.drawn))].filter(Boolean).sort();
   $("drawn").hidden = !drawn.length;
   const words = [drawn.slice(0, -1).join(", "), drawn.at(-1)].filter(Boolean).join(" and ");
   $("drawn").textContent = words.slice(0, 1).toUpperCase() + words.slice(1);

@@ -2,7 +2,6 @@
 import { folded } from "/folded.js";
 import { $, ask, bytes, className, copy, go, make, number, recordNumber, selection, state, store } from "/page.js";
 
-const DRAWN = ["mask", "boxes", "keypoints"];  // from below to above
 const MOST_COMPARED = 100;  // names that one more keeps clear of
 const PRESETS = [
   ["as it is", ""],
@@ -161,14 +160,14 @@ function classOf(about) {
 
 function pictures({ about, loaded, problem }, asked) {
   const given = (c) => (loaded ? loaded.columns.find((other) => other.name === c.name) : c);
-  const drawn = about.columns.filter((c) => DRAWN.includes(c.type)).map(given).filter((c) => c && !c.error && (c.type === "mask" ? c.nbytes : c.value?.length))
-    .sort((a, b) => DRAWN.indexOf(a.type) - DRAWN.indexOf(b.type));
+  const drawn = about.columns.map(given).filter((c) => c && !c.error && (c.as === "mask" ? c.nbytes : c.shapes?.length))
+    .sort((a, b) => a.layer - b.layer);
   const made = problem ? [fault(`The loader gives no image: ${problem}`)] : picture(about, loaded ? { shown: loaded.shown } : about.image, drawn,
-    loaded ? `/loaded/${about.record}?${asked}` : `/image/${about.record}/image?of=${store.digest}`, loaded ?? about, asked);
-  const others = about.columns.filter((c) => c.type === "image" && !c.error && c.nbytes);
-  const lists = about.columns.filter((c) => c.type === "images" && !c.error && c.value?.length);
+    loaded ? `/loaded/${about.record}?${asked}` : `/image/${about.record}/image?of=${store.digest}`, asked);
+  const others = about.columns.filter((c) => c.as === "image" && !c.error && c.nbytes);
+  const lists = about.columns.filter((c) => c.as === "images" && !c.error && c.value?.length);
   const stage = (column, n) => make("div", { class: "stage other" },
-    make("img", { src: `/image/${about.record}/${encodeURIComponent(column.name)}?n=${n}`, alt: `Column ${column.name}${column.type === "images" ? `, image ${n}` : ""}` }));
+    make("img", { src: `/image/${about.record}/${encodeURIComponent(column.name)}?n=${n}`, alt: `Column ${column.name}${column.as === "images" ? `, image ${n}` : ""}` }));
   return [made, others.map((column) => [make("h3", {}, column.name), stage(column, 0)]),
     lists.map((column) => [make("h3", {}, column.name), column.value.map((_, n) => stage(column, n))])];
 }
@@ -183,7 +182,7 @@ function damagePanel(about) {
     [...new Set(said)].map((text) => make("p", {}, text)), about.findings.map(({ text, also }) => make("p", {}, text, others(also))));
 }
 
-function picture(about, image, drawn, address, source, asked) {
+function picture(about, image, drawn, address, asked) {
   if (!image.shown) return fault(about.image.error ?? "no image");
   const [width, height] = image.shown;
   const off = new Set((state().get("off") ?? "").split(",").filter(Boolean));
@@ -199,13 +198,13 @@ function picture(about, image, drawn, address, source, asked) {
   });
   const switches = make("div", { class: "layers", role: "group", "aria-label": "Layers" });
   const drawings = drawn.map((column, i) => {
-    const { layer, draw } = drawLayer(column, source, width, height, about, asked);
+    const { layer, draw } = drawLayer(column, width, height, about, asked);
     layers[i] = column.name;
     layer.toggleAttribute("hidden", off.has(column.name));
     canvas.append(layer);
     switches.append(make("button", { type: "button", "aria-pressed": String(!off.has(column.name)), title: `Key ${i + 1}`,
       "data-switch": column.name, onclick: () => turnLayer(column.name) },
-      column.type === "mask" ? column.name : `${column.name} (${number(column.value.length)})`));
+      Array.isArray(column.value) ? `${column.name} (${number(column.value.length)})` : column.name));
     return draw;
   });
   new ResizeObserver(() => {
@@ -228,15 +227,15 @@ function turnLayer(name) {
 }
 
 // An element over the image, and what draws in it; that is told how many of the image's pixels are one of the screen's.
-function drawLayer(column, source, width, height, about, asked) {
-  if (column.type === "mask") {
+function drawLayer(column, width, height, about, asked) {
+  if (column.as === "mask") {
     const name = encodeURIComponent(column.name);
     const address = asked ? `/loaded/${about.record}/${name}?${asked}` : `/mask/${about.record}/${name}`;
     return { layer: make("img", { class: "mask", src: address, alt: `Mask ${column.name}`, "data-layer": column.name }) };
   }
   const layer = make("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", "data-layer": column.name });
-  const shapes = column.type === "boxes" ? drawBoxes : drawPoints;
-  return { layer, draw: (unit) => layer.replaceChildren(...shapes(column, source, width, height, unit)) };
+  const draw = (shape, unit) => (shape.boxes ? drawBoxes(shape, width, height, unit) : drawPoints(shape, unit));
+  return { layer, draw: (unit) => layer.replaceChildren(...column.shapes.flatMap((shape) => draw(shape, unit))) };
 }
 
 const ruler = document.createElement("canvas").getContext("2d");
@@ -245,19 +244,17 @@ function textWidth(text) {
   return ruler.measureText(text).width;
 }
 
-function drawBoxes(column, source, width, height, unit) {
-  const labels = source.columns.find((c) => c.type === "labels" && c.parallel === column.name);
-  const names = store.columns.find((c) => c.name === labels?.name)?.classes ?? (labels && store.classes?.column === labels.name ? store.classes.names : null);
+function drawBoxes(shape, width, height, unit) {
   ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   const boxes = [], words = [], taken = [];
-  column.value.forEach((box, i) => {
+  shape.boxes.forEach((box, i) => {
     const [x1, y1, x2, y2] = box.map(Number);
     if (![x1, y1, x2, y2].every(Number.isFinite)) return;
-    const label = labels?.value?.[i];
+    const label = shape.numbers?.[i];
     const shade = color(label ?? i);
     boxes.push(make("rect", { x: Math.min(x1, x2), y: Math.min(y1, y2), width: Math.abs(x2 - x1), height: Math.abs(y2 - y1),
       fill: "none", class: "box", stroke: rgb(shade), "stroke-width": 2 * unit }));
-    if (label !== undefined) words.push(drawLabel(names?.[label] ?? String(label), [x1, x2], [y1, y2], shade, width, height, unit, taken));
+    if (label !== undefined) words.push(drawLabel(shape.names[i], [x1, x2], [y1, y2], shade, width, height, unit, taken));
   });
   return [...boxes, ...words];
 }
@@ -278,8 +275,8 @@ function drawLabel(name, across, down, shade, width, height, unit, taken) {
     make("text", { x: x + 3 * unit, y: y + 12 * unit, "font-size": 12 * unit, fill: onTop(shade) }, text));
 }
 
-function drawPoints(column, source, width, height, unit) {
-  return column.value.flatMap((row, i) => (Array.isArray(row[0]) ? row : [row]).map((point) => point.map(Number))
+function drawPoints(shape, unit) {
+  return shape.points.flatMap((points, i) => points.map((point) => point.map(Number))
     .filter(([x, y, visible]) => Number.isFinite(x) && Number.isFinite(y) && !(visible <= 0))
     .map(([x, y, visible]) => make("circle", { cx: x, cy: y, r: 4 * unit, fill: visible === 1 ? "none" : rgb(color(i)), stroke: "#fff", "stroke-width": 1.5 * unit })));
 }
@@ -339,18 +336,18 @@ function facts(about) {
 function columnText(column) {
   if (column.error) return make("span", { class: "wrong" }, column.error);
   if (column.value === null) return make("span", { class: "quiet" }, "none");
-  if (column.type === "mask" || column.type === "image") return bytes(column.nbytes);
-  if (column.type === "images") return `${number(column.value.length)}: ${bytes(column.nbytes)}`;
+  if (column.as === "mask" || column.as === "image") return bytes(column.nbytes);
+  if (column.as === "images") return `${number(column.value.length)}: ${bytes(column.nbytes)}`;
   const cut = column.cut ? ` … (${number(column.cut)} in all)` : "";
-  if (column.type === "label" || column.type === "labels") {
+  if (column.as === "classes") {
     const names = store.columns.find((c) => c.name === column.name)?.classes;
     const name = (v) => (store.classes?.column === column.name ? className(v) : names?.[v] ?? String(v));
     const all = [column.value].flat().map((v) => (name(v) === String(v) ? String(v) : `${name(v)} (${v})`));
     return (all.join(", ") || "none") + cut;
   }
-  if (column.type === "bytes") return `${bytes(column.nbytes)}: ${column.value}`;
-  if (column.type === "json") return [folded(column.value), cut];
-  if (typeof column.value === "string") return column.value.includes("\n") || column.value.length > 120 ? make("pre", { tabindex: "0", class: column.type === "text" ? "prose" : "" }, column.value + cut) : column.value + cut;
+  if (column.as === "bytes") return `${bytes(column.nbytes)}: ${column.value}`;
+  if (column.as === "json") return [folded(column.value), cut];
+  if (typeof column.value === "string") return column.value.includes("\n") || column.value.length > 120 ? make("pre", { tabindex: "0", class: column.as === "text" ? "prose" : "" }, column.value + cut) : column.value + cut;
   const text = JSON.stringify(column.value, (_, v) => (typeof v === "number" && !Number.isInteger(v) ? Number(v.toPrecision(6)) : v));
   const rows = Array.isArray(column.value) && Array.isArray(column.value[0]) ? text.replaceAll("],[", "],\n[") : text;
   return rows.length > 80 ? make("pre", { tabindex: "0" }, rows + cut) : rows + cut;
