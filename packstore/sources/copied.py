@@ -23,6 +23,7 @@ from packstore.core.scratch import scratch_folder
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath
+from packstore.sources.wrapped import WrappedSource
 from packstore.stores.link_files import Location, derive_object_state
 from packstore.stores.remote.copies import cached_copy_key, open_cached_copy_of
 
@@ -31,7 +32,7 @@ _AT_ONCE = 4
 Objects = tuple[ObjectInfo, ...]
 
 
-class CopiedSource(Source):
+class CopiedSource(WrappedSource):
     """Wraps a source that reads copies of the objects at a URL. Its constructor fetches all objects into the cache.
     :meth:`close` lets the cache evict them. Errors name the URL.
 
@@ -54,12 +55,11 @@ class CopiedSource(Source):
         with ExitStack() as stack, _as_source_errors():
             self._copy = str(place := stack.enter_context(link_copies(path, store, found, default_cache(), progress)))
             with self._urls_in_errors(path):
-                self._source = opener(place)
-            super().__init__(path, self._source.options)
-            stack.callback(self._source.close)
+                source = opener(place)
+            stack.callback(source.close)
+            super().__init__(source, source.options)
             self._end = weakref.finalize(self, _close_in_process, os.getpid(), stack.pop_all())
-        self.kind, self.normalization = self._source.kind, self._source.normalization
-        self.evidence = self._source.evidence
+        self.path = path
         self._found = _digest_objects(found)
         top = str(path).partition("://")[2].partition("/")[2]
         self._states = {_relative_path(path, o.name, top): derive_object_state(o) for o in found}
@@ -87,9 +87,6 @@ class CopiedSource(Source):
         with self._urls_in_errors(self.path):
             return self._source.image(entry)
 
-    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        return self._source.further_file_name(entry, column, number)
-
     def locate(self, entry: Entry) -> Location | None:
         """Locates the image in the object at its URL; None if it is not in one range of a copy."""
         found = self._source.locate(entry)
@@ -97,14 +94,6 @@ class CopiedSource(Source):
             return None
         inside = found.path[len(self._copy) + 1 :]
         return Location(f"{self.path}/{inside}".rstrip("/"), found.offset, self._states[inside])
-
-    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Passes entries to the source that reads the copies, which prepares them. Fetches no objects."""
-        return self._source.fetch(entries)
-
-    def workers(self) -> int:
-        """Returns the number of reading threads for the copies, which are local files."""
-        return self._source.workers()
 
     def nbytes(self, entry: Entry) -> int:
         """Estimates the bytes of an entry, by the source of the copies."""

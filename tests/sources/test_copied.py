@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -16,10 +17,12 @@ import pytest
 
 import packstore
 from packstore.cache import default_cache
-from packstore.core.errors import SourceError
+from packstore.core.errors import AmbiguousSourceError, SourceError
 from packstore.objects import ObjectInfo, ObjectStore, open_objects
 from packstore.sources import open_source
 from packstore.stores.remote import copies
+from tests.makers.annotated import fill, mask
+from tests.makers.by_name import BY_NAME
 from tests.makers.clusters import assert_same
 from tests.makers.images import tiny
 from tests.makers.s3 import Double, Fault, upload
@@ -211,6 +214,24 @@ def test_the_name_of_a_further_file(s3_double: Double, cache: Path) -> None:
     with closing(open_source("s3://bucket/pairs.zip", kind="modalities")) as source:
         (entry,) = source.entries()
         assert source.further_file_name(entry, "depth", 0) == "depth/1.png"
+
+
+def test_annotations_left_in_an_archive_are_asked_about(s3_double: Double, cache: Path, tmp_path: Path) -> None:
+    root = fill(BY_NAME["YOLO"](tmp_path, 4), {f"masks/train/a{n:05}.png": mask(n) for n in range(4)})
+    s3_double.objects["yolo.zip"] = Path(shutil.make_archive(str(tmp_path / "yolo"), "zip", root)).read_bytes()
+    url = "s3://bucket/yolo.zip"
+    with pytest.raises(AmbiguousSourceError, match=rf"^{url} .*masks beside images") as caught:
+        packstore.convert(url, tmp_path / "out.lmdb")
+    assert str(caught.value.source) == url
+    assert packstore.convert(url, tmp_path / "out.lmdb", ignore=["masks/"]).manifest.records
+
+
+def test_an_export_is_known_as_one(s3_double: Double, cache: Path, tmp_path: Path) -> None:
+    packstore.convert([{"image": np.zeros((4, 4, 3), np.uint8)}], tmp_path / "in.lmdb", encoding="uint8")
+    packstore.export(tmp_path / "in.lmdb", tmp_path / "out.zip", encode="png")
+    s3_double.objects["out.zip"] = (tmp_path / "out.zip").read_bytes()
+    with closing(open_source("s3://bucket/out.zip")) as there, closing(open_source(tmp_path / "out.zip")) as here:
+        assert there.packed == here.packed is not None
 
 
 def test_arrays_and_a_name_for_them(s3_double: Double, cache: Path, tmp_path: Path) -> None:
