@@ -165,11 +165,16 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
 
     Raises :class:`UnicodeDecodeError` for other encodings.
     """
+    return read_bounded(path, most).decode("utf-8")
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Reads a file. Raises :class:`OSError` if it cannot be read or has more than ``most`` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
-    return data.decode("utf-8")
+    return data
 
 
 def raise_open_file_limit(number: int) -> int:

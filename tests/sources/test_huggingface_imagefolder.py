@@ -289,6 +289,7 @@ def test_metadata_that_cannot_be_used(files: dict[str, bytes | str], said: str, 
         "---\nconfigs: [\n---\n",
         "---\nconfigs:\n- data_files: {a: b}\n---\n",
         "---\nconfigs: &a [*a]\n---\n",
+        pytest.param("---\n#" + "x" * (8 << 20) + "\nconfigs: []\n---\n", id="long"),
     ],
 )
 def test_cards_that_cannot_be_followed(card: str, tmp_path: Path) -> None:

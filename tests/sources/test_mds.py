@@ -221,6 +221,12 @@ def test_offsets_that_lead_elsewhere(offset: int, tmp_path: Path) -> None:
     assert convert(path, tmp_path / "x.h5", on_error="skip").manifest.records == 2
 
 
+def test_an_index_whose_format_comes_late(tmp_path: Path) -> None:
+    index = write(tmp_path / "set", PLAIN, [plain(1)]) / "index.json"
+    index.write_text(json.dumps({"comment": "x" * (1 << 17), **json.loads(index.read_text())}))
+    assert convert(tmp_path / "set", tmp_path / "x.h5").manifest.records == 1
+
+
 def test_an_index_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "index.json").write_text('{"shards": 3}')

@@ -166,6 +166,8 @@ def test_features_of_all_sorts(tmp_path: Path) -> None:
         ((5, 2), "5:cat\n2:dog\n9:eel\n", (("dog", "cat", "eel"), [1, 0])),
         ((0, 1), "ant\nbee\ncat\n", (("ant", "bee", "cat"), [0, 1])),
         ((1, 3), "ant\nbee\ncat\n", (("ant", "bee", "cat"), [0, 2])),
+        pytest.param((0, 1), "\ufeff" + "\n" * (1 << 24) + "0:ant\n1:bee\n", (("ant", "bee"), [0, 1]), id="long"),
+        ((0, 1), "\ufeff0:ant\n1:bee\n", (("ant", "bee"), [0, 1])),
         ((1, 2), "1:crane\n2:crane\n", (None, [0, 1])),
         ((-1, 0), None, (None, [None, 0])),
         ((1, 2), None, "is 1 to 2, and nothing says whether its classes begin at 0 or at 1"),

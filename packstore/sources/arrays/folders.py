@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.files import read_bounded
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
@@ -74,9 +75,7 @@ def read_metadata(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_JSON)
-        found = json.loads(data)
+        found = json.loads(read_bounded(path, _MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))[:200]}") from None
     if not isinstance(found, dict):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.files import read_bounded
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.huggingface.arrow_types import is_list, load_pyarrow
 from packstore.sources.huggingface.features import is_label, read_features
@@ -196,8 +197,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
+        found = json.loads(read_bounded(path, _MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(path))} cannot be read: {printable(str(error))}") from None
     if not isinstance(found, dict):

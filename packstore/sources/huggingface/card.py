@@ -19,6 +19,7 @@ from packstore.core.yamltext import load_yaml
 CARD = "README.md"
 _MAX_BYTES = 8 << 20
 _HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_BEGIN = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n")
 _PATTERN = re.compile(r"[*?[]")
 _SHOWN = 8
 _RELEVANT = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
@@ -40,9 +41,9 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Reads the dataset card, ``README.md``, in a folder: its first 8 MiB. Returns an empty one if the folder has none.
+    """Reads the dataset card, ``README.md``, in a folder. Returns an empty one if the folder has none.
 
-    Raises :class:`SourceError` for a malformed card. Raises :class:`AmbiguousSourceError` for several configurations
+    Raises :class:`SourceError` for a malformed card, and for one whose head is longer than 8 MiB. Raises :class:`AmbiguousSourceError` for several configurations
     without a default.
     """
     path = folder / CARD
@@ -50,7 +51,10 @@ def read_card(folder: Path) -> Card:
         return Card()
     try:
         with path.open("rb") as file:
-            return parse_card(file.read(_MAX_BYTES), folder)
+            data = file.read(_MAX_BYTES)
+        if len(data) == _MAX_BYTES and _BEGIN.match(data) and not _HEAD.match(data):
+            raise ValueError(f"has no end within {_MAX_BYTES:,} bytes")
+        return parse_card(data, folder)
     except AmbiguousSourceError:
         raise
     except (OSError, ValueError) as error:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.files import read_bounded
 from packstore.sources.records.facts import LabelFacts
 
 _log = logging.getLogger(__name__)
-_MAX_BYTES = 1 << 24
+_MAX_BYTES = 1 << 28
 _ITEM = re.compile(r"item\s*\{(.*?)\}", re.DOTALL)
 _VALUE = re.compile(r"(id|name)\s*:\s*(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 _WORDNET = re.compile(rb"n\d{8}")
@@ -69,9 +70,9 @@ class Numbering:
 def find_class_names(folder: Path) -> ClassNameFile | None:
     """Reads names of classes from ``labels.txt`` or a label map (``.pbtxt``). Returns None if there is no such file.
 
-    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Reads the first 16 MiB alone. Raises
-    :class:`SourceError` for a file that cannot be read, or has two names for one number. Raises
-    :class:`AmbiguousSourceError` for several files.
+    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Raises :class:`SourceError` for
+    a file that cannot be read, has over 256 MiB, or two names for one number. Raises :class:`AmbiguousSourceError` for
+    several files.
     """
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
     files = [file for file in (folder / "labels.txt",) if file.is_file()] + maps
@@ -81,8 +82,7 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
     if not files:
         return None
     try:
-        with files[0].open("rb") as file:
-            text = file.read(_MAX_BYTES).decode("utf-8")
+        text = read_bounded(files[0], _MAX_BYTES).decode("utf-8-sig")
         pairs = _parse_label_map(text) if maps else _parse_lines(text)
     except (OSError, ValueError) as error:
         raise SourceError(f"{printable(str(files[0]))} cannot be read: {printable(str(error))}") from None

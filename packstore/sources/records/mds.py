@@ -23,6 +23,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
+from packstore.core.files import read_bounded
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
@@ -34,6 +35,7 @@ from packstore.sources.records.mds_layout import (
     FILES,
     INDEX,
     LISTS,
+    MAX_JSON,
     SCALARS,
     MdsShard,
     decode_array,
@@ -331,15 +333,13 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the first ``index.json`` names the format mds, else ``NO``. Reads at most 65,536 characters."""
+    """Certain if the first ``index.json`` names the format mds, even a damaged one, else ``NO``."""
     for _, index in find_indexes(path)[:1]:
-        start = ""
         try:
-            with index.open(encoding="utf-8") as file:
-                start = file.read(1 << 16)
-        except (OSError, ValueError):
+            data = read_bounded(index, MAX_JSON)
+        except OSError:
             return Certainty.NO
-        if '"shards"' in start and re.search(r'"format":\s*"mds"', start):
+        if b'"shards"' in data and re.search(rb'"format"\s*:\s*"mds"', data):
             return Certainty.CERTAIN
     return Certainty.NO
 

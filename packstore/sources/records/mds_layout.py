@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.files import read_bounded
 
 INDEX = "index.json"
-_MAX_JSON, _MAX_COLUMNS = 1 << 28, 1000
+MAX_JSON, _MAX_COLUMNS = 1 << 28, 1000
 SCALARS = frozenset(
     (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
 )
@@ -183,8 +184,7 @@ def read_index(index: Path) -> dict[str, Any]:
     Raises :class:`SourceError` if the file cannot be read, has no JSON object, or more than 256 MiB.
     """
     try:
-        with index.open("rb") as file:
-            found = json.loads(file.read(_MAX_JSON))
+        found = json.loads(read_bounded(index, MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
     if not isinstance(found, dict):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
+from packstore.core.files import read_bounded
 from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.archives import open_tree
@@ -326,8 +327,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
-        with file.open("rb") as opened:
-            found = json.loads(opened.read(_MAX_JSON))
+        found = json.loads(read_bounded(file, _MAX_JSON))
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
