@@ -7,13 +7,14 @@
 
 A condition compares a column (``key``, ``split``, or one with a single value per record) with names, quoted strings or
 numbers: ``== != < <= > >=``, ``in (…)``, ``like`` with ``*`` and ``?``. ``and``, ``or``, ``not`` and parentheses
-combine conditions. In a column with classes, a name is that of a class. A missing value meets no comparison, so
-it meets ``not (…)`` around one.
+combine conditions. In a column with classes, a name is that of a class. A comparison with a missing value is neither
+true nor false, as in SQL, and ``not`` keeps it so: a record is chosen if its condition is true without that value.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Column, Manifest
 
 Mask = NDArray[np.bool_]
+Truth = NDArray[np.int8]
+"""0 for false, 1 for unknown, 2 for true: ``and`` is the minimum, ``or`` the maximum."""
 
 _MAX_TEXT, _MAX_DEPTH = 100_000, 100
 _KEYWORDS = ("and", "or", "not", "in", "like")
@@ -129,26 +132,24 @@ class _Parser:
         condition = self.parse_or()
         if self.current.kind != "end":
             raise self.make_error("'and', 'or' or the end is expected")
-        return condition
+        return lambda rows: condition(rows) == 2
 
-    def parse_or(self) -> Callable[[RecordColumns], Mask]:
+    def parse_or(self) -> Callable[[RecordColumns], Truth]:
         """Parses conditions joined by ``or``."""
         parts = [self.parse_and()]
         while self.accept_token("or"):
             parts.append(self.parse_and())
-        return lambda rows: np.asarray(np.logical_or.reduce([part(rows) for part in parts]), np.bool_)
+        return lambda rows: functools.reduce(np.maximum, (part(rows) for part in parts))
 
-    def parse_and(self) -> Callable[[RecordColumns], Mask]:
+    def parse_and(self) -> Callable[[RecordColumns], Truth]:
         """Parses conditions joined by ``and``."""
         parts = [self.parse_not()]
         while self.accept_token("and"):
             parts.append(self.parse_not())
-        return lambda rows: np.asarray(np.logical_and.reduce([part(rows) for part in parts]), np.bool_)
+        return lambda rows: functools.reduce(np.minimum, (part(rows) for part in parts))
 
-    def parse_not(self) -> Callable[[RecordColumns], Mask]:
+    def parse_not(self) -> Callable[[RecordColumns], Truth]:
         """Parses a negation, a condition in parentheses, or a comparison.
-
-        The negation of a comparison is true for missing values.
 
         Raises :class:`UsageError` beyond 100 levels of nesting.
         """
@@ -158,7 +159,7 @@ class _Parser:
         try:
             if self.accept_token("not"):
                 inner = self.parse_not()
-                return lambda rows: ~inner(rows)
+                return lambda rows: 2 - inner(rows)
             if self.accept_token("("):
                 condition = self.parse_or()
                 self.expect_token(")")
@@ -167,8 +168,8 @@ class _Parser:
         finally:
             self.depth -= 1
 
-    def parse_comparison(self) -> Callable[[RecordColumns], Mask]:
-        """Parses a column, an operator and its values. The test is false for missing values.
+    def parse_comparison(self) -> Callable[[RecordColumns], Truth]:
+        """Parses a column, an operator and its values. The test is unknown for missing values.
 
         Raises :class:`UsageError` for anything else, and for ``<``, ``<=``, ``>`` and ``>=`` with classes.
         """
@@ -201,9 +202,11 @@ class _Parser:
             raise self.make_error(f"{expected} is expected")
         valid = None if column is None or not column.nullable else column.valid_name
 
-        def compare_rows(rows: RecordColumns) -> Mask:
-            mask = ~test(rows) if negative else test(rows)
-            return mask if valid is None else mask & rows.values(valid)
+        def compare_rows(rows: RecordColumns) -> Truth:
+            truth = (test(rows) != negative).astype(np.int8) * 2
+            if valid is not None:
+                truth[~rows.values(valid)] = 1
+            return truth
 
         return compare_rows
 

@@ -89,6 +89,11 @@ def chosen(text: str) -> list[int]:
         ("score >= 0.5", [1, 2, 5]),
         ("score < 1e0", [0, 1, 2, 4]),
         ("score != 0.5", [0, 2, 4, 5]),  # a missing one is neither equal nor different
+        ("not score == 0.5", [0, 2, 4, 5]),  # nor is its negation true
+        ("not (score > 0.5)", [0, 1, 4]),
+        ("not (score > 0.5 or label == cat)", [1, 4]),
+        ("not (score > 0.5 and label == cat)", [0, 1, 2, 3, 4, 5]),  # false for every other label
+        ("score > 0.5 or split == train", [0, 1, 2, 3, 5]),
         ("score not in (2)", [0, 1, 2, 4, 5]),
         ("score_valid == false", [3]),
         ("label == cat or label == dog and split == 'my val'", [0]),  # and binds more closely

@@ -43,8 +43,8 @@ class Card:
 def read_card(folder: Path) -> Card:
     """Reads the dataset card, ``README.md``, in a folder. Returns an empty one if the folder has none.
 
-    Raises :class:`SourceError` for a malformed card, and for one whose head is longer than 8 MiB. Raises :class:`AmbiguousSourceError` for several configurations
-    without a default.
+    Raises :class:`SourceError` for a malformed card, and for one whose head is longer than 8 MiB. Raises
+    :class:`AmbiguousSourceError` for several configurations without a default.
     """
     path = folder / CARD
     if not path.is_file():
