@@ -344,10 +344,14 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
         parts.append(f"{left:,} left out: {_join_first(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
     if left > _NAMED:
         most = sorted(ledger.left.items(), key=lambda item: (-item[1], item[0]))
-        parts[-1] += ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
-        parts[-1] += " …" if len(most) > _NAMED else ""
-    inside = ", ".join(f"{printable(reason)} ({count:,})" for reason, count in ledger.members.items())
+        parts[-1] += _join_reasons(most[:_NAMED]) + (" …" if len(most) > _NAMED else "")
+    inside = _join_reasons(ledger.members.items())
     return [", ".join(parts), *([f"left out of files: {inside}"] if inside else [])]
+
+
+def _join_reasons(counts: Iterable[tuple[str, int]]) -> str:
+    """Joins reasons and their counts: ``hidden (3), system files (1)``. The count after the reason needs no plural."""
+    return ", ".join(f"{printable(reason)} ({count:,})" for reason, count in counts)
 
 
 def _join_first(names: Iterable[str], count: int) -> str:

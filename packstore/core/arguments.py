@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import index
@@ -33,26 +34,48 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
         number = None
     if number is None or (least is not None and number < least):
         at_least = "" if least is None else f" of at least {least}"
-        raise UsageError(f"{name} should be a whole number{at_least}, got {value!r}")
+        raise UsageError(f"{name} should be a whole number{at_least}, got {show_value(value)}")
     return number
+
+
+def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
+    """Converts numbers in a list, tuple or array to floats.
+
+    Raises :class:`UsageError` for no numbers, for NaN, and for anything else.
+    """
+    try:
+        numbers = () if isinstance(values, str | bytes) else tuple(map(float, values))
+    except (TypeError, ValueError, OverflowError):
+        numbers = ()
+    if not numbers or any(map(math.isnan, numbers)):
+        raise UsageError(f"{name} should be a list of numbers, got {show_value(values)}")
+    return numbers
+
+
+def show_value(value: Any) -> str:
+    """Returns the ``repr`` of an argument for messages; says so if a number has more digits than Python prints."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number with thousands of digits"
 
 
 def check_bools(**values: Any) -> None:
     """Raises :class:`UsageError` unless each value equals True or False. Accepts 1 and 0."""
     for name, value in values.items():
         if value not in (True, False):
-            raise UsageError(f"{name} should be True or False, got {value!r}")
+            raise UsageError(f"{name} should be True or False, got {show_value(value)}")
 
 
 def check_texts(**values: Any) -> None:
     """Raises :class:`UsageError` unless each value is a ``str`` or None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
-            raise UsageError(f"{name} should be text or None, got {value!r}")
+            raise UsageError(f"{name} should be text or None, got {show_value(value)}")
 
 
 def check_callables(**values: Any) -> None:
     """Raises :class:`UsageError` unless each value is callable or None."""
     for name, value in values.items():
         if value is not None and not callable(value):
-            raise UsageError(f"{name} should be a function or None, got {value!r}")
+            raise UsageError(f"{name} should be a function or None, got {show_value(value)}")

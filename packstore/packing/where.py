@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 Truth = NDArray[np.int8]
 """0 for false, 1 for unknown, 2 for true: ``and`` is the minimum, ``or`` the maximum."""
 
-_MAX_TEXT, _MAX_DEPTH = 100_000, 100
+_MAX_TEXT, _MAX_DEPTH, _MAX_DIGITS = 100_000, 100, 100
 _KEYWORDS = ("and", "or", "not", "in", "like")
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": lambda a, b: a == b,
@@ -253,6 +253,8 @@ class _Parser:
             value = text == "true"
         elif token.kind == "string" or _NUMBER.fullmatch(text) is None:
             raise self.make_error(f"column {column.name!r} holds numbers, and {text!r} is none")
+        elif len(text) > _MAX_DIGITS:
+            raise self.make_error(f"a number of at most {_MAX_DIGITS} digits is expected")
         else:
             value = float(text) if any(c in text for c in ".eE") else int(text)
         self.at += 1

@@ -195,7 +195,7 @@ def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list
 
 
 def skip_reason(name: str) -> str:
-    """Returns the reason why a file or directory is left out. The words fit after a number: 3 ``hidden``."""
+    """Returns the reason why a file or directory is left out: ``hidden``, ``system files``, ``not images (.txt)``."""
     if name[0] == ".":
         return "hidden"
     if name.lower() in SYSTEM_NAMES:

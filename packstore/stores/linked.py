@@ -213,12 +213,16 @@ def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]
     """
     counts, ends = Counter[bytes](), dict[bytes, int]()
     for part in reader.parts():
-        found = part.fixed_column("link_offset") + part.fixed_column("link_length")
-        for name, end in zip(map(bytes, part.ragged_column("link_file")), found.tolist(), strict=True):
+        stops = part.fixed_column("link_offset") + part.fixed_column("link_length")
+        for name, end in zip(map(bytes, part.ragged_column("link_file")), stops.tolist(), strict=True):
             counts[name] += 1
             if end > ends.get(name, 0):
                 ends[name] = end
-    return {resolve_link(name, folder): (count, ends.get(name, 0)) for name, count in counts.items()}
+    found = dict[str, tuple[int, int]]()
+    for name, count in counts.items():
+        before, end = found.get(place := resolve_link(name, folder), (0, 0))  # two links may lead to one file
+        found[place] = before + count, max(end, ends.get(name, 0))
+    return found
 
 
 def resolve_link(link: bytes, folder: Path) -> str:

@@ -164,6 +164,16 @@ def test_classes_of_images_without_names(tmp_path: Path) -> None:
     assert f'value="{2**40}"' in (tmp_path / "label_studio/label_config.xml").read_text()
 
 
+def test_classes_of_images_beside_boxes(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "label": packstore.Label(("cat", "dog"))}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        writer.add(key="0.jpg", image=picture(0), boxes=[[0, 0, 4, 4]], label=1)
+    for to in TAGGED:
+        report = export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+        written = b"".join(path.read_bytes() for path in (tmp_path / to).rglob("*.*") if path.name[:9] != "packstore")
+        assert (b"dog" in written.replace(b"/dog/", b"")) != ("label" in "\n".join(report.losses)), to
+
+
 @pytest.mark.parametrize("to", POLYGONS)
 def test_polygons(to: str, tmp_path: Path) -> None:
     shapes = [

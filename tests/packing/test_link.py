@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from packstore.augment import RandomResizedCrop
 from packstore.core.errors import PackstoreError, SampleError, SourceError, StoreError, UsageError
 from packstore.sources.folder import FolderSource
 from packstore.stores import open_store
+from packstore.stores.linked import list_linked_files
 from tests.makers.linked import make_files, make_more, make_source, spoil
 
 FORMATS = ("lmdb", "h5", "pth")
@@ -213,6 +215,18 @@ def test_append_merge_and_select_are_those_of_packed_stores(tmp_path: Path, form
         assert not reader.manifest.is_linked
         assert len(reader) == 10
     assert packstore.verify(mixed).ok
+
+
+def test_links_to_one_file_are_counted_together() -> None:
+    """packstore writes one link for a file; another program may write several."""
+    columns: dict[str, Any] = {
+        "link_file": [b"a.tar", b"/data/a.tar", b"x/../a.tar", b"b.tar"],
+        "link_offset": np.array([0, 500, 10, 20]),
+        "link_length": np.array([5, 6, 7, 8]),
+    }
+    reader = Mock()
+    reader.parts.return_value = [Mock(fixed_column=columns.__getitem__, ragged_column=columns.__getitem__)]
+    assert list_linked_files(reader, Path("/data")) == {"/data/a.tar": (3, 506), "/data/b.tar": (1, 28)}
 
 
 @pytest.mark.parametrize("format", FORMATS)

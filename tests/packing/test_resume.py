@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -16,8 +17,8 @@ import packstore
 from packstore.core.errors import DestinationError
 from packstore.core.progress import Progress
 from packstore.packing import records as record_packing
+from packstore.stores.builder import interrupted, publish
 from packstore.stores.builder import journal as receipts
-from packstore.stores.builder import publish
 from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.journal import read_receipt
 from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, list_runs, work_path
@@ -275,6 +276,14 @@ def test_a_damaged_shard_ends_what_is_taken_over(folder: Path, tmp_path: Path, s
     flip(path / "data.mdb" if path.is_dir() else path, -1)
     assert packstore.convert(folder, out, **options).resumed == receipt.shards[0].records
     assert content(out) == expected
+
+
+def test_a_shard_of_another_run_is_closed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_short(folder, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
+    other = Mock()
+    monkeypatch.setattr(interrupted, "open_reader", lambda path: other)
+    assert packstore.convert(folder, tmp_path / "out.pth", encoding="original", shard_size=2000).resumed == 0
+    other.close.assert_called_once_with()
 
 
 def test_skipped_samples_stay_skipped(folder: Path, tmp_path: Path) -> None:

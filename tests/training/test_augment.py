@@ -19,13 +19,21 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.augment import (
+    AutoAugment,
     CenterCrop,
     Cutout,
+    Pad,
+    RandomChoice,
     RandomCrop,
     RandomHorizontalFlip,
+    RandomIoUCrop,
     RandomResizedCrop,
     RandomRotation,
+    RandomShortestSize,
+    RandomZoomOut,
     Resize,
+    ScaleJitter,
+    TimmAugment,
 )
 from packstore.training.augment import crop as kernels
 from packstore.training.augment.base import Crops
@@ -649,6 +657,18 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         (lambda: RandomResizedCrop(3, ratio=(2, 1)), "ratio should be"),
         (lambda: RandomResizedCrop(3, ratio=(1, math.nan)), "ratio should be"),
         (lambda: RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
+        (lambda: RandomResizedCrop(3, scale=("a", 1)), "scale should be a list of numbers, got"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(10**5000), "size should be .* got a number with thousands of digits"),
+        (lambda: ScaleJitter(3, None), "scale_range should be a list of numbers, got None"),  # type: ignore[arg-type]
+        (lambda: RandomIoUCrop(sampler_options=("a",)), r"sampler_options should be .* got \('a',\)"),  # type: ignore[arg-type]
+        (lambda: RandomIoUCrop(sampler_options=()), "sampler_options should be a list of numbers"),
+        (lambda: RandomIoUCrop(trials=0), "trials should be a whole number of at least 1, got 0"),
+        (lambda: RandomZoomOut(None), "RandomZoomOut: fill should be"),  # type: ignore[arg-type]
+        (lambda: RandomShortestSize(None), "min_size and max_size should be"),  # type: ignore[arg-type]
+        (lambda: Pad(None), "padding should be 1, 2 or 4 integers"),  # type: ignore[arg-type]
+        (lambda: RandomChoice([RandomHorizontalFlip()], p=1), "p should be a list of numbers"),  # type: ignore[arg-type]
+        (lambda: AutoAugment([]), "policy should be one of"),  # type: ignore[arg-type]
+        (lambda: TimmAugment([]), "config should be a policy"),  # type: ignore[arg-type]
         (lambda: RandomHorizontalFlip(1.1), r"p should be 0 … 1, got 1.1"),
         (lambda: RandomHorizontalFlip("1"), r"p should be 0 … 1, got '1'"),  # type: ignore[arg-type]
         (lambda: RandomRotation(9, fill=math.inf), "fill should be a byte, 0 … 255, or three of them, got inf"),

@@ -22,6 +22,11 @@ class CsvExport(DocumentExport):
     separator = ""
     polygons = False
 
+    @property
+    def _tag_column(self) -> str | None:
+        """None if the store has boxes: a row then has the class of a box."""
+        return None if self.object_columns.boxes else super()._tag_column
+
     def format_head(self) -> str:
         """Returns the line with the names of the columns."""
         columns = ["filename", "split"] if self.manifest.splits else ["filename"]

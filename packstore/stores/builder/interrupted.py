@@ -143,10 +143,12 @@ class InterruptedRun:
             size_and_digest = file_digest(self._format.data_file(path))
         except OSError as error:
             raise StoreError(f"{shard.name} of the interrupted run cannot be read: {error.strerror or error}") from None
-        reader = open_reader(path)
-        if size_and_digest != (shard.nbytes, shard.digest) or reader.manifest.digest != shard.manifest_digest:
-            raise StoreError(f"{shard.name} of the interrupted run contradicts its receipt")
-        return reader
+        if size_and_digest == (shard.nbytes, shard.digest):
+            reader = open_reader(path)
+            if reader.manifest.digest == shard.manifest_digest:
+                return reader
+            reader.close()
+        raise StoreError(f"{shard.name} of the interrupted run contradicts its receipt")
 
     def _open_unsealed_file(self) -> Callable[[int], memoryview]:
         """Opens the file that the run had not sealed. Returns a function that reads an image by its number in the file.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.crop_arithmetic import where, with_window
@@ -74,6 +75,8 @@ class RandomZoomOut(_ImageByImage):
         check_probability(self, self.p)
         object.__setattr__(self, "side_range", parse_range(self, "side_range", self.side_range, 1, 100))
         parse_fill(self, self.fill)
+        if self.fill is None:
+            raise UsageError("RandomZoomOut: fill should be a byte, 0 … 255, or three of them, got None")
         if not isinstance(self.fill, int | float):
             object.__setattr__(self, "fill", tuple(self.fill))
 
@@ -116,7 +119,7 @@ class RandomIoUCrop(_ImageByImage):
         trials: Number of parts that are drawn per option.
 
     Raises:
-        UsageError: A range that is not ascending, no options, no trials.
+        UsageError: A range that is not ascending, options that are no numbers, no options, no trials.
     """
 
     min_scale: float = 0.3
@@ -129,9 +132,11 @@ class RandomIoUCrop(_ImageByImage):
     def __post_init__(self) -> None:
         parse_range(self, "min_scale, max_scale", (self.min_scale, self.max_scale), 0, 1)
         parse_range(self, "min_aspect_ratio, max_aspect_ratio", (self.min_aspect_ratio, self.max_aspect_ratio), 0, 1e6)
-        object.__setattr__(self, "sampler_options", tuple(map(float, self.sampler_options)))
-        if not self.sampler_options or not isinstance(self.trials, int) or self.trials < 1:
-            raise UsageError("RandomIoUCrop takes at least one of sampler_options, and trials of at least 1")
+        object.__setattr__(
+            self, "sampler_options", parse_numbers("RandomIoUCrop: sampler_options", self.sampler_options)
+        )
+        if not isinstance(self.trials, int) or self.trials < 1:
+            raise UsageError(f"RandomIoUCrop: trials should be a whole number of at least 1, got {self.trials!r}")
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Raises :class:`UsageError`, because this crop cannot be drawn without boxes. See :meth:`plan_around`."""

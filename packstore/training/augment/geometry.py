@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import crop
@@ -305,7 +306,7 @@ class RandomResizedCrop(FixedSizeOperation):
         check_sampling(self, self.interpolation, self.antialias)
         super().__post_init__()
         for name in ("scale", "ratio"):
-            pair = tuple(float(n) for n in getattr(self, name))
+            pair = parse_numbers(f"RandomResizedCrop: {name}", getattr(self, name))
             if len(pair) != 2 or not 0 < pair[0] <= pair[1] < math.inf:
                 raise UsageError(f"RandomResizedCrop: {name} should be (low, high), 0 < low <= high, got {pair}")
             object.__setattr__(self, name, pair)

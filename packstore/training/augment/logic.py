@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, pad_program
 from packstore.training.augment.base import GeometricOperation, Operation, Size
@@ -179,7 +180,8 @@ class RandomChoice(_OperationGroup):
         if not parts:
             raise UsageError("RandomChoice takes at least one operation, got none")
         if self.p is not None:
-            if len(self.p) != len(parts) or not all(n >= 0 for n in self.p) or sum(self.p) <= 0:
+            shares = parse_numbers("RandomChoice: p", self.p)
+            if len(shares) != len(parts) or not all(n >= 0 for n in shares) or sum(shares) <= 0:
                 raise UsageError(f"RandomChoice: p should be a number of at least 0 for each operation, got {self.p!r}")
             object.__setattr__(self, "p", tuple(self.p))
 

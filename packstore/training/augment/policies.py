@@ -296,7 +296,7 @@ class AutoAugment(_Policy, ProgramOperation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.policy not in POLICIES:
+        if self.policy not in (*POLICIES,):
             raise UsageError(f"AutoAugment: policy should be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:

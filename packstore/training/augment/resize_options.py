@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from packstore.core.arguments import show_value
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, GeometricOperation, Size
 from packstore.training.random_draws import Array, Draws
@@ -12,11 +13,11 @@ from packstore.training.random_draws import Array, Draws
 def parse_size(size: Any, what: str) -> Size:
     """Converts a user's size to ``(height, width)``. One number stands for a square.
 
-    Raises :class:`UsageError`, which names the operation ``what``, for anything but positive integers.
+    Raises :class:`UsageError`, which names the operation ``what``, for anything but positive integers below 2 ** 31.
     """
     pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-        raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
+    if len(pair) != 2 or not all(isinstance(n, int) and 0 < n < 1 << 31 for n in pair):
+        raise UsageError(f"{what}: size should be a positive integer or (height, width), got {show_value(size)}")
     return pair
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor
 
+from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import source_index
@@ -130,7 +131,7 @@ class RandomShortestSize(_DrawnSize):
 
     def __post_init__(self) -> None:
         check_sampling(self, self.interpolation, self.antialias)
-        sizes = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+        sizes = tuple(self.min_size) if isinstance(self.min_size, list | tuple) else (self.min_size,)
         given = sizes if self.max_size is None else (*sizes, self.max_size)
         if not sizes or not all(type(n) is int and n > 0 for n in given):
             raise UsageError(
@@ -178,10 +179,10 @@ class ScaleJitter(_DrawnSize):
     def __post_init__(self) -> None:
         check_sampling(self, self.interpolation, self.antialias)
         object.__setattr__(self, "target_size", parse_size(self.target_size, "ScaleJitter"))
-        low, high = map(float, self.scale_range)
-        if not 0 < low <= high < float("inf"):
+        pair = parse_numbers("ScaleJitter: scale_range", self.scale_range)
+        if len(pair) != 2 or not 0 < pair[0] <= pair[1] < float("inf"):
             raise UsageError(f"ScaleJitter: scale_range should be (low, high), 0 < low <= high, got {self.scale_range}")
-        object.__setattr__(self, "scale_range", (low, high))
+        object.__setattr__(self, "scale_range", pair)
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
         """Draws a factor. Returns the size that fits the target, times this factor. The aspect ratio stays."""
@@ -211,7 +212,7 @@ class Pad(GeometricOperation):
     padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
-        given = (self.padding,) if isinstance(self.padding, int) else tuple(self.padding)
+        given = tuple(self.padding) if isinstance(self.padding, list | tuple) else (self.padding,)
         if len(given) not in (1, 2, 4) or not all(type(n) is int and n >= 0 for n in given):
             raise UsageError(f"Pad: padding should be 1, 2 or 4 integers of at least 0, got {self.padding!r}")
         if self.padding_mode not in get_args(PaddingMode):

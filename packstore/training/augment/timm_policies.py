@@ -109,6 +109,8 @@ class TimmAugment(ProgramOperation):
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, (*INTERPOLATIONS, "random"))
         parse_fill(self, self.fill)
+        if not isinstance(self.config, str):
+            raise UsageError(f"TimmAugment: config should be a policy in timm's notation, got {self.config!r}")
         _parse_notation(self.config)
 
     @property
@@ -268,7 +270,7 @@ def _parse_notation(config: str) -> _PolicyPlan:
 
     Raises :class:`UsageError` for unknown parts, and for numbers out of range.
     """
-    first, *parts = config.split("-") if isinstance(config, str) else [""]
+    first, *parts = config.split("-")
     plan, chosen, increasing = _PolicyPlan(), "", False
     if first in TIMM_POLICIES:
         plan.learned = TIMM_POLICIES[first]
