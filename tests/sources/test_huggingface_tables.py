@@ -8,6 +8,7 @@ names that ``push_to_hub`` gives, and by ``DatasetDict.save_to_disk``.
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import sys
@@ -631,11 +632,13 @@ def test_times_with_nanoseconds_are_texts(tmp_path: Path, out: Path) -> None:
     assert row == values
 
 
-def test_a_null_in_an_array_is_a_bad_value() -> None:
-    cells = array_reader((1, 2), "int32")(pa.array([[[1, 2]], [[1, None]]]))
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_a_null_in_an_array_is_a_bad_value(dtype: str) -> None:
+    cells = array_reader((1, 2), dtype)(pa.array([[[1, 2]], [[1, None]]]))
     assert cells(0).tolist() == [[1, 2]]
-    with pytest.raises(ValueError, match="its lists hold a null, or other values than int32"):
+    with pytest.raises(ValueError, match="its lists hold a null"):
         cells(1)
+    assert np.isnan(array_reader((1, 2), "float32")(pa.array([[[1.0, math.nan]]]))(0)).any()
 
 
 def test_numbers_beside_texts_are_the_labels(tmp_path: Path, out: Path) -> None:

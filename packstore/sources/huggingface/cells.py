@@ -131,18 +131,25 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     """Returns a function of an array, which returns a function of a row number.
 
     The inner function converts nested lists to a NumPy array of a shape and dtype, and keeps None. It raises
-    :class:`ValueError` for lists of another size, and for nulls among whole numbers. In floating point, a null becomes
-    NaN.
+    :class:`ValueError` for lists of another size, and for a null in a list.
     """
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()
         try:
-            return None if value is None else np.array(value, dtype).reshape(shape)
+            found = None if value is None else np.array(value, dtype).reshape(shape)
         except TypeError:
             raise ValueError(f"its lists hold a null, or other values than {dtype}") from None
+        if found is not None and found.dtype.kind == "f" and np.isnan(found).any() and _has_null(value):
+            raise ValueError("its lists hold a null")  # of which NumPy makes NaN
+        return found
 
     return lambda array: ArrayCells(array, numbers)
+
+
+def _has_null(values: Sequence[Any]) -> bool:
+    """Tells if nested lists hold None."""
+    return any(_has_null(each) if isinstance(each, list) else each is None for each in values)
 
 
 def file_cells(array: Any) -> Cells:
