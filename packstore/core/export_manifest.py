@@ -169,6 +169,11 @@ class RecordLines:
             empty = not opened.seek(0, 2)
             return cls(b"" if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
 
+    @property
+    def may_name_sidecars(self) -> bool:
+        """False if no line names a file beside an image, see :func:`names_sidecar`."""
+        return self._data.find(b'"beside') >= 0
+
     def __len__(self) -> int:
         return len(self._starts) - 1
 

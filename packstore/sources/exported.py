@@ -98,8 +98,14 @@ class ExportedFiles(ExportedRows):
         claims.claim(row.ref[1][0])
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the export manifest and the lines of the records as annotations."""
+        """Claims the export manifest, the lines of the records and the files beside images as annotations, and the
+        export's other files as evidence."""
         claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
+        for name in self.export_manifest.files:
+            claims.claim(name, Role.EVIDENCE)
+        for number in range(len(self._lines)) if self._lines.may_name_sidecars else ():
+            for name in self._list_sidecars(number):
+                claims.claim(name, Role.ANNOTATION)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """Lists the files of the folder or archive."""

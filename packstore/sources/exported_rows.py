@@ -110,7 +110,10 @@ class ExportedRows(RowSource):
         return {}
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims :meth:`files` as packed, and the export manifest and the lines of the records as annotations."""
+        """Claims :meth:`files` as packed, the export manifest and the lines of the records as annotations, and the
+        export's other files as evidence: their content is in the manifest and the lines, too."""
+        for name in self.export_manifest.files:
+            claims.claim(name, Role.EVIDENCE)
         super().claim_files(claims)
         self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 

@@ -27,6 +27,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
 from packstore.sources.records.shards import ShardSource, find_shards
@@ -148,6 +149,11 @@ class WebDatasetSource(ShardSource):
         """Decodes the content of a file of column ``name`` by its extension. Raises :class:`ValueError` for damaged
         content."""
         return decode_file(extension, data)
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims the shards, and the list of class names as evidence."""
+        super().claim_files(claims)
+        self.claim_paths(claims, [self.path / _CLASSES], Role.EVIDENCE)
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts the hidden files, links and devices in all tars, by reason."""
@@ -364,7 +370,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     - ``CERTAIN``: files of one key follow each other, and half of the keys have an image and another known file. If
       files are in several folders, which may be classes, each key has a label.
     - ``PARTIAL``: several numbered tars of images alone.
-    - ``POSSIBLE``: damaged tars in a folder, and tars that :func:`find_shards` refuses.
+    - ``POSSIBLE``: damaged tars in a folder, tars in a folder with a repeated key, and tars that :func:`find_shards`
+      refuses.
     - ``NO``: anything else. Also a folder with images beside the tars, and a tar of a kind with annotations beside each
       image (LabelMe).
     """
@@ -385,8 +392,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     for name in names:
         if not is_hidden(name):
             key, extension = split_key(name)
-            if key != last and key in samples:
-                return Certainty.NO  # the files of a sample follow each other
+            if key != last and key in samples:  # the files of a sample follow each other
+                return Certainty.POSSIBLE if path.is_dir() else Certainty.NO
             samples.setdefault(key, set()).add(extension)
             last = key
     extensions = frozenset[str]().union(*samples.values())

@@ -56,8 +56,8 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.parametrize("encoding", _first_fast(ENCODINGS))
     def test_an_import_is_the_same_dataset(self, folder: Path, tmp_path: Path, encoding: str) -> None:
-        """Importing an export gives the store's dataset digest. A form of images that the kind does not hold is
-        refused."""
+        """Importing an export gives the store's dataset digest, and leaves out no file. A form of images that the kind
+        does not hold is refused."""
         store, out = tmp_path / "in.lmdb", self.destination(tmp_path)
         manifest = convert(folder, store, **ENCODINGS[encoding]).manifest
         held = {"files": manifest.holds_files, "floats": manifest.holds_floats}
@@ -79,6 +79,8 @@ class ExportSuite(ExportInterruptsSuite):
         assert again.origin.kind == (self.registered.source)
         assert again.origin.digest == manifest.dataset_digest
         assert again.normalization == manifest.normalization
+        assert again.origin.files is not None
+        assert again.origin.files.left == 0
         assert verify(store, against=out).problems == ()
 
     @pytest.mark.parametrize("kind", _first_fast(reversed(KINDS)))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
+from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
 
@@ -93,6 +94,8 @@ def test_classes_beside_the_shards_and_a_shard_alone(tmp_path: Path) -> None:
     assert manifest.origin.kind == "webdataset"
     assert manifest.classes == ("ant", "bee", "cat")
     assert manifest.splits == ()
+    with closing(open_source(tmp_path)) as source:
+        assert [*source.survey().ledger.names(Role.EVIDENCE)] == ["classnames.txt"]
 
 
 def test_names_of_classes_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,6 +200,14 @@ def test_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(shard(names))
     with pytest.raises(SourceError, match="does not run"):
         convert(tmp_path / "x.tar", tmp_path / "x.h5")
+
+
+def test_a_key_that_comes_again_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    start = shard(files(range(2))).rstrip(b"\0")
+    (tmp_path / "set/0.tar").write_bytes(start + bytes(-len(start) % 512) + shard(files(range(1))))
+    with pytest.raises(PackstoreError, match="the same key '0000'"):
+        convert(tmp_path / "set", tmp_path / "x.h5")
 
 
 def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
