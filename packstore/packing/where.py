@@ -203,7 +203,7 @@ class _Parser:
         valid = None if column is None or not column.nullable else column.valid_name
 
         def compare_rows(rows: RecordColumns) -> Truth:
-            truth = (test(rows) != negative).astype(np.int8) * 2
+            truth: Truth = (test(rows) != negative).astype(np.int8) * 2
             if valid is not None:
                 truth[~rows.values(valid)] = 1
             return truth
