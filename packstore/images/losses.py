@@ -33,6 +33,7 @@ UNIFIED = {
     "lab_to_rgb": ("Lab image", "Lab images", "the colours are converted"),
     "ycbcr_to_rgb": ("YCbCr image", "YCbCr images", "the colours are converted"),
     "hsv_to_rgb": ("HSV image", "HSV images", "the colours are converted"),
+    "current_frame": ("image of several frames", "images of several frames", "the current frame is packed"),
     "white_is_zero": ("image in which 0 is white", "images in which 0 is white", "the values are as stored"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
 }

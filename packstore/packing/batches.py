@@ -161,6 +161,7 @@ def pack_batch(
             records.append(record)
             record_bytes += len(record)
             if isinstance(found, Sample):
+                unified += [(len(seen) - 1, name) for name in found.unified]
                 values.append(stored_values)
                 record_bytes += count_stored_bytes(stored_values)
             if reason is not None:

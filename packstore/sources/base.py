@@ -188,6 +188,7 @@ class Sample(NamedTuple):
         key: Its key, if it is known only after reading; None for the entry's key.
         at_rest: The values already are in stored form, companions included.
         number: Index in its split, in sources that are Python datasets; else None.
+        unified: Conversions of its images by the source, see :data:`packstore.images.losses.UNIFIED`.
     """
 
     image: ImageData
@@ -195,6 +196,7 @@ class Sample(NamedTuple):
     key: str | None = None
     at_rest: bool = False
     number: int | None = None
+    unified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

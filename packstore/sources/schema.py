@@ -34,6 +34,7 @@ from packstore.images.reading import PLAIN, Reading
 from packstore.images.sniff import HeaderError, check_header, max_file_bytes
 from packstore.sources.base import Sample
 from packstore.sources.values import (
+    convert_image,
     is_file,
     is_path,
     nbytes_of,
@@ -64,11 +65,13 @@ class NamedSample(NamedTuple):
         key: Its own key; None without one.
         values: Values as the user gave them, or after :meth:`Schema.to_plain`.
         nbytes: Estimated memory of the values.
+        unified: Conversions of its images to the modes of their fields, see :data:`packstore.images.losses.UNIFIED`.
     """
 
     key: str | None
     values: dict[str, Any]
     nbytes: int
+    unified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class Schema:
         Raises :class:`ValueError` for pixels in a field of files, files in a field of pixels, and for the reasons of
         :func:`.values.to_plain`. Other values are checked when they are stored.
         """
-        values = dict(taken.values)
+        values, unified = dict(taken.values), [*taken.unified]
         for name, field, plain_type in self._field_types:
             value = values[name]
             if type(value) is plain_type:
@@ -175,17 +178,22 @@ class Schema:
                 ):
                     found, expected = ("a file", "pixels") if is_file(value) else ("pixels", "a file")
                     raise ValueError(f"found {found}, expected {expected} as in the first samples")
-                values[name] = to_plain(field, value)
+                if isinstance(field, Image) and value is not None and not is_file(value):
+                    values[name], conversions = convert_image(value, field.mode)
+                    unified += conversions
+                else:
+                    values[name] = to_plain(field, value)
             except (ValueError, TypeError, OSError) as error:
                 raise ValueError(f"{name}: {error}") from error
-        return taken._replace(values=values)
+        return taken._replace(values=values, unified=tuple(unified))
 
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
         """Converts named values to a sample of a source. Reads its files, numbers its classes, and encodes its images
         except the main one. Raises :class:`ValueError` for the reasons of :meth:`to_plain`, and :class:`FieldError` for
         a bad file, image or class name. Ranges of class numbers and shapes of arrays are checked when they are
         stored."""
-        values = self.to_plain(taken).values
+        taken = self.to_plain(taken)
+        values = taken.values
         for name, field, plain_type in self._field_types:
             value = values[name]
             if value is None or type(value) is plain_type:
@@ -208,7 +216,7 @@ class Schema:
             except (ValueError, TypeError) as error:
                 raise FieldError(name, str(error)) from error
         image = values.pop(self.main)
-        return Sample(image, values, taken.key)
+        return Sample(image, values, taken.key, unified=taken.unified)
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
-from packstore.images.decoders.native import pixels_of_pillow
+from packstore.images.decoders.native import pillow_conversions, pixels_of_pillow
 from packstore.images.reading import Reading, convert_pixels
 from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -122,7 +122,7 @@ def to_plain(field: Field, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(field, Image):
-        return value if is_file(value) else _convert_pixels(value, field.mode)
+        return value if is_file(value) else convert_image(value, field.mode)[0]
     if isinstance(field, Mask):
         return value if is_file(value) else _convert_mask(value, field)
     if isinstance(field, Images):
@@ -149,10 +149,12 @@ def _describe_types(value: Any) -> str:
     return f"a list of {', '.join(sorted({type(each).__name__ for each in value}))}"
 
 
-def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
-    """Converts pixels to a mode, None for RGB. The result is ``(H, W, C)``, or ``(C, H, W)`` for floating point. Gray
-    is converted to any mode with colours. Raises :class:`ValueError` for another dtype or number of channels, and for
-    no pixels."""
+def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Converts the pixels of an image to a mode, None for RGB. Gray is converted to any mode with colours.
+
+    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point. Returns also the names in
+    :data:`packstore.images.losses.UNIFIED` of conversions, and of frames that are left out. Raises :class:`ValueError`
+    for another dtype or number of channels, and for no pixels."""
     array = _to_channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
@@ -162,9 +164,11 @@ def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
         raise ValueError(f"found an image of {array.dtype}; expected {wanted.dtype}{hint}")
     if array.shape[2] != wanted.channels and not (array.shape[2] == 1 and wanted.has_colour):
         raise ValueError(f"found an image of {array.shape[2]} channels; expected mode {wanted}")
+    unified = pillow_conversions(value) if is_pil(value) else ()
     if array.shape[2] != wanted.channels:
+        unified += ("gray_to_colour",)
         array = convert_pixels(array, mode_of(1, wanted.dtype), Reading(wanted.name))
-    return np.ascontiguousarray(array.transpose(2, 0, 1) if array.dtype.kind == "f" else array)
+    return np.ascontiguousarray(array.transpose(2, 0, 1) if array.dtype.kind == "f" else array), unified
 
 
 def infer_mode(values: Sequence[Any]) -> str | None:

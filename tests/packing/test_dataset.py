@@ -96,6 +96,35 @@ def test_the_same_samples_give_the_same_store(tmp_path: Path) -> None:
     assert digests == {writer.report.manifest.dataset_digest}
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ["list", "workers", "iterable", "writer"])
+def test_pillow_images_of_other_colours_are_converted_and_said(tmp_path: Path, form: str) -> None:
+    colour = Image.fromarray(pixels(16, 20, 0))
+    file = io.BytesIO()
+    colour.save(file, "gif", save_all=True, append_images=[Image.fromarray(pixels(16, 20, 1))])
+    modes = ("RGB", "CMYK", "LAB", "HSV", "YCbCr", "L", "P", "CMYK")
+    images = [*(colour.convert(mode) for mode in modes), Image.open(file).copy()]
+    samples: list[Any] = [{"image": image} for image in images]
+    path, fields = tmp_path / "s.lmdb", {"image": packstore.Image("uint8")}
+    if form == "writer":
+        with packstore.Writer(path, fields) as writer:
+            for sample in samples:
+                writer.add(**sample)
+        report = writer.report
+    else:
+        given = {"list": list, "workers": Mapped, "iterable": iter}[form](samples)
+        report = packstore.convert(given, path, fields=fields, workers=2 if form == "workers" else None)
+    assert report is not None
+    others = dict.fromkeys(("lab_to_rgb", "hsv_to_rgb", "ycbcr_to_rgb", "gray_to_colour"), 1)
+    assert dict(report.unified) == {"cmyk_to_rgb": 2, **others}
+    assert report.manifest.options["hsv_to_rgb"] == 1
+    found = packstore.PackedDataset(path, output="numpy")
+    for number, image in enumerate(images):
+        np.testing.assert_array_equal(found[number], np.asarray(image.convert("RGB")))
+    several = packstore.convert([{"image": Image.open(file)}], tmp_path / "t.lmdb", encoding="uint8")
+    assert dict(several.unified) == {"current_frame": 1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_store_of_a_store_keeps_every_column(tmp_path: Path, suffix: str) -> None:

@@ -10,6 +10,7 @@ import importlib
 import io
 import re
 import struct
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -310,6 +311,16 @@ def pixels_of_pillow(image: Any) -> NDArray[Any]:
     mode = parse_mode(_WITH_ALPHA.get(found, found) if pillow.has_alpha(image) else found)
     array = np.array(image if image.mode == mode.name else _convert_mode(image, mode), mode.dtype)
     return array.reshape(*array.shape[:2], mode.channels)
+
+
+def pillow_conversions(image: Any) -> tuple[str, ...]:
+    """Returns the names in :data:`packstore.images.losses.UNIFIED` of what :func:`pixels_of_pillow` does to a Pillow
+    image: a conversion of colours, and further frames that it leaves out. Empty for most images."""
+    found = [CONVERTED[image.mode]] if image.mode in CONVERTED else []
+    with suppress(Exception):  # of a damaged file: it has no further frames to read
+        if getattr(image, "n_frames", 1) > 1:
+            found.append("current_frame")
+    return tuple(found)
 
 
 def _convert_mode(image: Any, mode: Mode) -> Any:
