@@ -51,7 +51,11 @@ ROOMS = (
     Room("training", "core images stores", "numpy torch PIL torchvision"),
     Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib starlette uvicorn"),
     Room("diagnose", "core images stores packing training seeing", "numpy torch PIL"),
-    Room("testing", "core images stores sources exports packing checking face", "numpy xxhash pytest hypothesis PIL"),
+    Room(
+        "testing",
+        "core images stores sources exports packing checking training face",
+        "numpy xxhash pytest hypothesis PIL",
+    ),
     Room(
         "cli",
         "core cache images objects stores sources exports packing checking training seeing diagnose face",

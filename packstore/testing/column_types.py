@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from packstore import PackedDataset, PackedLoader, UsageError, augment
 from packstore.checking.verification import verify
 from packstore.core.column import Column
 from packstore.core.column_types.base import ColumnType
@@ -26,6 +27,7 @@ from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
 from packstore.stores import open_store
+from packstore.training.loader.options import Collate
 
 
 class ColumnTypeSuite:
@@ -37,6 +39,8 @@ class ColumnTypeSuite:
         optional: The declaration with missing values allowed; None if the type has no missing values.
         values: Values of different kinds: the smallest, usual ones, large ones.
         wrong: Values that the type has to refuse.
+        placed: A value of an image of 5 x 4 pixels (height x width); None for the last of the values.
+        mirrored: For rows that move with the image: the value :attr:`placed` of the mirrored image, else None.
     """
 
     type: ClassVar[str]
@@ -44,6 +48,8 @@ class ColumnTypeSuite:
     optional: ClassVar[Field | None] = None
     values: ClassVar[Sequence[Any]]
     wrong: ClassVar[Sequence[Any]]
+    placed: ClassVar[Any] = None
+    mirrored: ClassVar[Any] = None
 
     def write(self, path: Path, field: Field, values: Sequence[Any]) -> Manifest:
         """Writes a store with a small image and a value in the column ``value`` for each record. Returns its
@@ -121,7 +127,68 @@ class ColumnTypeSuite:
 
         check()
 
+    def test_items_and_batches_have_the_values(self, tmp_path: Path) -> None:
+        """Items of a dataset and batches of a loader have the same values, in the form of the type's collation."""
+        self.write(tmp_path / "a.lmdb", self.field, self.values)
+        dataset = PackedDataset(tmp_path / "a.lmdb", columns=("image", "value"))
+        column = dataset.manifest.column("value")
+        items = [dataset[number][1] for number in range(len(dataset))]
+        if not column.traits.is_picture and column.form != "files":
+            assert all(map(_are_equal, items, self.values))
+        assert all(map(_are_equal, dataset[:][1], items))
+        size = 1 if column.collation == "image" else len(items)
+        batches = [batch[1] for batch in PackedLoader(dataset, size, output="numpy", collate=_list_of(column))]
+        assert all(map(_are_equal, (value for batch in batches for value in batch), items))
+        if column.collation in ("stack", "image"):
+            assert all(isinstance(batch, np.ndarray) for batch in batches)
+        if column.collation == "rows":
+            [(_, (values, lengths))] = PackedLoader(dataset, size, output="numpy", collate={"value": "padded"})
+            assert lengths.tolist() == list(map(len, items))
+            assert all(map(_are_equal, (row[:length] for row, length in zip(values, lengths, strict=True)), items))
+
+    def test_values_move_with_the_image(self, tmp_path: Path) -> None:
+        """Mirroring, mirroring twice and a mosaic of four images move the value :attr:`placed` as the type says."""
+        self.write(tmp_path / "a.lmdb", self.field, [self.values[-1] if self.placed is None else self.placed])
+        dataset = PackedDataset(tmp_path / "a.lmdb", columns=("image", "value"))
+        column = dataset.manifest.column("value")
+        traits, value = column.traits, dataset[0][1]
+
+        def load(**options: Any) -> Any:
+            """Loads the value in a batch of one record."""
+            [(_, batch)] = PackedLoader(dataset, 1, output="numpy", collate=_list_of(column), **options)
+            return batch[0]
+
+        mirror = augment.RandomHorizontalFlip(1.0)
+        assert traits.moves == (traits.lies_on_image or self.mirrored is not None)
+        if traits.lies_on_image or column.collation == "image":
+            mirrored = np.asarray(value)[..., ::-1]
+        else:
+            mirrored = value if self.mirrored is None else self.mirrored
+        assert _are_equal(load(augment=[mirror]), mirrored)
+        assert _are_equal(load(augment=[mirror, mirror]), value)
+        mosaic = augment.Mosaic((10, 8), (0.5, 0.5))
+        if column.holds_images or traits.has_classes or (traits.lies_on_image and value.ndim > 2):
+            with pytest.raises(UsageError, match=r"Mosaic (shows|joins)"):
+                load(mix=mosaic)
+            return
+        joined = load(mix=mosaic)
+        if traits.lies_on_image:
+            assert _are_equal(joined, np.tile(value, (2, 2)))
+        elif traits.moves:
+            assert len(joined) == 4 * len(value)
+            assert _are_equal(joined[: len(value)], value)
+            assert not traits.rows_are_objects or len(load(mix=mosaic, min_area=1000)) == 0
+        else:
+            assert _are_equal(joined, value)
+
+
+def _list_of(column: Column) -> dict[str, Collate]:
+    """Returns the option ``collate`` of a loader: lists of images are asked for as lists, since they do not move."""
+    return {column.name: "list"} if column.collation == "images" else {}
+
 
 def _are_equal(found: Any, value: Any) -> bool:
-    """Tells if two values are equal; they may be arrays."""
-    return np.array_equal(found, value) if isinstance(found, np.ndarray) else bool(found == value)
+    """Tells if two values are equal; they may be arrays, tensors, or lists of them."""
+    if isinstance(found, list) and found and hasattr(found[0], "shape"):
+        return len(found) == len(value) and all(map(_are_equal, found, value))
+    return np.array_equal(found, value) if hasattr(found, "shape") else bool(found == value)

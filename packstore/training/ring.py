@@ -104,6 +104,8 @@ class HostTransport(Transport):
         """Allocates a tensor, if possible in the memory of an earlier one. Views of the tensor keep its memory in
         use."""
         nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:  # torch cannot view an empty tensor as another dtype
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         memory = self._take_buffer(nbytes)
         # A tensor's storage keeps a reference to the array that it was made from. This view belongs to it alone, so it
         # is finalised together with the storage, whatever views of it existed.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from packstore.core.fields import parse_field
 from packstore.core.registry import COLUMN_TYPES
 from packstore.testing import ColumnTypeSuite
 from tests.makers.samples import jpeg
+from tests.makers.typed import png
 
 IMAGES = Column("pages", "ragged", "uint8", type="images")
 
@@ -66,6 +68,7 @@ class TestBoxes(ColumnTypeSuite):
     optional = packstore.Boxes(optional=True)
     values = (np.zeros((0, 4)), [[1, 2, 3, 4]], np.arange(400).reshape(-1, 4))
     wrong = ([[1, 2, 3]], [[3, 2, 1, 4]], [[1, 2, float("inf"), 4]], "box")
+    placed, mirrored = [[0, 1, 3, 4], [1.5, 1, 4, 5]], [[1, 1, 4, 4], [0, 1, 2.5, 5]]
 
 
 class TestKeypoints(ColumnTypeSuite):
@@ -74,6 +77,7 @@ class TestKeypoints(ColumnTypeSuite):
     optional = packstore.Keypoints(3, optional=True)
     values = (np.zeros((0, 3)), [[1, 2, 2]], np.arange(300).reshape(-1, 3))
     wrong = ([[1, 2]], [1, 2, 3], "point")
+    placed, mirrored = [[0, 1, 2], [2.5, 4, 1]], [[3, 1, 2], [0.5, 4, 1]]
 
 
 class TestLabel(ColumnTypeSuite):
@@ -117,6 +121,14 @@ class TestVolume(ColumnTypeSuite):
     optional = packstore.Array("int32", spatial="DCHW", optional=True)
     values = (np.zeros((2, 1, 5, 4), np.int32), np.arange(60).reshape(1, 3, 5, 4), np.zeros((0, 1, 5, 4), np.int8))
     wrong = (np.zeros((3, 5, 4)), np.zeros(4), "volume")
+    placed = np.arange(60).reshape(1, 3, 5, 4)
+
+    def test_a_batch_without_any_value(self, tmp_path: Path) -> None:
+        self.write(tmp_path / "a.lmdb", self.optional, [None, np.zeros((0, 1, 5, 4))])
+        items = packstore.PackedDataset(tmp_path / "a.lmdb", columns=("image", "value"))
+        [(_, (none, empty))] = packstore.PackedLoader(items, 2, collate={"value": "optional"})
+        assert none is None
+        assert (empty.shape, empty.dtype) == ((0, 1, 5, 4), torch.int32)
 
     def test_damaged_values_are_errors_or_values(self, tmp_path: Path) -> None:
         pytest.skip("shapes lie in a column of their own")
@@ -136,6 +148,7 @@ class TestImage(ColumnTypeSuite):
     optional = packstore.Image(optional=True)
     values = (jpeg(1), jpeg(2, 90, 80))
     wrong = ("a.jpg", 5)
+    placed = png(np.arange(60, dtype=np.uint8).reshape(5, 4, 3))
 
 
 def test_every_type_has_its_suite() -> None:
