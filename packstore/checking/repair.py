@@ -36,10 +36,11 @@ from packstore.images.seek_index import index_values
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import Link
 from packstore.sources.arguments import SourceArguments
-from packstore.stores import create_store, format_of, open_store
+from packstore.stores import create_store, format_of
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.linked import read_link_values, relative_link_folder
+from packstore.stores.opening import open_reader
 from packstore.stores.sharded import ShardedReader
 
 
@@ -171,7 +172,7 @@ def open_damaged(path: Path) -> Reader:
     """
     hint = "packstore salvage may get records out of it"
     try:
-        reader = open_store(path)
+        reader = open_reader(path)
     except StoreError as error:
         if not path.exists():
             raise

@@ -19,11 +19,11 @@ from packstore.core.errors import DestinationError, MissingStoreError, Packstore
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
-from packstore.core.urls import UrlPath
+from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
-from packstore.stores import open_store
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
+from packstore.stores.opening import open_reader
 from packstore.stores.remote.head import read_head
 from packstore.stores.remote.names import shard_object_name
 from packstore.stores.remote.publish import open_shard_file, upload_shard
@@ -102,13 +102,13 @@ def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
     return (nbytes, digest.hexdigest()) == (shard.nbytes, shard.digest)
 
 
-def _locate_shards(source: Path) -> dict[str, str]:
+def _locate_shards(source: Path) -> dict[str, ShardPlace]:
     """Returns the path or URL of each shard of the store at ``source``, by digest.
 
     Empty if there is no store, or a store that cannot be opened or has no shards.
     """
     try:
-        with open_store(source) as reader:
+        with open_reader(source) as reader:
             table = reader.manifest.shards
             places = [] if table is None else list_shards(source, reader.manifest, reader.part_places()).places
             return {shard.digest: place for shard, place in zip(table or (), places, strict=True)}

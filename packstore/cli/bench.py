@@ -124,9 +124,9 @@ def _find_training_split(path: Path) -> str | None:
     If ``path`` is a source, raises :class:`UsageError` with the command that packs it. Raises :class:`StoreError` if no
     store can be opened.
     """
-    from packstore.stores import open_store
+    from packstore.stores.opening import open_reader
 
-    with suggest_packing(path), open_store(path) as reader:
+    with suggest_packing(path), open_reader(path) as reader:
         names = [split.name for split in reader.manifest.splits]
     return "train" if len(names) > 1 and "train" in names else None
 

@@ -51,12 +51,12 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
     from packstore.core.parallel import ordered_map
     from packstore.core.progress import Progress
     from packstore.core.urls import UrlPath
-    from packstore.stores import open_store
+    from packstore.stores.opening import open_reader
     from packstore.stores.remote.reader import RemoteReader
 
     if not isinstance(url, UrlPath):
         raise UsageError(f"{printable(str(url))} is on this machine; only stores at URLs are cached")
-    with closing(open_store(url)) as reader:
+    with closing(open_reader(url)) as reader:
         if not isinstance(reader, RemoteReader):  # one object, which opening has fetched
             if not quiet:
                 click.echo(f"{printable(str(url))}: 1 object, {human_bytes(reader.nbytes or 0)}")

@@ -142,6 +142,6 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
 
 def _is_store(path: Path) -> bool:
     """Tells if a store is at a path. Imports the stores at the first call."""
-    from packstore.stores import is_store
+    from packstore.stores.opening import holds_store
 
-    return is_store(path)
+    return holds_store(path)

@@ -53,8 +53,8 @@ class StorePath(LocalPath):
         """Converts text to a :class:`Path`, or to a :class:`UrlPath` if it is a URL. Fails for an empty text."""
         from packstore.core.urls import UrlPath, location
 
-        place = location(value) if isinstance(value, str) else value  # before Path would merge the slashes of a URL
-        return place if isinstance(place, UrlPath) else location(super().convert(value, param, ctx))
+        place = location(value)  # before Path would merge the slashes of a URL
+        return place if isinstance(place, UrlPath) else super().convert(value, param, ctx)
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on

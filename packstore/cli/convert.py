@@ -14,7 +14,6 @@ from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
     ByteSize,
     ImageSize,
-    LocalPath,
     PluginChoice,
     StorePath,
     describe_conversions,
@@ -61,7 +60,7 @@ _FEW_IMAGES_A_FILE = 0.5
 
 @click.command(cls=GroupedCommand, short_help="Pack a dataset into a store.")
 @click.argument("source", type=StorePath())
-@click.argument("dest", type=LocalPath())
+@click.argument("dest", type=StorePath())
 @heading("Images")
 @click.option(
     "--encoding", type=PluginChoice(ENCODINGS), help="Form of the images.  [default: original; .pth: float16]"
@@ -296,10 +295,10 @@ def describe_report(report: ConvertReport) -> str:
 
 def describe_links(report: ConvertReport) -> list[str]:
     """Opens a new linked store, and returns one or two lines about the files that it links to."""
-    from packstore.stores import open_store
     from packstore.stores.linked import link_folder, list_linked_files
+    from packstore.stores.opening import open_reader
 
-    with open_store(report.destination) as reader:
+    with open_reader(report.destination) as reader:
         places = list_linked_files(reader, link_folder(reader.path))
     lines = [f"to {pluralize(len(places), 'file')}, which must stay where they are"]
     if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
@@ -332,14 +331,14 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
     Reads the column ``shape``. Returns None for stores of files, stores at URLs, and stores with masks, boxes and the
     like: ``--size`` does not apply to them.
     """
-    from packstore.stores import open_store
+    from packstore.stores.opening import open_reader
 
     manifest = report.manifest
     if manifest.holds_files or manifest.image.kind == "fixed" or isinstance(report.destination, UrlPath):
         return None
     if any(column.traits.moves or column.traits.has_images for column in manifest.columns if column.name != "image"):
         return None
-    with open_store(report.destination) as reader:
+    with open_reader(report.destination) as reader:
         shapes = reader.fixed_column("shape")
         found: list[int] = shapes[0].tolist()
         return found if (shapes == shapes[0]).all() else None

@@ -81,7 +81,7 @@ def info(
     """
     from packstore.core.urls import UrlPath, find_bridge
     from packstore.objects import RemoteError
-    from packstore.stores import open_store
+    from packstore.stores.opening import open_reader
 
     if plot is not None:
         from packstore.seeing.charts import check_chart
@@ -92,7 +92,7 @@ def info(
         _print_source(path, as_json, options)
         return
     try:
-        reader = open_store(path)
+        reader = open_reader(path)
     except StoreError as error:
         missing = isinstance(error, MissingStoreError)
         if missing is not isinstance(path, UrlPath) and isinstance(error, (MissingStoreError, RemoteError)):

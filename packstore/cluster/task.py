@@ -27,8 +27,8 @@ from packstore.packing.records import PackedShard, first_label, pack_shard
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
 from packstore.sources.clips import ClipsSource
-from packstore.stores import open_store
 from packstore.stores.format import Format
+from packstore.stores.opening import open_reader
 from packstore.stores.remote.publish import upload_shard
 
 _sources: dict[tuple[str, str], Source] = {}
@@ -139,7 +139,7 @@ def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects:
     nbytes, digest = file_digest(format.data_file(path))
     sizes = manifest.records, nbytes, manifest.image.nbytes
     shard = Shard(path.name, *sizes, manifest.records_digest, digest, manifest.digest)
-    with open_store(path) as reader:
+    with open_reader(path) as reader:
         keys = encode_keys(hash_keys([reader]))
     upload_shard(objects, shard, format.data_file(path))
     columns = {column.name: column.nbytes for column in manifest.columns[1:]}

@@ -68,6 +68,10 @@ class UrlPath(_LocalPath):
         return False
 
 
+ShardPlace = str | UrlPath
+"""Path of a shard as text, which is made in a tenth of a :class:`Path`'s time; or the URL of a shard to fetch."""
+
+
 def find_bridge(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     """Splits the name of a dataset that a library reads, such as ``torchvision:CIFAR10:data``, into library and rest.
 

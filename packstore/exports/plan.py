@@ -21,7 +21,8 @@ from packstore.exports.estimate import estimate_bytes
 from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
 from packstore.exports.staging import check_destination, was_published
-from packstore.stores import Reader, open_store
+from packstore.stores import Reader
+from packstore.stores.opening import open_reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     if options.shard_bytes is not None and (kind.one_file or kind.shard_bytes is None):
         why = "is one file" if kind.one_file else "has a file for each image"
         raise UsageError(f"shard_size is for exports of several shards, and {kind.name} {why}; leave it out")
-    reader = stack.enter_context(open_store(path))
+    reader = stack.enter_context(open_reader(path))
     manifest = reader.manifest
     refuse_nested_paths(destination, path)
     if not manifest.records:

@@ -40,13 +40,12 @@ from packstore.packing.merge import map_changed_classes
 from packstore.packing.recorded_options import record_counts
 from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published_note
 from packstore.sources.store import StoreSource
-from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, empty_shard_list, list_shards
 from packstore.stores.builder.growth import publish_growth
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.linked import read_link_values, relative_link_folder
-from packstore.stores.opening import read_manifest
+from packstore.stores.opening import open_reader, read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, read_writable_head
 from packstore.stores.remote.publish import LostRaceError, upload_and_publish
@@ -315,7 +314,7 @@ def _publish_shards(
     added, other, skipped = packed.parts, packed.manifest, packed.skipped
     if added is None or other is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
-    own = list_shards(store, manifest, None if there is None else [f"{store}/{name}" for name in there.shards])
+    own = list_shards(store, manifest, None if there is None else [UrlPath(store) / name for name in there.shards])
     first_new = int(own.rows["number"].max()) + 1
     order = [split.name for split in manifest.splits]
     parts, rewritten = _join_shards(own, added, first_new).group_by_split(order), 0
@@ -405,7 +404,7 @@ def _split_mixed_shards(
     total = sum(int(own.rows["records"][number]) for number in mixed)
     links = partial(read_link_values, folder=relative_link_folder(manifest, plan.store))
     with (
-        open_store(plan.store) as reader,
+        open_reader(plan.store) as reader,
         create_store_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,
     ):
         if reader.manifest.digest != manifest.digest:

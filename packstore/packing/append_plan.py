@@ -34,11 +34,10 @@ from packstore.sources.arguments import SourceArguments
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
-from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
 from packstore.stores.linked import relative_link_folder
-from packstore.stores.opening import read_manifest
+from packstore.stores.opening import open_reader, read_manifest
 from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
 
@@ -149,7 +148,7 @@ def plan_append(
         beside = Path(tempfile.gettempdir()) if isinstance(store, UrlPath) else store.parent
         where = beside / f".{store.name}.added" if place is None else place
         if options.on_duplicate != "unchecked":
-            with open_store(store) as reader:
+            with open_reader(store) as reader:
                 keys = _find_duplicates(reader, wrapped)
                 if keys and options.on_duplicate == "raise":
                     conversion = plan_source(wrapped, where, _make_convert_options(plan), progress)

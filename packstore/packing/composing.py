@@ -16,7 +16,7 @@ from packstore.core.files import sync_file_system, writing
 from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import UrlPath
 from packstore.objects import open_objects
 from packstore.packing.copying import RecordCopier, create_store_like
 from packstore.packing.upload_folder import lock_upload_folder
@@ -296,7 +296,7 @@ def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> di
     Reads the manifests of these shards. On this machine, reads the manifests of all other shards if they are fewer.
     """
     places = [place for parts in taken_parts for place in parts.places]
-    if isinstance(location(places[0]), UrlPath):
+    if isinstance(places[0], UrlPath):
         manifests = [manifest for parts in taken_parts for manifest in read_shard_manifests(parts, whole.format)]
         ragged = [column.name for column in whole.columns[1:] if column.kind == "ragged"]
         return {name: sum(manifest.column(name).nbytes for manifest in manifests) for name in ragged}
@@ -317,11 +317,10 @@ def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> di
 def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
     """Yields the manifests of shards. Fetches whole shards at a URL into the cache."""
     for row, place in zip(parts.rows, parts.places, strict=True):
-        path = location(place)
-        if isinstance(path, UrlPath):
-            yield fetch_shard_manifest(path, row["digest"].tobytes().hex(), int(row["nbytes"]), format)
+        if isinstance(place, UrlPath):
+            yield fetch_shard_manifest(place, row["digest"].tobytes().hex(), int(row["nbytes"]), format)
         else:
-            yield read_manifest(path)
+            yield read_manifest(Path(place))
 
 
 def describe_stores_origin(readers: Sequence[Reader]) -> Origin:

@@ -173,7 +173,7 @@ def convert(
                 raise UsageError("fields declare the values of a dataset; a path has its own fields")
             refuse_empty(source, destination)
             check_paths(labels)
-            plan = make_plan(source, destination, options, report)
+            plan = make_plan(location(source), location(destination), options, report)
         else:
             refuse_empty(destination)
             plan = _plan_dataset(source, location(destination), options, fields, report)

@@ -14,8 +14,8 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
 from packstore.packing.rewriting import rewrite_store
-from packstore.stores import open_store
 from packstore.stores.builder.interrupted import remove_published_run
+from packstore.stores.opening import open_reader
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -63,7 +63,7 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
     if not isinstance(place, UrlPath):
         check_paths(store)
     started = time.monotonic()
-    with open_store(place) as reader, progress_callback(progress) as report:
+    with open_reader(place) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
         if manifest.encoding != "original":
             raise UsageError(

@@ -24,11 +24,11 @@ from packstore.packing.composing_options import MergeOptions
 from packstore.packing.keys import find_repeated_keys, take_first_and_count
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts, same_encoding_options
-from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.joining import join_columns, map_class_numbers
 from packstore.stores.linked import relative_link_folder
+from packstore.stores.opening import open_reader
 from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
 
@@ -132,7 +132,7 @@ def plan_merge(
     for path in paths:
         refuse_nested_paths(destination, path)
     format = resolve_format(destination, options.format)
-    readers = [stack.enter_context(open_store(path)) for path in paths]
+    readers = [stack.enter_context(open_reader(path)) for path in paths]
     columns = _merge_columns(readers, options.classes)
     left_out = _find_duplicates(readers, options.on_duplicate)
     first = readers[0].manifest

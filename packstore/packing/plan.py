@@ -13,7 +13,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.core.urls import UrlPath, find_bridge, location
+from packstore.core.urls import UrlPath, find_bridge
 from packstore.images.encode import EncodeOptions, Encoder, Encoding
 from packstore.images.encode.options import readers_transpose
 from packstore.images.normalization import parse_normalization
@@ -27,10 +27,11 @@ from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_clips, ask_about_left
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
-from packstore.stores import format_of, is_store
+from packstore.stores import format_of
 from packstore.stores.builder.interrupted import was_killed_after_publishing
 from packstore.stores.format import Format
 from packstore.stores.linked import link_folder
+from packstore.stores.opening import holds_store
 
 DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
@@ -79,10 +80,7 @@ class Plan:
 
 
 def make_plan(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    options: ConvertOptions,
-    progress: ProgressCallback = no_progress,
+    source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
     """Opens and surveys the source, checks the destination, and fills in all options. Writes nothing.
 
@@ -93,7 +91,6 @@ def make_plan(
         SourceError: The source cannot be read or contains nothing to pack.
         DestinationError: The destination exists, or lies inside the source.
     """
-    source, destination = location(source), location(destination)
     resolve_format(destination, options.format)
     _check_paths(source, destination)
     check_destination(destination, options)
@@ -246,7 +243,7 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
     if not parent.is_dir():
         raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
     if os.path.lexists(destination):
-        if not is_store(destination):
+        if not holds_store(destination):
             raise DestinationError(
                 f"{shown}: exists and is not a packstore store, which packstore never replaces; "
                 "remove it yourself or choose another name"

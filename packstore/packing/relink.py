@@ -19,10 +19,10 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
 from packstore.packing.rewriting import rewrite_store
-from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.link_files import FileState, LinkedFiles, derive_object_state, is_url_link, read_file_state
 from packstore.stores.linked import link_folder, list_linked_files, make_relative_link, read_link_values
+from packstore.stores.opening import open_reader
 
 _STEP = 64  # records that a thread compares at a time
 
@@ -84,7 +84,7 @@ def relink(
         raise UsageError(f"links should be 'absolute' or 'relative', got {links!r}")
     moves = None if rebase is None else (_absolute_path(rebase[0]), _absolute_path(rebase[1]))
     started = time.monotonic()
-    with open_store(place) as reader, progress_callback(progress) as report:
+    with open_reader(place) as reader, progress_callback(progress) as report:
         manifest, shown = reader.manifest, printable(str(place))
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")

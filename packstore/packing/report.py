@@ -17,8 +17,8 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
 from packstore.packing.plan import Plan
 from packstore.sources.ledger import Ledger
-from packstore.stores import open_store
 from packstore.stores.base import disk_bytes
+from packstore.stores.opening import open_reader
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -126,6 +126,6 @@ def find_palette_classes(
         return ()
     counts: Counter[int] | NDArray[np.int64] | None = labels
     if counts is None:
-        with open_store(plan.destination) as reader:
+        with open_reader(plan.destination) as reader:
             counts = np.bincount(reader.fixed_column("label"), minlength=len(manifest.classes))
     return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])

@@ -33,10 +33,10 @@ from packstore.packing.merge import MergeReport, largest_shard_bytes, write_comp
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts
 from packstore.packing.where import Where, parse_where
-from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.linked import relative_link_folder
+from packstore.stores.opening import open_reader
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape", *(column.name for column in LINK_COLUMNS))
 
@@ -84,7 +84,7 @@ def plan_select(
     refuse_empty(path, destination)
     refuse_nested_paths(destination, path)
     format = resolve_format(destination, options.format)
-    reader = stack.enter_context(open_store(path))
+    reader = stack.enter_context(open_reader(path))
     manifest = reader.manifest
     where = parse_where(options.where, manifest) if options.where is not None else None
     columns, labels, gone = _select_columns(manifest, options)

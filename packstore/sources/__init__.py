@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
-from packstore.core.urls import find_bridge
+from packstore.core.urls import UrlPath, find_bridge
 from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.archives import cache_archives, cache_folders
@@ -33,9 +33,9 @@ from packstore.sources.frames import FramesSource
 from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
 from packstore.sources.questions import add_source_to_questions, ask_about_clips, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
-from packstore.sources.remote import NeedsCopyError, RemotePath, cache_buckets, source_path
+from packstore.sources.remote import NeedsCopyError, RemotePath, cache_buckets
 from packstore.sources.wrapped import GEO, GeoSource
-from packstore.stores import is_store
+from packstore.stores.opening import holds_store
 
 __all__ = [
     "DESCRIBING",
@@ -59,7 +59,7 @@ _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: Path,
     *,
     kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
@@ -77,7 +77,7 @@ def open_source(
     """Opens the source at ``path``.
 
     Args:
-        path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL: ``s3://bucket/imagenet``.
+        path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL as a :class:`UrlPath`.
             A file that describes a folder of images (``data.yaml``) opens that folder. Folders of images and stores at
             a URL are read directly; other sources are first fetched into the local cache.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises the kind. A name
@@ -103,17 +103,18 @@ def open_source(
 
     Raises:
         AmbiguousSourceError: ``kind`` is None, and several kinds match, or none reads all annotations of the images.
-        UsageError: An empty path, an unknown kind, or an option that the kind or the bridge does not use.
+        UsageError: An unknown kind, or an option that the kind or the bridge does not use.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
-    files_as = None if packed_as is not None and _is_packed(path) else packed_as
+    place = RemotePath(path) if isinstance(path, UrlPath) else path
+    files_as = None if packed_as is not None and _is_packed(place) else packed_as
     named = check_columns(columns) or _recorded_texts(files_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     recorded = None if packed_as is None else packed_as.options.get("frames")
     with use_encoding(encoding):
         opened = _open_files(
-            path,
+            place,
             kind,
             labels,
             max_pixels,
@@ -140,14 +141,12 @@ def open_source(
     return opened
 
 
-def _is_packed(path: str | os.PathLike[str]) -> bool:
-    """Tells if ``path`` is a store, or an export with its manifest: options for the files of a source do not apply."""
-    refuse_empty(path)
-    place = source_path(path)
+def _is_packed(place: Path) -> bool:
+    """Tells if ``place`` is a store, or an export with its manifest: options for the files of a source do not apply."""
     if find_bridge(place) is not None:
         return False
     try:
-        return is_store(place) or SOURCES["exported"].recognise(place, SourceOptions()) == Certainty.CERTAIN
+        return holds_store(place) or SOURCES["exported"].recognise(place, SourceOptions()) == Certainty.CERTAIN
     except (OSError, SourceError):
         return False  # opening reports why
 
@@ -160,7 +159,7 @@ def take_frames(source: Source, frames: str | None) -> Source:
 
 
 def _open_files(
-    path: str | os.PathLike[str],
+    place: Path,
     kind: str | None,
     labels: str | os.PathLike[str] | None,
     max_pixels: int,
@@ -178,15 +177,13 @@ def _open_files(
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags. ``clips``:
     folders of images may be clips; see :func:`.recognition.recognise`.
 
-    If ``path`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
+    If ``place`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
     kind reads only local files. Raises :class:`UsageError`
 
-    - for an empty path, a labels file at a URL, an unknown kind, and unusable patterns in ``ignore``;
+    - for a labels file at a URL, an unknown kind, and unusable patterns in ``ignore``;
     - for options that the named kind, or a bridge, does not use.
     """
-    refuse_empty(path)
     check_paths(labels)
-    place = source_path(path)
     options = SourceOptions(
         labels=None if labels is None else Path(labels),
         max_pixels=max_pixels,
@@ -212,7 +209,7 @@ def _open_files(
         return open_bridge(place, options)
     if options.labels is None and (described := find_described_folder(place, options, named)) is not None:
         place, options = described
-    if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):
+    if isinstance(place, RemotePath) and (holds_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
         return store.open(place, options)
     try:

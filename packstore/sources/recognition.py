@@ -31,7 +31,7 @@ from packstore.sources.refusals import (
 )
 from packstore.sources.remote import NeedsCopyError, RemotePath
 from packstore.sources.tree import Tree
-from packstore.stores import is_store
+from packstore.stores.opening import holds_store
 
 MODALITIES = "modalities"
 """Kind that is never certain: a further answer when plain kinds match partially."""
@@ -173,7 +173,8 @@ def _find_certain_kind(path: Path) -> Kind | None:
             continue
         try:
             certain = kind.recognise(path, SourceOptions()) is Certainty.CERTAIN
-            if certain and (kind.name != "store" or is_store(path)):  # PyTorch models have a suffix of stores, too: .pt
+            # PyTorch models have a suffix of stores, too: .pt
+            if certain and (kind.name != "store" or holds_store(path)):
                 return kind
         except AmbiguousSourceError:
             return kind

@@ -19,11 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from operator import itemgetter
-from pathlib import Path
 from typing import IO, Any
 
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import UrlPath
 from packstore.images.sniff import begins_like_image
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
 from packstore.sources.encodings import active_encoding
@@ -216,12 +215,6 @@ class RemotePath(UrlPath):
             return self.stat().st_mode
         except FileNotFoundError:
             return 0
-
-
-def source_path(path: str | os.PathLike[str]) -> Path:
-    """Converts the path of a source to a path object: a :class:`RemotePath` for a URL of an object store."""
-    place = location(path)
-    return RemotePath(place) if isinstance(place, UrlPath) else place
 
 
 class ObjectTree(Tree):

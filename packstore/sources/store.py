@@ -16,15 +16,14 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
-from packstore.core.urls import UrlPath
+from packstore.core.urls import ShardPlace, UrlPath
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
-from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader, as_image_array
 from packstore.stores.format import Format
 from packstore.stores.link_files import Location, find_file_offset
 from packstore.stores.linked import read_link_values
-from packstore.stores.opening import START_BYTES, looks_like_store, recognise_store
+from packstore.stores.opening import START_BYTES, holds_store, looks_like_store, open_reader, recognise_store
 from packstore.stores.records import ProvenRecords
 
 _CHUNK = 4096
@@ -43,7 +42,7 @@ class StoreSource(Source):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.reader: Reader = open_store(path)
+        self.reader: Reader = open_reader(path)
         self._records = ProvenRecords(self.reader)
         manifest = self.manifest
         self._columns = tuple(c for c in manifest.columns if c.name not in INTERNAL)
@@ -158,7 +157,7 @@ class StoreSource(Source):
         return Location(str(format.data_file(Path(self._part_places[number])).absolute()), offset)
 
     @cached_property
-    def _part_places(self) -> list[str]:
+    def _part_places(self) -> list[ShardPlace]:
         """Paths of the shards of the store; the only path of a store without shards."""
         return self.reader.part_places()
 
@@ -207,7 +206,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     format = recognise_store(path)
     others = format is not None and format.name in _OF_OTHERS
-    return Certainty.POSSIBLE if others and not is_store(path) else Certainty.CERTAIN
+    return Certainty.POSSIBLE if others and not holds_store(path) else Certainty.CERTAIN
 
 
 KIND = Kind("store", "a packstore store", _recognise, StoreSource)

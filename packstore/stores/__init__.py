@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.errors import StoreError, UsageError
+from packstore.core.errors import UsageError
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
@@ -84,13 +84,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     Returns False for an empty path and for anything that cannot be read. Raises :class:`UsageError` for a malformed
     URL, or if obstore is missing.
     """
-    if not os.fspath(path):
-        return False
-    try:
-        opening.read_manifest(location(path))
-    except StoreError:
-        return False
-    return True
+    return bool(os.fspath(path)) and opening.holds_store(location(path))
 
 
 def format_of(path: str | os.PathLike[str]) -> str | None:

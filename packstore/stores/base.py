@@ -22,6 +22,7 @@ from packstore.core.errors import CorruptRecordError, ManifestError, StoreError,
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import notebook_html
+from packstore.core.urls import ShardPlace, UrlPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +294,9 @@ class Reader(ABC):
         """The first record of each of :meth:`parts`."""
         return np.zeros(1, np.int64)
 
-    def part_places(self) -> list[str]:
+    def part_places(self) -> list[ShardPlace]:
         """Returns the path of each of :meth:`parts`, or for a store at a URL the URL of its object."""
-        return [str(self.path)]
+        return [self.path if isinstance(self.path, UrlPath) else str(self.path)]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         """Returns a mask, ``bool (n,)``: which of these :meth:`parts` can be read without fetching anything.

@@ -17,6 +17,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.urls import ShardPlace
 from packstore.stores.base import Problem, Reader
 from packstore.stores.joining import join_columns, map_class_numbers
 from packstore.stores.shard_columns import concatenate_column
@@ -151,7 +152,7 @@ class ConcatReader(Reader):
             local[rows] = self._readers[store].parts_are_local(origins[rows, 1].tolist())
         return local
 
-    def part_places(self) -> list[str]:
+    def part_places(self) -> list[ShardPlace]:
         """Returns the path or URL of each part. A file with several splits is listed several times."""
         names = [reader.part_places() for reader in self._readers]
         return [names[store][local] for store, local in self._part_table[1]]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import ColumnData
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.urls import ShardPlace
 from packstore.stores.base import Problem, Reader
 
 
@@ -46,7 +47,7 @@ class DelegatingReader(Reader):
     def part_starts(self) -> NDArray[np.int64]:
         return self._reader.part_starts
 
-    def part_places(self) -> list[str]:
+    def part_places(self) -> list[ShardPlace]:
         return self._reader.part_places()
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:

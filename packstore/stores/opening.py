@@ -149,6 +149,18 @@ def read_manifest(path: Path) -> Manifest:
     return read_sharded_manifest(path) if format is None else format.read_manifest(path)
 
 
+def holds_store(path: Path) -> bool:
+    """Returns whether a store with a valid manifest is at a path or URL. Reads only the manifest.
+
+    Returns False for anything that cannot be read.
+    """
+    try:
+        read_manifest(path)
+    except StoreError:
+        return False
+    return True
+
+
 def format_of(path: Path) -> str | None:
     """Returns the format of a name's suffix, such as ``.h5``, in any case.
 

@@ -31,6 +31,7 @@ from packstore.core.plainjson import to_canonical_json
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
+from packstore.core.urls import ShardPlace
 from packstore.stores.base import Problem, Reader
 from packstore.stores.format import Format
 from packstore.stores.link_files import LinkedFiles
@@ -162,7 +163,7 @@ class ShardedReader(Reader):
     def part_starts(self) -> NDArray[np.int64]:
         return self._table.starts[:-1]
 
-    def part_places(self) -> list[str]:
+    def part_places(self) -> list[ShardPlace]:
         return [f"{self.path}/{name}" for name in self._table.names()]
 
     def key(self, index: int) -> str:

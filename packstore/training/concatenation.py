@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,11 +39,14 @@ class ConcatDataset(PackedDataset):
             raise UsageError(f"stores should be a list of paths, got {stores!r}")
         if not stores:
             raise UsageError("stores should name one store or more, got none")
-        refuse_empty(*stores)
-        self.paths = tuple(location(path).absolute() for path in stores)
-        self._heads: tuple[RemoteHead | None, ...] = (None,) * len(self.paths)
-        super().__init__(self.paths[0], split, **options)
-        self.path = Path(" + ".join(map(str, self.paths)))
+        self._heads: tuple[RemoteHead | None, ...] = (None,) * len(stores)
+        super().__init__(cast("_Path", stores), split, **options)
+
+    def _locate(self, path: Sequence[_Path]) -> Path:
+        """Sets :attr:`paths`, absolute, and returns them joined. ``path`` has the stores."""
+        refuse_empty(*path)
+        self.paths = tuple(location(each).absolute() for each in path)
+        return Path(" + ".join(map(str, self.paths)))
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
         """Opens all stores and joins them. Ignores ``head``.

@@ -21,8 +21,9 @@ from packstore.core.registry import notebook_html
 from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
-from packstore.stores import Checksums, open_store, with_checksums
+from packstore.stores import Checksums, with_checksums
 from packstore.stores.base import Reader
+from packstore.stores.opening import open_reader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.remote.reader import RemoteReader
@@ -155,9 +156,7 @@ class PackedDataset(ItemDataset):
     ) -> None:
         if unknown:
             raise unknown_argument(PackedDataset, min(unknown))
-        # Absolute: a worker process may have another working directory.
-        refuse_empty(path)
-        self.path = location(path).absolute()
+        self.path = self._locate(path)
         try:
             self.device = torch.device(device)
         except RuntimeError as error:
@@ -376,6 +375,14 @@ class PackedDataset(ItemDataset):
         form = f"image as {self.output}, " if "image" in self.columns else ""
         return f"{names} ({form}{where})"
 
+    def _locate(self, path: Any) -> Path:
+        """Returns the store's place, absolute: a worker process may have another working directory.
+
+        Raises :class:`UsageError` for an empty path.
+        """
+        refuse_empty(path)
+        return location(path).absolute()
+
     def _open(self, head: RemoteHead | None = None) -> Reader:
         """Opens the store, see :func:`open_checked`. At a URL, ``head`` chooses the version."""
         return open_checked(self.path, self.checksums, head)
@@ -416,7 +423,7 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
     """
     if head is not None and isinstance(path, UrlPath):
         return with_checksums(reopen_remote(path, head), checksums)
-    reader = open_store(path, checksums)
+    reader = with_checksums(open_reader(path), checksums)
     try:
         reader.check_files()  # now, and not hours later
     except StoreError as error:

@@ -502,12 +502,13 @@ def test_a_gzip_bomb(tmp_path: Path) -> None:
             LESS_MEMORY
             + """
 import sys
+from pathlib import Path
 from packstore.sources import open_source
 from packstore.core.errors import PackstoreError
 import packstore.sources.cifar
 less_memory(400 << 20)
 try:
-    open_source(sys.argv[1], kind="cifar10").survey()
+    open_source(Path(sys.argv[1]), kind="cifar10").survey()
 except PackstoreError as error:
     print("refused", error)
 """,

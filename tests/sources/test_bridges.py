@@ -226,7 +226,7 @@ def test_wider_face_without_its_test_images(tmp_path: Path) -> None:
         assert source.survey().splits == {"train": 3, "val": 3}
         assert source.count_left_parts() == {"images of the test set, which is not here": 3}
     with pytest.raises(SourceError, match=r"Dataset not found .* to read another alone: torchvision:WIDERFace,split=…"):
-        open_source(f"torchvision:WIDERFace:{tmp_path}")
+        open_source(Path(f"torchvision:WIDERFace:{tmp_path}"))
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_a_path_that_is_called_like_a_bridge_is_a_path(tmp_path: Path, monkeypat
 def test_options_for_paths_are_refused(tmp_path: Path) -> None:
     for given in ({"kind": "flat"}, {"ignore": "*.txt"}, {"image_key": "x"}, {"layout": "NHWC"}):
         with pytest.raises(UsageError):
-            open_source("fiftyone:set", **given)  # type: ignore[arg-type]
+            open_source(Path("fiftyone:set"), **given)  # type: ignore[arg-type]
 
 
 class Evil:
@@ -357,7 +357,7 @@ def test_pickles_of_cifar_are_opened_only_after_their_digest_was_compared(tmp_pa
     evil = pickle.dumps(Evil(tmp_path / "ran"))
     fill(folder, dict.fromkeys(names, evil))
     with pytest.raises(SourceError, match="not found or corrupted"):
-        open_source(f"torchvision:CIFAR10:{tmp_path}")
+        open_source(Path(f"torchvision:CIFAR10:{tmp_path}"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -377,7 +377,7 @@ def test_other_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cache = "_cache_" + "".join(letter for letter in root if letter.isalpha())
     Path(cache).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
     with pytest.raises(SourceError, match="would unpickle a file"):
-        open_source(f"torchvision:LSUNClass:{root}")
+        open_source(Path(f"torchvision:LSUNClass:{root}"))
     gc.collect()  # torchvision does not close it
     assert not (tmp_path / "ran").exists()
 
@@ -441,7 +441,7 @@ def test_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(cached, tmp_path / "two/a")
     shutil.copytree(cached, tmp_path / "two/b")
     with pytest.raises(UsageError, match="datasets: give the folder of one"):
-        open_source(f"datasets:{tmp_path / 'two'}")
+        open_source(Path(f"datasets:{tmp_path / 'two'}"))
 
 
 @pytest.mark.slow
@@ -489,7 +489,7 @@ def test_tfds(tmp_path: Path) -> None:
         convert(source, tmp_path / "out.lmdb", overwrite=True)
         assert not verify(tmp_path / "own.lmdb", against=source).problems
     with pytest.raises(SourceError, match="Could not find dataset files for: nothing"):
-        open_source(f"tfds:nothing:{tmp_path / 'data'}")
+        open_source(Path(f"tfds:nothing:{tmp_path / 'data'}"))
 
 
 @pytest.mark.slow
@@ -571,16 +571,16 @@ def test_fiftyone_whose_tags_are_no_splits_of_all(tmp_path: Path, monkeypatch: p
     report = convert("fiftyone:photos", tmp_path / "out.lmdb")
     assert report.manifest.records == 2
     assert not report.manifest.splits
-    with closing(open_source("fiftyone:photos")) as source:
+    with closing(open_source(Path("fiftyone:photos"))) as source:
         assert source.count_left_parts() == {"splits, since not each sample has one": 1}
 
 
 def test_fiftyone_refuses_videos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fiftyone", FiftyOne(media_type="video"))
     with pytest.raises(UsageError, match="holds video; bridges read images"):
-        open_source("fiftyone:photos")
+        open_source(Path("fiftyone:photos"))
     with pytest.raises(SourceError, match="fiftyone cannot read it: ValueError: Dataset other not found"):
-        open_source("fiftyone:other")
+        open_source(Path("fiftyone:other"))
 
 
 @pytest.mark.slow

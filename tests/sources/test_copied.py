@@ -18,6 +18,7 @@ import pytest
 import packstore
 from packstore.cache import default_cache
 from packstore.core.errors import AmbiguousSourceError, SourceError
+from packstore.core.urls import location
 from packstore.objects import ObjectInfo, ObjectStore, open_objects
 from packstore.sources import open_source
 from packstore.stores.remote import copies
@@ -122,7 +123,7 @@ def test_faults_cost_time_alone(s3_double: Double, raw: str, shards: Path, tmp_p
 def test_what_reads_differently_each_time_is_refused(s3_double: Double, raw: str) -> None:
     s3_double.faults.append(Fault("flipped", "GET", "000001.tar$", times=1000))
     with pytest.raises(SourceError, match=r"^s3://bucket/raw/shards/train-000001.tar reads differently each time"):
-        open_source(raw, kind="webdataset")
+        open_source(location(raw), kind="webdataset")
 
 
 @pytest.mark.parametrize("end", ["", "-2"], ids=["encrypted by KMS", "uploaded in parts"])
@@ -140,13 +141,13 @@ def test_etags_that_are_no_digests(
 def test_an_object_that_is_replaced(s3_double: Double, raw: str, tmp_path: Path) -> None:
     """Before its copy is whole, or before the store is."""
     name = "raw/shards/train-000001.tar"
-    with closing(open_source(raw)) as source:
+    with closing(open_source(location(raw))) as source:
         stamp = source.stamp()
         assert stamp
         s3_double.objects[name] += b"\0"
         with pytest.raises(SourceError, match="s3://bucket/raw/shards has changed since it was fetched"):
             source.stamp()
-    with closing(open_source(raw)) as source:
+    with closing(open_source(location(raw))) as source:
         assert source.stamp() != stamp
 
 
@@ -155,12 +156,12 @@ def test_no_room(s3_double: Double, raw: str, fetched: list[str], monkeypatch: p
     total = sum(len(data) for name, data in s3_double.objects.items())
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "10kB")
     with pytest.raises(SourceError, match=rf"needs {total:,} bytes of the 10,000 that the cache .* may hold; give it"):
-        open_source(raw)
+        open_source(location(raw))
     assert fetched == []
 
 
 def test_copies_stay_as_long_as_the_source_is_open(raw: str, cache: Path, tmp_path: Path, scratch: Path) -> None:
-    source = open_source(raw)
+    source = open_source(location(raw))
     entries = list(source.entries())
     assert default_cache().clean() == 0
     assert len(list(scratch.iterdir())) == 1
@@ -180,7 +181,7 @@ def test_names_that_no_file_can_have(s3_double: Double, cache: Path, name: str) 
         SourceError,
         match=r"^s3://bucket/odd.*(empty path segment|illegal character|cannot be copied)",
     ):
-        open_source("s3://bucket/odd")
+        open_source(location("s3://bucket/odd"))
     assert not (cache.parent / "y.tar").exists()
 
 
@@ -201,7 +202,7 @@ def test_messages_name_urls(s3_double: Double, cache: Path, tmp_path: Path) -> N
     """Of what is damaged, and of a question, whose answer is a command."""
     s3_double.objects["bad/x.npz"] = b"PK\x03\x04 and no more"
     with pytest.raises(SourceError, match=r"^s3://bucket/bad/x.npz") as caught:
-        open_source("s3://bucket/bad/x.npz")
+        open_source(location("s3://bucket/bad/x.npz"))
     assert str(tmp_path) not in str(caught.value)
 
 
@@ -211,7 +212,7 @@ def test_the_name_of_a_further_file(s3_double: Double, cache: Path) -> None:
         for folder in ("rgb", "depth"):
             archive.writestr(f"{folder}/1.png", tiny(1))
     s3_double.objects["pairs.zip"] = packed.getvalue()
-    with closing(open_source("s3://bucket/pairs.zip", kind="modalities")) as source:
+    with closing(open_source(location("s3://bucket/pairs.zip"), kind="modalities")) as source:
         (entry,) = source.entries()
         assert source.further_file_name(entry, "depth", 0) == "depth/1.png"
 

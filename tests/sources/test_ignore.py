@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from packstore import AmbiguousSourceError, SampleError, SourceError, UsageError, append, convert, repair, verify
+from packstore.core.urls import location
 from packstore.sources import open_source
 from packstore.sources.ignoring import (
     IGNORED,
@@ -161,12 +162,12 @@ def test_a_bucket_without_what_is_ignored(s3_double: Double, tmp_path: Path, mon
     """Listed as it lies there, or copied first."""
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     url = upload(fill(tmp_path / "set", FILES), "s3://bucket/set")
-    with closing(open_source(url, ignore=PATTERNS)) as source:
+    with closing(open_source(location(url), ignore=PATTERNS)) as source:
         survey = source.survey()
     assert (source.kind, survey.records, survey.ledger.left) == ("imagefolder", 8, {IGNORED: 12})
     url = upload(fill(tmp_path / "shards", {"odd.tar": "x"}), "s3://bucket/shards")
     upload(corpus("webdataset")(tmp_path), "s3://bucket/shards")
-    with closing(open_source(url, ignore="odd.tar")) as source:
+    with closing(open_source(location(url), ignore="odd.tar")) as source:
         assert (source.kind, source.survey().ledger.left) == ("webdataset", {IGNORED: 1})
 
 

@@ -473,7 +473,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_relative_paths_survive_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path / "root", ["a/0.jpg"])
     monkeypatch.chdir(tmp_path)
-    source = open_source("root")
+    source = open_source(Path("root"))
     monkeypatch.chdir("/")
     assert [source.read(entry) for entry in source.entries()] == [b"image"]
 
@@ -498,7 +498,7 @@ def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="photo is one image; give a folder of images"):
             open_source(tmp_path / "photo", kind=kind)
     with pytest.raises(SourceError, match="null byte"):
-        open_source("a\0b")
+        open_source(Path("a\0b"))
     (tmp_path / "text.txt").write_text("hello world")
     for kind in (None, "imagefolder", "flat"):
         with pytest.raises(SourceError, match="is a file that begins with b'hello wo'"):

@@ -94,10 +94,11 @@ def test_plain_images_are_recognised_without_reading_them_or_loading_libraries(l
     path = Path(shutil.make_archive(str(root), "tar", root)) if layout == "archive" else root
     code = f"""
 import sys
+from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, what: opened.append(what[0]) if event == "open" else None)
 from packstore.sources import listing, open_source
-assert open_source({str(path)!r}).kind == {kind!r}
+assert open_source(Path({str(path)!r})).kind == {kind!r}
 images = [name for name in opened if str(name).endswith(".png")]
 assert len(images) <= 4, images
 heavy = {{"torch", "h5py", "lmdb", "PIL", "pyarrow", "scipy", "zarr", "zstandard", "pandas", "yaml"}} & set(sys.modules)

@@ -145,7 +145,7 @@ def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder_to_upload:
         s3_double.objects[f"set/{name}"] = image
     s3_double.objects["set/"] = s3_double.objects["set/c/"] = b""  # as consoles make folders
     s3_double.objects["set/c/.DS_Store"] = b"1"
-    with closing(open_source("s3://bucket/set")) as source:
+    with closing(open_source(location("s3://bucket/set"))) as source:
         entries = list(source.entries())
         assert sorted(entry.key for entry in entries) == sorted(names)
         assert {source.read(entry) for entry in entries} == {image}
@@ -155,7 +155,7 @@ def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder_to_upload:
 def test_a_whole_bucket(s3_double: Double, folder_to_upload: Path) -> None:
     for file in folder_to_upload.rglob("*.*"):
         s3_double.objects[file.relative_to(folder_to_upload).as_posix()] = file.read_bytes()
-    with closing(open_source("s3://bucket")) as source, closing(open_source(folder_to_upload)) as here:
+    with closing(open_source(location("s3://bucket"))) as source, closing(open_source(folder_to_upload)) as here:
         assert [entry.key for entry in source.entries()] == [entry.key for entry in here.entries()]
 
 
@@ -172,7 +172,7 @@ def test_faults_cost_time_alone(s3_double: Double, raw: str, folder_to_upload: P
 def test_etags_that_are_no_digests(s3_double: Double, raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with encryption by keys of KMS: what reads the same twice is taken, and from then on read once."""
     monkeypatch.setattr("tests.makers.s3._etag", lambda data: f'"{len(data):032x}"')
-    with closing(open_source(raw)) as source:
+    with closing(open_source(location(raw))) as source:
         entries = list(source.entries())
         s3_double.requests.clear()
         assert [len(source.image(entry)) for entry in entries] == [entry.size_bytes for entry in entries]
@@ -193,7 +193,7 @@ def test_a_store_that_fails_is_no_bad_sample(
 
 
 def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> None:
-    with closing(open_source(raw)) as source:
+    with closing(open_source(location(raw))) as source:
         first, second, *_ = source.entries()
         s3_double.objects[f"raw/photos/{first.key}"] += b"more"
         del s3_double.objects[f"raw/photos/{second.key}"]
@@ -235,7 +235,7 @@ def test_refusals(
     match: str,
 ) -> None:
     s3_double.objects |= {"raw/set.tar": b"x" * 1000, "rows/a.tfrecord": b"1234"}
-    with pytest.raises(error, match=match) as caught, closing(open_source(url, **options)) as source:
+    with pytest.raises(error, match=match) as caught, closing(open_source(location(url), **options)) as source:
         source.survey()
     assert "\n" not in str(caught.value)
     assert "hush" not in str(caught.value)
@@ -268,7 +268,7 @@ def test_a_web_server_has_archives_and_no_folders(folder_to_upload: Path, cache:
         try:
             packstore.convert(f"{url}/photos.tar", tmp_path / "a.lmdb")
             with pytest.raises(UsageError, match=f"{url}/photos cannot be listed, so no folder there is a source"):
-                open_source(f"{url}/photos")
+                open_source(location(f"{url}/photos"))
         finally:
             server.shutdown()
     packstore.convert(tmp_path / "web" / "photos.tar", tmp_path / "b.lmdb")
@@ -279,7 +279,7 @@ def test_a_web_server_has_archives_and_no_folders(folder_to_upload: Path, cache:
 def test_a_folder_of_which_alone_one_has_the_right(s3_double: Double, raw: str) -> None:
     """Listing the bucket may be forbidden."""
     s3_double.faults.append(Fault("403", "LIST", r"^(raw/)?$", times=ALWAYS))
-    with closing(open_source(raw)) as source:
+    with closing(open_source(location(raw))) as source:
         assert source.survey().records
     assert s3_double.faults[0].times == ALWAYS
 
@@ -299,6 +299,6 @@ def test_few_directories_are_known_at_a_time(s3_double: Double, monkeypatch: pyt
             return found
 
     monkeypatch.setattr(remote, "Bucket", Watched)
-    with closing(open_source("s3://bucket/many")) as source:
+    with closing(open_source(location("s3://bucket/many"))) as source:
         assert source.survey().records == 900
     assert 30 <= most <= 100

@@ -17,10 +17,11 @@ from pathlib import Path
 
 CODE = """
 import json, resource, sys, time
+from pathlib import Path
 from packstore.sources import open_source
 found = []
 for _ in range(2):
-    begin = time.process_time(); source = open_source(sys.argv[1])
+    begin = time.process_time(); source = open_source(Path(sys.argv[1]))
     opened = time.process_time(); survey = source.survey()
     found += [opened - begin, time.process_time() - opened]
 print(json.dumps([*found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, survey.records]))

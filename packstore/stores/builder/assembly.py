@@ -23,7 +23,7 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest, Skipped, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import ShardPlace, UrlPath
 from packstore.stores.format import Format
 from packstore.stores.remote.transfer import download_shard
 
@@ -39,13 +39,13 @@ class ShardList:
 
     Attributes:
         rows: A :data:`packstore.core.shards.TABLE_ROW` for each shard. Its ``number`` is that in the shard's name.
-        places: Path of each shard, or URL of one that has to be fetched.
+        places: Path or URL of each shard.
         runs: For each shard, its splits in order, each with its number of consecutive records. A store without splits
             has the split ``""``.
     """
 
     rows: NDArray[Any]
-    places: list[str]
+    places: list[ShardPlace]
     runs: list[tuple[SplitRun, ...]]
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ def empty_shard_list() -> ShardList:
     return ShardList(np.zeros(0, TABLE_ROW), [], [])
 
 
-def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None) -> ShardList:
+def list_shards(path: Path, manifest: Manifest, places: list[ShardPlace] | None = None) -> ShardList:
     """Lists the shards of a store. A store of one file is one shard: reads the whole file for its SHA-256.
 
     ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
@@ -199,20 +199,21 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
         name = f"{root}/{shard_name(number, suffix)}"
         if made is not None:
             made.append(Path(name))
-        url = location(place) if "://" in place else None
+        shard: ShardPlace = place
         for file in inner:
             os.mkdir(name)  # noqa: PTH102 - thousands of times, and a Path takes longer than the call
-            place, name = f"{place}/{file}", f"{name}/{file}"
-        if isinstance(url, UrlPath):
-            download_shard(url, Path(name), digest)
+            name = f"{name}/{file}"
+            shard = shard if isinstance(shard, UrlPath) else f"{shard}/{file}"
+        if isinstance(shard, UrlPath):
+            download_shard(shard, Path(name), digest)
             copied += 1
             continue
         try:
-            os.link(place, name)
+            os.link(shard, name)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            with open(place, "rb") as source, open(name, "xb") as target:  # noqa: PTH123
+            with open(shard, "rb") as source, open(name, "xb") as target:  # noqa: PTH123
                 shutil.copyfileobj(source, target, 1 << 22)
                 target.flush()
                 os.fsync(target.fileno())

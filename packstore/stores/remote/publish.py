@@ -21,7 +21,7 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
 from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
@@ -109,7 +109,7 @@ def upload_and_publish(
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
     done_bytes, pairs = 0, list(zip(table, parts.places, strict=True))
 
-    def upload(pair: tuple[Shard, str]) -> int:
+    def upload(pair: tuple[Shard, ShardPlace]) -> int:
         shard, place = pair
         name = shard_object_name(shard)
         if not _is_at_destination(place, objects, name) and (
@@ -207,24 +207,23 @@ def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> i
     return number
 
 
-def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
-    """Returns whether the path or URL ``place`` is the URL of the object ``name`` in ``objects``. Makes no request."""
-    path = location(place)
-    same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
-    return same and open_objects(path.parent.parent).url == objects.url
+def _is_at_destination(place: ShardPlace, objects: ObjectStore, name: str) -> bool:
+    """Returns whether ``place`` is the URL of the object ``name`` in ``objects``. Makes no request."""
+    if not isinstance(place, UrlPath) or not str(place).endswith(f"/{name}"):
+        return False
+    return open_objects(place.parent.parent).url == objects.url
 
 
 @contextmanager
-def open_shard_file(place: str, shard: Shard, format: str) -> Iterator[Path]:
+def open_shard_file(place: ShardPlace, shard: Shard, format: str) -> Iterator[Path]:
     """Yields the path of a local file with the data of a shard.
 
     Downloads a shard at a URL, see :func:`download_shard`, and removes the download when the context ends.
     """
-    path = location(place)
-    if not isinstance(path, UrlPath):
-        yield FORMATS[format].data_file(path)
+    if not isinstance(place, UrlPath):
+        yield FORMATS[format].data_file(Path(place))
         return
     with tempfile.TemporaryDirectory(prefix="packstore-") as folder:
         file = Path(folder, shard.name)
-        download_shard(path, file, shard.digest)
+        download_shard(place, file, shard.digest)
         yield file

@@ -18,7 +18,7 @@ from packstore.core.checksums import join_records_digests
 from packstore.core.errors import CacheFullError, DamagedObjectError, DiskFullError, StoreError, UnreachableError
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
-from packstore.core.urls import UrlPath
+from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, refuse_requests
 from packstore.stores.base import Problem, Reader
 from packstore.stores.remote.head import RemoteHead, find_newest_version
@@ -134,9 +134,10 @@ class RemoteReader(ShardedReader):
         with self._lock:
             self._open.pop(number, None)
 
-    def part_places(self) -> list[str]:
+    def part_places(self) -> list[ShardPlace]:
         """Returns the URLs of the shards' objects."""
-        return [f"{self.path}/{name}" for name in self.head.shards]
+        url = UrlPath(self.path)
+        return [url / name for name in self.head.shards]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         """Returns a mask of the shards that are open or in the cache. The cache may evict closed ones at any time."""
