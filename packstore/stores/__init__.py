@@ -56,10 +56,15 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
         StoreError: There is no valid packstore store; the message says what is there.
         UsageError: Another value of ``checksums``, or an empty path.
     """
-    if checksums not in ("auto", "always", "never"):
-        raise UsageError(f"checksums should be 'auto', 'always' or 'never', got {checksums!r}")
+    check_checksums(checksums)
     refuse_empty(path)
     return with_checksums(opening.open_reader(location(path)), checksums)
+
+
+def check_checksums(checksums: str) -> None:
+    """Raises :class:`UsageError` for a value that is none of :data:`Checksums`."""
+    if checksums not in ("auto", "always", "never"):
+        raise UsageError(f"checksums should be 'auto', 'always' or 'never', got {checksums!r}")
 
 
 def with_checksums(reader: Reader, checksums: Checksums) -> Reader:

@@ -21,7 +21,7 @@ from packstore.core.registry import notebook_html
 from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
-from packstore.stores import Checksums, with_checksums
+from packstore.stores import Checksums, check_checksums, with_checksums
 from packstore.stores.base import Reader
 from packstore.stores.opening import open_reader
 from packstore.stores.remote.head import RemoteHead
@@ -174,6 +174,7 @@ class PackedDataset(ItemDataset):
         self.dtype = dtype
         self.decoder_name = decoder
         self.max_pixels = whole_number("max_pixels", max_pixels)
+        check_checksums(checksums)
         self.checksums: Checksums = checksums
         with ExitStack() as opened:
             self._reader: Reader | None = opened.enter_context(self._open())
