@@ -324,7 +324,7 @@ def test_a_library_that_is_missing_is_named(source: str, wanted: str, monkeypatc
     for module in ("fiftyone", "datumaro", "tensorflow_datasets"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=f"pip install {wanted}$"):
-        open_source(source)
+        open_source(Path(source))
 
 
 @pytest.mark.slow

@@ -98,7 +98,9 @@ def test_one_archive_of_omniglot(folder: str, split: str, archive: bool, tmp_pat
     """As published, ``images_background.zip``; unpacked, its folder is the split."""
     names = [f"{folder}/{alphabet}/character{c:02}/{n:04}_01.png" for alphabet in "AB" for c in (1, 2) for n in (3, 4)]
     root = fill(tmp_path / "set", {name: jpeg(n) for n, name in enumerate(names)})
-    with closing(open_source(shutil.make_archive(str(tmp_path / folder), "zip", root) if archive else root)) as source:
+    with closing(
+        open_source(Path(shutil.make_archive(str(tmp_path / folder), "zip", root)) if archive else root)
+    ) as source:
         survey = source.survey()
         assert (source.kind, dict(survey.splits)) == ("omniglot", {"" if archive else split: 8})
         label = next(column for column in survey.columns if column.name == "label")

@@ -47,7 +47,7 @@ def raw(s3_double: Double, folder_to_upload: Path) -> str:
 def look(path: str | Path, root: Path) -> Any:
     """All that a source says of what lies there, or why it is none, in words without the place."""
     try:
-        with closing(open_source(path)) as source:
+        with closing(open_source(location(path))) as source:
             survey = source.survey()
             entries = list(source.entries())
             found = [(entry.key, entry.split, entry.labels, entry.size_bytes) for entry in entries]

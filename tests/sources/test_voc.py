@@ -93,7 +93,7 @@ def test_an_archive_and_the_folder_itself(tmp_path: Path) -> None:
     root = voc(tmp_path / "set")
     archive = shutil.make_archive(str(tmp_path / "voc"), "tar", root)
     for path in (archive, root / "VOCdevkit", root / BASE):
-        with closing(open_source(path)) as source:
+        with closing(open_source(Path(path))) as source:
             assert source.kind == "voc"
             assert [entry.key.rpartition("/")[2] for entry in source.entries("val")] == [
                 "2007_000004.jpg",
