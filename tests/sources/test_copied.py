@@ -231,7 +231,10 @@ def test_an_export_is_known_as_one(s3_double: Double, cache: Path, tmp_path: Pat
     packstore.convert([{"image": np.zeros((4, 4, 3), np.uint8)}], tmp_path / "in.lmdb", encoding="uint8")
     packstore.export(tmp_path / "in.lmdb", tmp_path / "out.zip", encode="png")
     s3_double.objects["out.zip"] = (tmp_path / "out.zip").read_bytes()
-    with closing(open_source("s3://bucket/out.zip")) as there, closing(open_source(tmp_path / "out.zip")) as here:
+    with (
+        closing(open_source(location("s3://bucket/out.zip"))) as there,
+        closing(open_source(tmp_path / "out.zip")) as here,
+    ):
         assert there.packed == here.packed is not None
 
 
