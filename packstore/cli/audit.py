@@ -95,14 +95,15 @@ def describe_report(report: AuditReport, only: tuple[str, ...] | None = None, fa
         only: Kinds to describe, without checks and total. None describes the whole report.
         failing: Kinds to print in red.
     """
-    from packstore.checking.audit import KINDS
+    from packstore.core.findings import list_kinds
 
+    kinds = list_kinds()
     lines = [] if only is not None else [f"checked  {check}" for check in report.checks]
     for kind, count in report.counts.items():
         if only is not None and kind not in only:
             continue
         mark = red(kind) if kind in failing else bold(kind)
-        lines.append(f"{mark}  {pluralize(count, 'finding')}: {KINDS[kind]}")
+        lines.append(f"{mark}  {pluralize(count, 'finding')}: {kinds[kind]}")
         lines += [f"  {_describe_finding(finding)}" for finding in report.of(kind)[:_LISTED]]
         if count > _LISTED:
             lines.append(f"  … and {count - _LISTED:,} more (--json lists them)")

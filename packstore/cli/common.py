@@ -107,16 +107,17 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
 
         Values other than text become a tuple, unchecked.
         """
-        from packstore.core.findings import KINDS
+        from packstore.core.findings import list_kinds
 
         if not isinstance(value, str):
             return tuple(value)
         names = [name.strip() for name in value.split(",")]
+        kinds = list_kinds()
         if names == ["any"]:
-            return tuple(KINDS)
+            return tuple(kinds)
         for name in names:
-            if name not in KINDS:
-                self.fail(f"unknown kind of finding {name!r}; use any, or some of {', '.join(KINDS)}", param, ctx)
+            if name not in kinds:
+                self.fail(f"unknown kind of finding {name!r}; use any, or some of {', '.join(kinds)}", param, ctx)
         return tuple(names)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packstore.core.errors import UsageError, printable
+from packstore.core.registry import COLUMN_TYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "packstore_audit", 1
 
-KINDS = {
+_OF_RECORDS = {
     "leakage": "the same image in several splits",
     "conflict": "the same image under several labels",
     "duplicate": "the same image again in its split",
@@ -38,21 +39,26 @@ KINDS = {
     "not_finite": "has values that are infinite or not a number",
     "suffix": "its suffix does not fit its content",
     "bad_label": "a label outside the classes",
-    "box_empty": "a box without area",
-    "box_inverted": "a box that ends before it begins, or is not finite",
-    "box_outside": "a box that extends beyond its image",
-    "mask_size": "a mask of another size than its image",
-    "mask_value": "a mask with values beyond its classes",
+}
+_OF_CLASSES = {
     "class_empty": "a class without records",
     "class_split": "a class that a split lacks",
     "imbalance": "classes of very different sizes",
 }
-"""Description of each kind of finding, in order of reporting."""
 
 DEFAULT_DROP = ("leakage", "conflict", "duplicate", "damaged", "undecodable")
 """Kinds whose records are dropped by default: those that are certain mistakes."""
 
 _MOST_BYTES = 4 << 30
+
+
+def list_kinds() -> dict[str, str]:
+    """Returns the description of each kind of finding, in order of reporting.
+
+    Loads all column types, plug-ins included, whose kinds stand between those of records and of classes.
+    """
+    faults = {kind: text for each in COLUMN_TYPES.values() for kind, text in each.faults.items()}
+    return _OF_RECORDS | dict(sorted(faults.items())) | _OF_CLASSES
 
 
 def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, records: int) -> NDArray[np.int64]:
@@ -70,9 +76,10 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
     import numpy as np  # here: the kinds are in the help of commands, which loads no numpy
 
     shown = printable(str(path))
+    known = list_kinds()
     for kind in kinds:
-        if kind not in KINDS:
-            raise UsageError(f"unknown kind of finding {printable(str(kind))!r}; use some of {', '.join(KINDS)}")
+        if kind not in known:
+            raise UsageError(f"unknown kind of finding {printable(str(kind))!r}; use some of {', '.join(known)}")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{shown} is larger than any report of packstore audit")

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from packstore.checking.audit.images import ImageInspector, InspectionResults, Limits, batch_images
 from packstore.checking.audit.report import AuditReport, Finding, FindingCollector
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
-from packstore.checking.audit.tables import RecordTable, report_boxes, report_classes
+from packstore.checking.audit.tables import RecordTable, report_classes, report_faulty_rows
 from packstore.core.arguments import check_bools, take_options, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
-from packstore.core.findings import KINDS
+from packstore.core.findings import list_kinds
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import get_decoder
@@ -30,7 +30,7 @@ from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.checked import CheckedReader
 
-__all__ = ["KINDS", "AuditOptions", "AuditReport", "Finding", "audit"]
+__all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "list_kinds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,20 +136,17 @@ class _Audit:
         sizes = _read_uniform_sizes(reader)
         report_classes(collector, manifest, table.rows, options.imbalance)
         if options.pixels:
-            checks += ["images decoded: files, headers, pixels" + (", masks" if self._has_column_type("mask") else "")]
+            checks += [
+                "images decoded: files, headers, pixels"
+                + (", masks" if any(column.holds_masks for column in manifest.columns) else "")
+            ]
             sizes = self.inspect_images(table)
         else:
             report_duplicates(collector, manifest, table.rows, table.checksums, table.there, "same bytes")
-        if self._has_column_type("boxes"):
-            report_boxes(collector, reader, sizes)
-            checks.append("boxes" if sizes is not None else "boxes (not their right and lower ends: no image was read)")
+        checks += report_faulty_rows(collector, reader, sizes)
         if options.pixels and options.near:
             checks.append("nearly the same pictures" + (", mirrored too" if options.mirrored else ""))
         return collector.make_report(reader, options.pixels, checks)
-
-    def _has_column_type(self, type: str) -> bool:
-        """Tells if the store has a column of this type."""
-        return any(column.type == type for column in self.reader.manifest.columns)
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
         """Decodes and inspects all images; adds findings of odd images and duplicates. Returns height and width of each

@@ -32,7 +32,6 @@ _GREY = 2
 """Largest difference between the channels of a grey image."""
 _CLIPPED = 0.25
 """Largest share of an image's values that may lie at its lowest or highest value."""
-_NO_CLASS = 255
 _WINDOWS = (WHOLE, *CROPS)
 _MIRRORED = (WHOLE,)
 _SUFFIXES = {
@@ -109,7 +108,7 @@ class ImageInspector:
         self._turned = readers_transpose(self._manifest)
         column = self._manifest.image
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
-        self._masks = [column for column in self._manifest.columns if column.type == "mask"]
+        self._masks = [column for column in self._manifest.columns if column.holds_masks]
         self._further = []
         for column in find_file_columns(self._manifest.columns):
             reading = Reading.of_column(column, self._manifest.options)
@@ -263,11 +262,9 @@ class ImageInspector:
         return flat
 
     def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: InspectionResults) -> None:
-        """Adds findings of a mask to ``seen``: damage, another size than its image's ``size``, values beyond the
-        classes.
+        """Adds findings of a mask to ``seen``: damage, and faults by its column type. ``size`` is its image's.
 
-        The value 255 for "no class" is allowed. Skips a missing mask. Raises :class:`UnreachableError` if the store at
-        a URL cannot be reached.
+        Skips a missing mask. Raises :class:`UnreachableError` if the store at a URL cannot be reached.
         """
         try:
             found = self._read_mask(name, record)
@@ -281,16 +278,9 @@ class ImageInspector:
             return
         if found is None:
             return
-        shape, values = found
-        if shape != size:
-            what = f"{name!r} has {shape[1]} x {shape[0]} pixels, its image {size[1]} x {size[0]}"
-            seen.findings.append(("mask_size", record, what))
-        classes = self._limits.mask_classes
-        if values is not None and classes is not None:
-            wrong = values[(values < 0) | ((values >= classes) & (values != _NO_CLASS))]
-            if wrong.size:
-                what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
-                seen.findings.append(("mask_value", record, what))
+        column = self._manifest.column(name)
+        for kind, what in column.traits.find_pixel_faults(column, *found, size, self._limits.mask_classes):
+            seen.findings.append((kind, record, what))
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
         """Decodes a record's image files in a column beside the main image. Adds findings of mode, damage and

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.checking.store_check import try_key
-from packstore.core.findings import FORMAT, KINDS, VERSION
+from packstore.core.findings import FORMAT, VERSION, list_kinds
 from packstore.stores.base import Reader
 
 _MOST_FINDINGS = 10_000
@@ -25,7 +25,7 @@ class Finding:
     """Something to inspect.
 
     Attributes:
-        kind: One of :data:`packstore.core.findings.KINDS`.
+        kind: One of :func:`packstore.core.findings.list_kinds`.
         what: The finding, on one line.
         records: Numbers of its first 1,000 records; empty for a finding about a class.
         keys: Their keys; None for a key that cannot be read.
@@ -112,7 +112,7 @@ class FindingCollector:
 
     def make_report(self, reader: Reader, pixels: bool, checks: Iterable[str]) -> AuditReport:
         """Returns the report of all findings; reads the keys from ``reader``."""
-        kinds = [kind for kind in KINDS if kind in self._counts]
+        kinds = sorted(self._counts, key=[*list_kinds()].index)
         findings = [
             Finding(kind, what, records, tuple(try_key(reader, record) for record in records))
             for kind in kinds

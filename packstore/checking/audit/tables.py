@@ -1,8 +1,9 @@
-"""Audits columns: labels, classes and boxes. Reads no image."""
+"""Audits columns: labels, classes, and rows such as boxes. Reads no image."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +12,14 @@ from xxhash import xxh3_64_intdigest
 from packstore.checking.audit.report import FindingCollector
 from packstore.checking.audit.same import ClassNumbers, RecordLabels
 from packstore.checking.store_check import StoreFile, open_files
-from packstore.core.columns import NUMPY_DTYPE, Ragged
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.packing.keys import digest_keys, find_duplicates
 from packstore.stores.base import Reader
 
 _RECORDS = 1 << 14
-_MOST_BOXES = 5
-_OUTSIDE = 1.0
-"""Pixels by which a box may extend beyond its image: conventions differ by that much."""
+_MOST_ROWS = 5
 
 
 class RecordTable:
@@ -157,59 +156,61 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
             collector.add("imbalance", where + what)
 
 
-def report_boxes(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> None:
-    """Adds findings of boxes that are empty, inverted, not finite, or more than a pixel outside their image.
+def report_faulty_rows(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> list[str]:
+    """Adds findings of rows that their column types call faulty, such as boxes outside their image. Returns a text for
+    each check.
 
     Unreadable columns become findings, too.
 
     ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
     """
+    checks: dict[str, None] = {}
     for column in reader.manifest.columns:
-        if column.type != "boxes":
+        check = column.traits.name_checks(sizes is not None)
+        if not check:
             continue
+        checks[check] = None
         for file in list_readable_files(reader):
             try:
-                values = file.reader.ragged_column(column.name)
-                for start in range(0, len(values), _RECORDS):
-                    _check_boxes(
-                        collector, column, values, range(start, min(start + _RECORDS, len(values))), file.start, sizes
-                    )
+                for start in range(0, len(file.reader), _RECORDS):
+                    part = range(start, min(start + _RECORDS, len(file.reader)))
+                    _check_rows(collector, column, file, part, sizes)
             except PackstoreError as error:
                 collector.add("damaged", f"{file.name or 'the store'}: column {column.name!r}: {error}")
+    return [*checks]
 
 
-def _check_boxes(
-    collector: FindingCollector,
-    column: Column,
-    values: Ragged,
-    part: range,
-    first: int,
-    sizes: NDArray[np.int32] | None,
+def _check_rows(
+    collector: FindingCollector, column: Column, file: StoreFile, part: range, sizes: NDArray[np.int32] | None
 ) -> None:
-    """Adds findings of faulty boxes in the records ``part`` of a file. ``first`` is the file's first record in the
-    store.
+    """Adds findings of faulty rows in the records ``part`` of a file.
 
-    One finding for each record and kind of fault; it shows the first five boxes.
+    One finding for each record and kind of fault; it shows the first five rows.
     """
-    each = [bytes(values[i]) for i in part]
-    counts = np.array([len(value) // column.record_nbytes for value in each])
-    whole = b"".join(value[: n * column.record_nbytes] for value, n in zip(each, counts.tolist(), strict=True))
-    boxes = np.frombuffer(whole, NUMPY_DTYPE[column.dtype]).reshape(-1, 4)
-    records = first + np.repeat(np.asarray(part), counts)
-    numbers = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
-    low, high = boxes[:, :2], boxes[:, 2:]
-    finite = np.isfinite(boxes).all(1)
-    inverted = ~finite | (low > high).any(1)
-    empty = ~inverted & (low == high).any(1)
-    outside = finite & (low < -_OUTSIDE).any(1)
-    if sizes is not None and len(boxes):
-        limits = sizes[records][:, ::-1].astype(np.float32)
-        outside |= finite & (limits > 0).all(1) & (high > limits + _OUTSIDE).any(1)
-    for kind, wrong in (("box_inverted", inverted), ("box_empty", empty), ("box_outside", outside)):
-        rows = np.flatnonzero(wrong)
-        for record in np.unique(records[rows]).tolist():
-            start, stop = np.searchsorted(records[rows], (record, record + 1))
-            of = rows[start:stop]
-            shown = "; ".join(f"{numbers[r]}: {boxes[r].round(2).tolist()}" for r in of[:_MOST_BOXES])
-            size = "" if kind != "box_outside" or sizes is None else f" in {sizes[record][1]} x {sizes[record][0]}"
+    rows, counts = _read_rows(file.reader, column, part)
+    records = file.start + np.repeat(np.asarray(part), counts)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    for kind, faulty, depends_on_size in column.traits.find_faults(
+        column, rows, None if sizes is None else sizes[records]
+    ):
+        found = np.flatnonzero(faulty)
+        for record in np.unique(records[found]).tolist():
+            start, stop = np.searchsorted(records[found], (record, record + 1))
+            shown = "; ".join(f"{numbers[r]}: {rows[r].round(2).tolist()}" for r in found[start:stop][:_MOST_ROWS])
+            size = f" in {sizes[record][1]} x {sizes[record][0]}" if depends_on_size and sizes is not None else ""
             collector.add(kind, f"{column.name!r} {shown}{size}", [record])
+
+
+def _read_rows(reader: Reader, column: Column, part: range) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Reads the rows of all records in ``part``, and the number of rows of each record: of a fixed column 1, or 0 for a
+    missing value. Leaves out an incomplete row at the end of a value."""
+    if column.kind == "fixed":
+        there = np.ones(len(part), np.bool_)
+        if column.nullable:
+            there = reader.fixed_column(column.valid_name)[part.start : part.stop]
+        return reader.column(column.name)[part.start : part.stop][there], there.astype(np.int64)
+    values = reader.ragged_column(column.name)
+    each = [bytes(values[i]) for i in part]
+    counts = np.array([len(value) // column.record_nbytes for value in each], np.int64)
+    whole = b"".join(value[: n * column.record_nbytes] for value, n in zip(each, counts.tolist(), strict=True))
+    return np.frombuffer(whole, NUMPY_DTYPE[column.dtype]).reshape(-1, *column.shape), counts

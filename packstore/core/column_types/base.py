@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Protocol
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.canvas import Canvas, RowClasses
+from packstore.core.column_types.faults import RowFaults
 from packstore.core.column_types.shown import show_numbers
 from packstore.core.errors import ManifestError
 from packstore.core.modes import RGB, Mode, parse_mode
@@ -315,6 +316,7 @@ class ColumnType(ABC):
         drawn_as: Plural noun for shapes that :meth:`draw` draws over the image: ``boxes``. Empty if it draws nothing.
         drawn_by_default: A contact sheet draws the values unless other columns are named.
         layer: Place of the shapes above those of other types. Lower layers are drawn first.
+        faults: Description of each kind of finding that an audit of the values may report.
     """
 
     name: ClassVar[str]
@@ -337,6 +339,7 @@ class ColumnType(ABC):
     drawn_as: ClassVar[str] = ""
     drawn_by_default: ClassVar[bool] = False
     layer: ClassVar[int] = 3
+    faults: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
         """Sets :attr:`field` of a subclass to None if the subclass does not set it."""
@@ -360,6 +363,8 @@ class ColumnType(ABC):
         Raises :class:`StoreError` if a list is damaged.
         """
         return [raw] if column.form == "file" else []
+
+    # Listings, drawings, the page, audits -----------------------------------------------------------------------------
 
     def describe(self, column: Column) -> str:
         """Describes a value in a few words, for listings. By default returns :attr:`meaning`, or dtype and shape if
@@ -405,6 +410,42 @@ class ColumnType(ABC):
         if column.dtype == "bfloat16":
             array = (array.astype(np.uint32) << 16).view(np.float32)
         return {"as": "numbers", **show_numbers(array)}
+
+    def name_checks(self, sizes_known: bool) -> str:
+        """Names what :meth:`find_faults` checks, for the report of an audit. By default empty: an audit checks no rows.
+
+        ``sizes_known``: the sizes of the images are known.
+        """
+        return ""
+
+    def find_faults(self, column: Column, rows: NDArray[Any], sizes: NDArray[np.int32] | None) -> Iterable[RowFaults]:
+        """Finds faulty rows of many records. Only called if :meth:`name_checks` names the check. By default none.
+
+        Args:
+            column: The column, of numbers without a layout.
+            rows: ``(n, *column.shape)``. A fixed column has one row a record.
+            sizes: Height and width of each row's image, ``(n, 2)``; zeros for unknown ones. None if all are unknown.
+        """
+        return ()
+
+    def find_pixel_faults(
+        self,
+        column: Column,
+        shape: tuple[int, ...],
+        values: NDArray[Any] | None,
+        size: tuple[int, ...],
+        classes: int | None,
+    ) -> Iterator[tuple[str, str]]:
+        """Yields kind and text of each fault of a mask. By default none.
+
+        Args:
+            column: The column of masks.
+            shape: Height and width of the mask.
+            values: The mask ``(H, W)``. None for a file if ``classes`` is None: then it is not decoded.
+            size: Height and width of its image.
+            classes: Number of classes; None if unknown.
+        """
+        yield from ()
 
     # Training: batches, and the geometry of values that move with the image ----------------------------------------
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as as_index
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
+from packstore.core.column_types.faults import RowFaults
 from packstore.core.dtypes import NUMPY_DTYPE, bfloat16_bits
 from packstore.core.errors import ManifestError, StoreError
 
@@ -176,6 +177,10 @@ class Boxes(Field):
         return Column(name, "ragged", "float32", (4,), type="boxes", nullable=optional, coordinates=coordinates)
 
 
+_OUTSIDE = 1.0
+"""Pixels by which a box may extend beyond its image: conventions differ by that much."""
+
+
 class BoxesType(ArrayType):
     """Boxes: left, top, right, bottom.
 
@@ -191,6 +196,11 @@ class BoxesType(ArrayType):
     drawn_as = "boxes"
     drawn_by_default = True
     layer = 1
+    faults: ClassVar[Mapping[str, str]] = {
+        "box_empty": "a box without area",
+        "box_inverted": "a box that ends before it begins, or is not finite",
+        "box_outside": "a box that extends beyond its image",
+    }
 
     def fits(self, column: Column) -> bool:
         """Allows any number of rows of four float32."""
@@ -203,6 +213,23 @@ class BoxesType(ArrayType):
             row = int(good.argmin())
             expected = "finite numbers" if not np.isfinite(array[row]).all() else "left <= right and top <= bottom"
             raise ValueError(f"column {column.name!r}: box {row} is {array[row].tolist()}; expected {expected} (xyxy)")
+
+    def name_checks(self, sizes_known: bool) -> str:
+        """Names the check of boxes, and the part of the check that needs sizes of images."""
+        return "boxes" if sizes_known else "boxes (not their right and lower ends: no image was read)"
+
+    def find_faults(self, column: Column, rows: NDArray[Any], sizes: NDArray[np.int32] | None) -> Iterator[RowFaults]:
+        """Yields boxes that are inverted or not finite, empty, or more than a pixel outside their image."""
+        low, high = rows[:, :2], rows[:, 2:]
+        finite = np.isfinite(rows).all(1)
+        inverted = ~finite | (low > high).any(1)
+        outside = finite & (low < -_OUTSIDE).any(1)
+        if sizes is not None and len(rows):
+            limits = sizes[:, ::-1].astype(np.float32)
+            outside |= finite & (limits > 0).all(1) & (high > limits + _OUTSIDE).any(1)
+        yield RowFaults("box_inverted", inverted)
+        yield RowFaults("box_empty", ~inverted & (low == high).any(1))
+        yield RowFaults("box_outside", outside, depends_on_size=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from packstore.core.modes import RGB, parse_mode
 
 MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 """Of masks that are arrays; float32 for values measured at each pixel, such as depth."""
+_NO_CLASS = 255
+"""Value that means "no class" in masks by convention."""
 
 
 class PictureField(Field):
@@ -151,6 +154,10 @@ class MaskType(PictureType):
     meaning = "a value a pixel"
     drawn_as = "masks"
     layer = 0
+    faults: ClassVar[Mapping[str, str]] = {
+        "mask_size": "a mask of another size than its image",
+        "mask_value": "a mask with values beyond its classes",
+    }
 
     def collation(self, column: Column) -> Collation:
         return "planes"
@@ -169,6 +176,27 @@ class MaskType(PictureType):
     def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
         """Draws each class in its own colour."""
         canvas.draw_mask(value)
+
+    def find_pixel_faults(
+        self,
+        column: Column,
+        shape: tuple[int, ...],
+        values: NDArray[Any] | None,
+        size: tuple[int, ...],
+        classes: int | None,
+    ) -> Iterator[tuple[str, str]]:
+        """Yields another size than the image's, and the first value beyond the classes.
+
+        The value 255 for "no class" is allowed.
+        """
+        name = column.name
+        if shape != size:
+            yield "mask_size", f"{name!r} has {shape[1]} x {shape[0]} pixels, its image {size[1]} x {size[0]}"
+        if values is not None and classes is not None:
+            wrong = values[(values < 0) | ((values >= classes) & (values != _NO_CLASS))]
+            if wrong.size:
+                text = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
+                yield "mask_value", text
 
 
 IMAGE, MASK = ImageType(), MaskType()

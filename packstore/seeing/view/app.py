@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from packstore.core.column import Column
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
-from packstore.core.findings import KINDS
+from packstore.core.findings import list_kinds
 from packstore.core.registry import FORMATS
 from packstore.seeing.nearby import is_damage
 from packstore.seeing.view.facts import ImageHeaders, find_class_column
@@ -134,7 +134,7 @@ async def _get_store(site: Site, _: Request) -> Response:
     """
     manifest = site.reader.manifest
     column = find_class_column(manifest)
-    image = manifest.image
+    image, kinds = manifest.image, list_kinds()
     return _json_response(
         {
             "name": printable(site.reader.path.name),
@@ -161,7 +161,7 @@ async def _get_store(site: Site, _: Request) -> Response:
             "sorts": SORTS,
             "measures": MEASURES,
             "marks": {mark: len(records) for mark, records in site.findings.records.items()},
-            "kinds": {mark: KINDS.get(mark, "") for mark in [*site.findings.records, *site.findings.notes]},
+            "kinds": {mark: kinds.get(mark, "") for mark in [*site.findings.records, *site.findings.notes]},
             "notes": {
                 mark: {"count": len(texts), "texts": [*texts][:_MOST_NOTES]}
                 for mark, texts in site.findings.notes.items()

@@ -19,7 +19,7 @@ from packstore.core.progress import Progress
 from packstore.stores.base import Reader
 
 DAMAGE = "damaged"
-"""The mark of damaged records; one of :data:`packstore.core.findings.KINDS`."""
+"""The mark of damaged records; one of :func:`packstore.core.findings.list_kinds`."""
 
 MOST_MARKED = 10_000
 """Most records that are marked as damaged while the page is open."""
