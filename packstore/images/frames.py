@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from packstore.images.mpf import find_pictures
 from packstore.images.sniff import HeaderError, ImageInfo
 
 _MOST = 1 << 20
@@ -34,11 +35,15 @@ class Frames(NamedTuple):
 
 
 def count_frames(data: bytes, info: ImageInfo) -> Frames:
-    """Counts the frames of a GIF, PNG, WebP or TIFF. Returns one frame for any other kind, also AVIF and HEIF.
+    """Counts the frames of a GIF, PNG, WebP or TIFF, and the views of a JPEG. Returns one frame for any other kind,
+    also AVIF and HEIF.
 
     Raises :class:`HeaderError` for damaged headers.
     """
     try:
+        if info.kind == "jpeg":
+            views = len(find_pictures(data, info).views)
+            return Frames(views, tuple(range(views)))
         if info.kind == "gif":
             return _count_gif_frames(data, info)
         if info.kind == "png":

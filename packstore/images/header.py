@@ -35,6 +35,7 @@ class ImageInfo(NamedTuple):
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
         app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 without one.
         app1_alone: That segment is the only APP1, and no stray bytes lie between segments.
+        mpf_at: Offset of the index of further pictures in a JPEG, see :mod:`packstore.images.mpf`; 0 without one.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class ImageInfo(NamedTuple):
     adobe: int | None = None
     app1_at: int = 0
     app1_alone: bool = False
+    mpf_at: int = 0
 
     @property
     def progressive(self) -> bool:

@@ -27,7 +27,7 @@ def parse_jpeg_header(data: bytes, whole: bool) -> ImageInfo:
     if known is not None and data.startswith(known[0]):
         _check_end(data, len(known[0]), whole)
         return known[1]
-    width = height = components = precision = sof = frames = app1_at = app1s = 0
+    width = height = components = precision = sof = frames = app1_at = app1s = mpf_at = 0
     orderly = True
     adobe: int | None = None
     at = 2
@@ -55,6 +55,8 @@ def parse_jpeg_header(data: bytes, whole: bool) -> ImageInfo:
         elif marker == 0xE1:
             app1_at = app1_at or at
             app1s += 1
+        elif marker == 0xE2 and data[at + 4 : at + 8] == b"MPF\0":
+            mpf_at = mpf_at or at + 8
         elif marker < 0xC0:
             orderly = False
         at += 2 + length
@@ -67,7 +69,7 @@ def parse_jpeg_header(data: bytes, whole: bool) -> ImageInfo:
     if end > len(data):
         raise IndexError
     alone = orderly and app1s == 1
-    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, app1_at, alone)
+    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, app1_at, alone, mpf_at)
     # In other segments the values may be beyond the segment's end.
     if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info

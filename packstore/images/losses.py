@@ -34,6 +34,11 @@ UNIFIED = {
     "ycbcr_to_rgb": ("YCbCr image", "YCbCr images", "the colours are converted"),
     "hsv_to_rgb": ("HSV image", "HSV images", "the colours are converted"),
     "current_frame": ("image of several frames", "images of several frames", "the current frame is packed"),
+    "further_pictures": (
+        "JPEG file of further pictures (previews, gain maps)",
+        "JPEG files of further pictures (previews, gain maps)",
+        "the first is read",
+    ),
     "white_is_zero": ("image in which 0 is white", "images in which 0 is white", "the values are as stored"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
 }
@@ -82,7 +87,7 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
         DecodeError: A library that the file needs is missing.
     """
     plain = reading.mode == RGB.name and not reading.frame
-    if plain and info.kind == "jpeg":
+    if plain and info.kind == "jpeg" and not info.mpf_at:
         return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components))
     if plain and not _may_exceed_rgb(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))

@@ -33,6 +33,7 @@ from packstore.images.decoders.tiff import (
 from packstore.images.frames import list_tiff_pages
 from packstore.images.kinds import KINDS
 from packstore.images.mode_dtypes import EXACT
+from packstore.images.mpf import find_pictures
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff, too_many_values
 
 _PILLOW = {
@@ -84,8 +85,13 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
     Returns None for a file that Pillow cannot open, also without its plugin. Raises :class:`DecodeError` if another
     library for the file is missing."""
     if info.kind == "jpeg":
-        converted = CONVERTED["CMYK"] if info.components == 4 else None
-        return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"), converted=converted)
+        pictures = find_pictures(data, info)
+        if 0 < frame < len(pictures.views):
+            view = data[slice(*pictures.views[frame])]
+            return describe_image(view, sniff(view))
+        converted = "further_pictures" if pictures.others else CONVERTED["CMYK"] if info.components == 4 else None
+        mode = parse_mode("L" if info.components == 1 else "RGB")
+        return ImageDescription(mode, len(pictures.views), converted=converted)
     if info.kind in KINDS:
         return _describe_special_kind(bytes(data), info, frame)
     if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
@@ -159,6 +165,11 @@ class FrameReader:
         data, info = self.data, self._info
         if info.kind in KINDS:
             return _scale_to_dtype(*_decode_special_kind(bytes(data), info, frame), info)
+        if info.kind == "jpeg" and frame:
+            views = find_pictures(data, info).views
+            if frame >= len(views):
+                raise DecodeError(f"the image has {len(views)} frames, and frame {frame} is read (from 0)")
+            return decode(data[slice(*views[frame])], self._max_pixels, gray=gray)
         if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
             colours, mode = decode(rest[0], self._max_pixels)
             mode = mode_of(mode.channels + 1, mode.dtype)

@@ -84,7 +84,7 @@ enum {
 
 /* Table B.1 */
 enum { SOF0 = 0xC0, SOF1, SOF2, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
-enum { APP0 = 0xE0, APP1, APP14 = 0xEE, APP15, COM = 0xFE };
+enum { APP0 = 0xE0, APP1, APP2, APP14 = 0xEE, APP15, COM = 0xFE };
 
 /* A Huffman table in the file, B.2.4.2: number of codes of each length, and their values. */
 struct huffman_spec {

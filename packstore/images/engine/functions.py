@@ -86,7 +86,8 @@ def read_files(
 
 
 def is_plain_jpeg(file: bytes, max_pixels: int) -> bool:
-    """Tells if a file is certainly a plain JPEG. It is whole, has three components of 8 bits, and no EXIF or XMP.
+    """Tells if a file is certainly a plain JPEG. It is whole, has three components of 8 bits, and no EXIF, XMP or
+    further pictures.
 
     Looks at its segments and its end, and decodes nothing. False for more than ``max_pixels`` pixels, and without an
     engine."""

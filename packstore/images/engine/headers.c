@@ -198,7 +198,8 @@ enum outcome read_headers(struct headers *headers, const uint8_t *file, int64_t 
 }
 
 /* Tells if a file is certainly a whole JPEG of three components of 8 bits, with at most `max_pixels`, and without APP1,
- * which may hold EXIF. Looks at its segments and its end, as jpeg_header.py does; decoding may refuse the file. */
+ * which may hold EXIF, and an index of further pictures. Looks at its segments and its end, as jpeg_header.py does;
+ * decoding may refuse the file. */
 bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
 {
     bool has_frame = false;
@@ -218,7 +219,8 @@ bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
                 return false;
             has_frame = true;
         } else if (marker != DHT && marker != DQT && marker != DRI && marker != COM &&
-                   (marker < APP0 || marker > APP15 || marker == APP1)) {
+                   (marker < APP0 || marker > APP15 || marker == APP1 ||
+                    (marker == APP2 && length >= 6 && !memcmp(file + at + 4, "MPF", 4)))) {
             return false;
         }
         at += 2 + length;
