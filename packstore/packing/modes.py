@@ -43,7 +43,7 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
     holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not find_file_columns(survey.columns)
     if holds_arrays and not isinstance(source, AddedSource):  # its store was asked
         _refuse_unused_options(base, options, str(source.path), source.kind)
-        _refuse_wide_scale(base, options, survey.value_range, str(source.path))
+        _refuse_wide_scale(base, options, survey, str(source.path))
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
     if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
         _refuse_other_mode(base, options, is_raw)
@@ -100,13 +100,19 @@ def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, ki
         )
 
 
-def _refuse_wide_scale(base: Reading, options: ConvertOptions, found: tuple[int, int] | None, path: str) -> None:
-    """Raises :class:`UsageError` for ``depth="scale"`` if values of ``found`` do not take the whole range of their
-    dtype: images would become almost black, or gray."""
-    dtype = base.pixels.dtype
-    if options.depth != "scale" or found is None or dtype == "float32":
+def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, path: str) -> None:
+    """Raises :class:`UsageError` for ``depth="scale"`` if whole numbers do not take the whole range of their dtype, or
+    are not known to: images would become almost black, or gray."""
+    dtype, found = base.pixels.dtype, survey.value_range
+    if options.depth != "scale" or dtype == "float32":
         return
-    if found != (np.iinfo(dtype).min, np.iinfo(dtype).max):
+    if not survey.uses_all_bits:
+        limits = np.iinfo(dtype)
+        raise UsageError(
+            f"{printable(path)} holds values of {dtype}, and scans use a part of them; --depth scale takes all, "
+            f"{limits.min} to {limits.max}; give --depth window:LO,HI with the values that become black and white"
+        )
+    if found is not None and found != (np.iinfo(dtype).min, np.iinfo(dtype).max):
         raise UsageError(
             f"{printable(path)} holds values from {found[0]} to {found[1]}; --depth scale takes the range of {dtype}; "
             f"give --depth window:{found[0]},{found[1]}, or a narrower window"

@@ -227,6 +227,7 @@ class Survey:
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
         notes: Further facts that a person should know before using or sharing the store.
         value_range: Least and greatest value that arrays of whole numbers can have; None if only their dtype says so.
+        uses_all_bits: Whole numbers may take the range of their dtype. False for scans, which use an unknown part.
     """
 
     splits: Mapping[str, int]
@@ -247,6 +248,7 @@ class Survey:
     ledger: Ledger = field(default_factory=Ledger)
     notes: tuple[str, ...] = ()
     value_range: tuple[int, int] | None = None
+    uses_all_bits: bool = True
 
     @property
     def records(self) -> int:

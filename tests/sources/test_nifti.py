@@ -114,6 +114,21 @@ def test_the_mode_holds_all_files(dtypes: list[str], mode: str, kind: str, tmp_p
             )
 
 
+@pytest.mark.parametrize("columns", [SLICES, VOLUMES])
+def test_scale_is_refused_for_scans(columns: str, tmp_path: Path) -> None:
+    """Of int16, values from 0 to 1,500 became 128 to 133."""
+    values = (np.arange(4 * 5 * 3, dtype=np.int16) * 24).reshape(4, 5, 3)
+    save(values, tmp_path / "deep" / "a.nii.gz")
+    save(values.astype(np.uint8), tmp_path / "bytes" / "a.nii.gz")
+    with pytest.raises(UsageError, match=r"values of int16, .* give --depth window:LO,HI"):
+        convert(tmp_path / "deep", tmp_path / "s.h5", columns=columns, depth="scale")
+    convert(tmp_path / "deep", tmp_path / "s.h5", columns=columns, depth="window:0,1530")
+    found = PackedDataset(tmp_path / "s.h5", columns=("image",), output="numpy")[1 if columns == SLICES else 0]
+    np.testing.assert_array_equal(found[..., 0], values[:, :, 1].T // 6)
+    with pytest.raises(UsageError, match="so depth cannot apply"):
+        convert(tmp_path / "bytes", tmp_path / "t.h5", columns=columns, depth="scale")
+
+
 def test_slices_or_volumes_is_a_question(tmp_path: Path) -> None:
     save(values_of(1), tmp_path / "a.nii")
     with pytest.raises(AmbiguousSourceError, match=r"image=slices.*image=volumes") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.fields import Array, Field, Mask, Text
 from packstore.core.modes import Mode, mode_of
+from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import excess_pixels_message
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
@@ -130,6 +132,10 @@ class NiftiSource(HeaderScanSource):
         numbers = {name: Array("int64") for name in ("number", "time")}
         scale = {name: Array("float64") for name in ("slope", "intercept")}
         return {**found, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Surveys the source. No header says which values are used."""
+        return replace(super().survey(split, progress), uses_all_bits=self._mode.dtype == "uint8")
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields one row for each slice or volume, at each time step. If a file has several, the keys are
