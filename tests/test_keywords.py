@@ -8,23 +8,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import packstore
-from packstore.checking.audit import AuditOptions
-from packstore.checking.repair import RepairOptions
-from packstore.checking.verification import VerifyOptions
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
-from packstore.packing.append_plan import AppendOptions
-from packstore.packing.options import ConvertOptions
-from packstore.training.loader.options import LoaderOptions
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 
@@ -40,44 +33,9 @@ FUNCTIONS = (
 )
 
 
-def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What ``function`` takes beyond its paths."""
-    return {
-        name: each
-        for name, each in inspect.signature(function).parameters.items()
-        if each.default is not each.empty and each.kind is not each.VAR_KEYWORD
-    }
-
-
 @pytest.mark.parametrize(
-    ("function", "options", "others"),
-    [
-        (packstore.convert, ConvertOptions, {"progress", "fields"}),
-        (packstore.append, AppendOptions, {"progress"}),
-        (packstore.verify, VerifyOptions, {"progress"}),
-        (packstore.audit, AuditOptions, {"progress"}),
-        (packstore.repair, RepairOptions, {"destination", "progress"}),
-        (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
-    ],
-)
-def test_keywords_are_those_of_the_options(function: Callable[..., Any], options: Any, others: set[str]) -> None:
-    taken = keywords(function)
-    assert set(taken) == {field.name for field in fields(options)} | others
-    for field in fields(options):
-        assert taken[field.name].default == field.default, field.name
-        if field.name not in ("indices", "augment", "mix", "views"):  # the options hold what is made of these
-            assert taken[field.name].annotation == field.type, field.name
-
-
-def test_a_writer_takes_options_of_convert() -> None:
-    converts = {field.name: field for field in fields(ConvertOptions)}
-    for name, each in keywords(packstore.Writer).items():
-        if name not in ("fields", "progress"):
-            assert (each.default, each.annotation) == (converts[name].default, converts[name].type), name
-
-
-@pytest.mark.parametrize(
-    "function", [*FUNCTIONS, packstore.Writer, packstore.PackedLoader, packstore.PackedDataset, packstore.open]
+    "function",
+    [*FUNCTIONS, packstore.export, packstore.Writer, packstore.PackedLoader, packstore.PackedDataset, packstore.open],
 )
 def test_every_argument_is_named_typed_and_described(function: Callable[..., Any]) -> None:
     for name, each in inspect.signature(function).parameters.items():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,22 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import CannotReplaceError, DamagedRecord, Donor
+from packstore.checking.options import RepairOptions
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
-from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Column, Skipped
+from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.images.seek_index import index_values
-from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import Link
-from packstore.sources.arguments import SourceArguments
 from packstore.stores import create_store, format_of
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
@@ -44,44 +43,21 @@ from packstore.stores.opening import open_reader
 from packstore.stores.sharded import ShardedReader
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepairOptions(SourceArguments):
-    """Keyword arguments of :func:`packstore.repair`, which describes them.
+@dataclass(frozen=True)
+class RepairArguments(RepairOptions):
+    """Arguments of :func:`packstore.repair`."""
 
-    Raises :class:`UsageError` for invalid ``source_kind``, ``partial``, ``workers`` and ``max_pixels``. Opening the
-    source checks most others; making a decoder checks ``decoder``.
-    """
-
-    partial: bool = False
-    workers: int | None = None
-    decoder: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_texts(source_kind=self.source_kind)
-        check_bools(partial=self.partial)
-        whole_number("max_pixels", self.max_pixels)
-        if self.workers is not None:
-            whole_number("workers", self.workers)
+    damaged: str | os.PathLike[str] = field(metadata=argument("The store; it must still open."))
+    source: str | os.PathLike[str] = field(
+        metadata=argument("The source that it was packed from, or another store of the same images.")
+    )
+    destination: str | os.PathLike[str] | None = option(None, "Path of the new store; None if ``damaged`` is a URL.")
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
 
 
-def repair(
-    damaged: str | os.PathLike[str],
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str] | None = None,
-    *,
-    source_kind: str | None = None,
-    labels: str | os.PathLike[str] | None = None,
-    image_key: str | None = None,
-    label_key: str | None = None,
-    layout: str | None = None,
-    ignore: str | Sequence[str] = (),
-    columns: str | Sequence[str] = (),
-    partial: bool = False,
-    workers: int | None = None,
-    decoder: str = "auto",
-    max_pixels: int = MAX_PIXELS,
-    progress: bool | ProgressCallback = False,
-) -> RepairReport:
+@takes(RepairArguments)
+def repair(arguments: RepairArguments) -> RepairReport:
     """Writes an undamaged store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
@@ -91,23 +67,8 @@ def repair(
     ``source`` is a store with the same shard, the shard is copied. Other shards are rebuilt from their undamaged
     records and ``source``.
 
-    Args:
-        damaged: The store; it must still open.
-        source: The source that it was packed from, or another store of the same images.
-        destination: Path of the new store; None if ``damaged`` is a URL.
-        source_kind: Kind of the source instead of recognising it.
-        labels: Labels file of the source, as given to ``convert``.
-        image_key: Array of the images in the source. None takes the value given to ``convert``, here and in the next
-            two arguments.
-        label_key: Array of its class numbers.
-        layout: Order of the images' axes.
-        ignore: Patterns of files to leave out of the source; empty takes those given to ``convert``.
-        columns: Meanings of the columns of a table; empty takes those given to ``convert``.
-        partial: Write the store even if some records are lost, without these.
-        workers: Threads; None for one a core.
-        decoder: Name of the decoder.
-        max_pixels: An image of the source whose header says more pixels is refused.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+    ``image_key``, ``label_key``, ``layout``, ``ignore`` and ``columns`` that are not given are those with which the
+    store was packed.
 
     Returns:
         The report. Nothing is written if nothing is damaged. Without ``partial``, nothing is written if a record is
@@ -118,23 +79,22 @@ def repair(
         SourceError, UsageError: The source cannot be read, or the records cannot be made from it.
         DestinationError: The destination may not be written.
     """
-    options = take_options(RepairOptions, locals())
-    refuse_empty(source)
-    refuse_empty(damaged)
-    damaged, source = location(damaged), location(source)
-    with progress_callback(progress) as report:
+    refuse_empty(arguments.source)
+    refuse_empty(arguments.damaged)
+    damaged, source = location(arguments.damaged), location(arguments.source)
+    with progress_callback(arguments.progress) as report:
         if isinstance(damaged, UrlPath):
-            if destination is not None or partial:
+            if arguments.destination is not None or arguments.partial:
                 raise UsageError("a store at a URL is repaired in place: omit destination and partial")
 
             def repair_shard(broken: Path, whole: Path) -> RepairReport:
-                return _repair_files(broken, source, whole, options, report)
+                return _repair_files(broken, source, whole, arguments, report)
 
             return repair_at_url(damaged, source, repair_shard, report)
-        if destination is None:
+        if arguments.destination is None:
             raise UsageError("give a destination (--out) for the repaired store: the damaged one is not changed")
-        check_paths(damaged, destination, labels)
-        return _repair_files(damaged, source, Path(destination), options, report)
+        check_paths(damaged, arguments.destination, arguments.labels)
+        return _repair_files(damaged, source, Path(arguments.destination), arguments, report)
 
 
 def _repair_files(

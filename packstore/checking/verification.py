@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.checking.against import BATCH_RECORDS, Comparison, Difference, ValueGetter
+from packstore.checking.options import VerifyOptions
 from packstore.checking.store_check import Batch, ImageChecks, StoreCheck, try_key
-from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
+from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, find_bridge, location
@@ -27,9 +28,7 @@ from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
 from packstore.images.reading import Reading
 from packstore.images.seek_index import make_indexes
-from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.keys import find_duplicates
-from packstore.sources.arguments import SourceArguments
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
 
@@ -74,49 +73,21 @@ class VerifyReport:
         return f"<VerifyReport of {str(self.path)!r}: {self.manifest.records:,} records, {result}{quick}>"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyOptions(SourceArguments):
-    """Keyword arguments of :func:`packstore.verify`, which describes them.
+@dataclass(frozen=True)
+class VerifyArguments(VerifyOptions):
+    """Arguments of :func:`packstore.verify`."""
 
-    Raises :class:`UsageError` for invalid ``source_kind``, ``quick``, ``decode``, ``workers`` and ``max_pixels``, and
-    for ``quick`` with ``decode`` or ``against``. Opening the source checks most others; making a decoder checks
-    ``decoder``.
-    """
-
-    quick: bool = False
-    decode: bool = False
-    against: str | os.PathLike[str] | None = None
-    workers: int | None = None
-    decoder: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_texts(source_kind=self.source_kind)
-        check_bools(quick=self.quick, decode=self.decode)
-        whole_number("max_pixels", self.max_pixels)
-        if self.workers is not None:
-            whole_number("workers", self.workers)
-        if self.quick and (self.decode or self.against is not None):
-            raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
+    path: str | os.PathLike[str] = field(
+        metadata=argument(
+            "The store, or its URL: each object is read once, in bounded memory, and each shard through the cache."
+        )
+    )
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
 
 
-def verify(
-    path: str | os.PathLike[str],
-    *,
-    quick: bool = False,
-    decode: bool = False,
-    against: str | os.PathLike[str] | None = None,
-    source_kind: str | None = None,
-    labels: str | os.PathLike[str] | None = None,
-    image_key: str | None = None,
-    label_key: str | None = None,
-    layout: str | None = None,
-    ignore: str | Sequence[str] = (),
-    columns: str | Sequence[str] = (),
-    workers: int | None = None,
-    decoder: str = "auto",
-    max_pixels: int = MAX_PIXELS,
-    progress: bool | ProgressCallback = False,
-) -> VerifyReport:
+@takes(VerifyArguments)
+def verify(arguments: VerifyArguments) -> VerifyReport:
     """Checks a store: structure, manifest, counts, file and column digests, the checksums of every record.
 
     ``decode=True`` also checks that every image decodes. ``against=SOURCE`` also compares the store with the source.
@@ -125,26 +96,8 @@ def verify(
     - pixel for pixel, for lossless encodings;
     - within the tolerance stated in :func:`packstore.images.encode.Encoder.compare`, for other encodings.
 
-    Args:
-        path: The store, or its URL: each object is read once, in bounded memory, and each shard through the cache.
-        quick: Check structure, sizes, labels and keys only, and read no image. The time does not depend on the images'
-            size. A changed byte in an image is not noticed. At a URL, check only the head, the table and the sizes of
-            the objects.
-        decode: Also decode every image in full, and compute seek indexes again and compare them.
-        against: A source (or another store) to compare with, also a URL, or None.
-        source_kind: Kind of that source instead of recognising it.
-        labels: Labels file of that source, as given to ``convert``.
-        image_key: Array of the images in that source. None takes the value given to ``convert``, here and in the next
-            two arguments.
-        label_key: Array of its class numbers.
-        layout: Order of the images' axes.
-        ignore: Patterns of files to leave out of the source; empty takes those given to ``convert``.
-        columns: Meanings of the columns of a table; empty takes those given to ``convert``.
-        workers: Threads; None for one a core.
-        decoder: Name of the decoder.
-        max_pixels: An image whose header claims more pixels is not decoded and counts as damaged. This bounds the
-            memory, as in :func:`packstore.convert`.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+    ``image_key``, ``label_key``, ``layout``, ``ignore`` and ``columns`` that are not given are those with which the
+    store was packed.
 
     Returns:
         The report; damage is in it, not raised.
@@ -155,16 +108,15 @@ def verify(
         UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
     """
-    options = take_options(VerifyOptions, locals())
-    refuse_empty(options.against)
-    check_paths(options.labels)
-    against = None if options.against is None else location(options.against)
+    refuse_empty(arguments.against)
+    check_paths(arguments.labels)
+    against = None if arguments.against is None else location(arguments.against)
     # Checked now, not after the whole store has been read.
     elsewhere = against is None or isinstance(against, UrlPath) or find_bridge(against) is not None
     if not elsewhere and not os.path.lexists(str(against)):
         raise UsageError(f"{printable(str(against))}: no such file or directory")
-    with open_store(path) as reader, progress_callback(progress) as report:
-        return _Verification(reader, options, against, report).verify_store()
+    with open_store(arguments.path) as reader, progress_callback(arguments.progress) as report:
+        return _Verification(reader, arguments, against, report).verify_store()
 
 
 class _Verification:

@@ -9,7 +9,6 @@ import click
 
 from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
-    ByteSize,
     StorePath,
     describe_skipped,
     format_column_classes,
@@ -19,17 +18,7 @@ from packstore.cli.common import (
     shell_quote,
 )
 from packstore.cli.convert import EXIT_SKIPPED
-from packstore.cli.options import (
-    cache_options,
-    checking_options,
-    decoder_option,
-    depth_options,
-    dry_run_option,
-    quiet_option,
-    restart_option,
-    source_options,
-    workers_option,
-)
+from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, quiet_option
 from packstore.core.errors import SampleError, SourceError, printable
 
 if TYPE_CHECKING:
@@ -37,27 +26,10 @@ if TYPE_CHECKING:
     from packstore.packing.append_plan import AppendPlan
 
 
-@click.command(short_help="Add records to a store.")
+@click.command(cls=Command, short_help="Add records to a store.")
 @click.argument("store", type=StorePath())
 @click.argument("source", type=StorePath())
-@click.option(
-    "--split",
-    metavar="NAME",
-    help="Take only this split of SOURCE. If SOURCE has no splits, add to this split of STORE.",
-)
-@source_options
-@click.option(
-    "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
-    help="For a key that STORE has already: stop, or skip the sample. unchecked: do not compare keys.",
-)  # fmt: skip
-@click.option("--key-prefix", default="", metavar="PREFIX", help="Put PREFIX before the keys of SOURCE.")
-@click.option("--no-new-classes", is_flag=True, help="Stop if SOURCE has a class that STORE lacks.")
-@checking_options
-@depth_options
-@click.option("--shard-size", type=ByteSize(), help="Approximate size of new shards.  [default: as in STORE]")
-@restart_option
-@workers_option("one a core; 32 for a URL")
-@decoder_option
+@OptionsOf("packstore.packing.options:AppendOptions")
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -78,7 +50,8 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
       packstore append imagenet.lmdb new-photos/ --dry-run
     """
     from packstore.packing.append import append_source
-    from packstore.packing.append_plan import AppendOptions, plan_append
+    from packstore.packing.append_plan import plan_append
+    from packstore.packing.options import AppendOptions
 
     chosen = AppendOptions(**options)
     try:

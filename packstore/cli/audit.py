@@ -17,7 +17,7 @@ from packstore.cli.common import (
     progress_bar,
     suggest_packing,
 )
-from packstore.cli.options import cache_options, max_pixels_option, quiet_option, workers_option
+from packstore.cli.options import Command, OptionsOf, cache_options, quiet_option
 from packstore.core.errors import printable
 
 if TYPE_CHECKING:
@@ -27,27 +27,9 @@ _LISTED = 5
 _KEYS = 3
 
 
-@click.command(short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
+@click.command(cls=Command, short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
 @click.argument("store", type=StorePath())
-@click.option("--pixels", is_flag=True, help="Also decode all images, to find equal, nearly equal and odd ones.")
-@click.option("--near/--no-near", default=True, help="With --pixels: find nearly equal images too.  [default: near]")
-@click.option("--mirrored", is_flag=True, help="With --pixels: mirror images count as nearly equal.")
-@click.option(
-    "--mask-classes", type=click.IntRange(1), metavar="N", help="With --pixels: mask values are below N, or 255."
-)
-@click.option(
-    "--min-side", type=click.IntRange(1), default=16, show_default=True, metavar="PX", help="Report smaller images."
-)
-@click.option(
-    "--max-aspect", type=click.FloatRange(1), default=5.0, show_default=True, metavar="X",
-    help="Report images with sides in a larger ratio than X.",
-)  # fmt: skip
-@click.option(
-    "--imbalance", type=click.FloatRange(1), default=10.0, show_default=True, metavar="X",
-    help="Report a class that has X times the records of another.",
-)  # fmt: skip
-@max_pixels_option("Report images that")
-@workers_option()
+@OptionsOf("packstore.checking.options:AuditOptions")
 @click.option("--fail-on", type=Kinds(), default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
 @click.option(
     "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."

@@ -12,9 +12,7 @@ import click
 
 from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
-    ByteSize,
     ImageSize,
-    PluginChoice,
     StorePath,
     describe_conversions,
     describe_ledger,
@@ -28,21 +26,7 @@ from packstore.cli.common import (
     progress_bar,
     shell_quote,
 )
-from packstore.cli.options import (
-    GroupedCommand,
-    cache_options,
-    checking_options,
-    decoder_option,
-    depth_options,
-    dry_run_option,
-    format_option,
-    heading,
-    overwrite_option,
-    quiet_option,
-    restart_option,
-    source_options,
-    workers_option,
-)
+from packstore.cli.options import Command, Option, OptionsOf, cache_options, dry_run_option, quiet_option
 from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.modes import RGB
@@ -58,76 +42,18 @@ _LISTED = 10
 _FEW_IMAGES_A_FILE = 0.5
 
 
-@click.command(cls=GroupedCommand, short_help="Pack a dataset into a store.")
+@click.command(cls=Command, short_help="Pack a dataset into a store.")
 @click.argument("source", type=StorePath())
 @click.argument("dest", type=StorePath())
-@heading("Images")
+@OptionsOf("packstore.packing.options:ConvertOptions", {"size": ImageSize()})
 @click.option(
-    "--encoding", type=PluginChoice(ENCODINGS), help="Form of the images.  [default: original; .pth: float16]"
-)
-@click.option(
-    "--size", type=ImageSize(), metavar="S|HxW", help="Bring all images to one size: 224, or 32x48 (height x width)."
-)
-@click.option(
-    "--fit", type=click.Choice(["crop", "pad", "squash"]),
-    help="How --size treats other aspect ratios.  [default: crop]",
-)  # fmt: skip
-@click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the shorter side.")
-@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the longer side.")
-@click.option(
-    "--quality", type=click.IntRange(1, 100), metavar="Q",
-    help="jpeg: quality.  [default: 90]",
-)  # fmt: skip
-@click.option(
-    "--normalize", metavar="HOW",
-    help="Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or "
-    "M,M,M/S,S,S (mean/std of 0…1).  [default: cifar10 and cifar100 for these, else imagenet]",
-)  # fmt: skip
-@click.option(
-    "--exif-transpose",
-    is_flag=True,
-    help="Turn images upright by their EXIF orientation; files that stay unchanged are turned when loaded.",
-)
-@click.option(
-    "--index/--no-index", default=None,
-    help="original: add a seek index to JPEG files, so that crops decode faster; 0.8% more bytes.  "
-    "[default: --index]",
-)  # fmt: skip
-@click.option(
-    "--progressive", type=click.Choice(["baseline"]),
-    help="original: convert progressive JPEG files to baseline without loss, so that they decode faster.",
-)  # fmt: skip
-@heading("Channels, depth and frames")
-@click.option(
-    "--mode", metavar="MODE",
-    help="Channels and depth: RGB, L (gray), RGBA, I;16 …; keep: those of the first image.  "
-    "[default: RGB; arrays as they are]",
-)  # fmt: skip
-@depth_options
-@heading("Source")
-@click.option("--split", metavar="NAME", help="Pack only this split.")
-@source_options
-@checking_options
-@heading("Store")
-@format_option("DEST")
-@click.option(
-    "--shard-size",
-    type=ByteSize(),
-    help="Approximate size of shards, e.g. 1GiB, measured by the images' bytes in SOURCE.",
-)
-@click.option(
-    "--link", "link", flag_value="absolute",
+    "--link", "link", flag_value="absolute", cls=Option, group="Store",
     help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
 )  # fmt: skip
-@click.option("--link-relative", "link", flag_value="relative", help="As --link, with paths relative to DEST's folder.")
-@overwrite_option("DEST")
-@heading("Run")
-@restart_option
 @click.option(
-    "--cluster", metavar="WHERE", help="If DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS."
-)
-@workers_option("one a core; 32 for a URL")
-@decoder_option
+    "--link-relative", "link", flag_value="relative", cls=Option, group="Store",
+    help="As --link, with paths relative to DEST's folder.",
+)  # fmt: skip
 @dry_run_option
 @quiet_option()
 @cache_options

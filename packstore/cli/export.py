@@ -19,20 +19,19 @@ from packstore.cli.common import (
     shell_quote,
     suggest_packing,
 )
-from packstore.cli.options import cache_options, dry_run_option, options_of, quiet_option
+from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, quiet_option
 from packstore.core.errors import printable
 from packstore.core.urls import UrlPath
-from packstore.exports.options import ExportOptions
 
 if TYPE_CHECKING:
     from packstore.exports.plan import ExportPlan
     from packstore.exports.run import ExportReport
 
 
-@click.command(short_help="Write a store in another program's format.")
+@click.command(cls=Command, short_help="Write a store in another program's format.")
 @click.argument("store", type=StorePath())
 @click.argument("dest", type=StorePath())
-@options_of(ExportOptions)
+@OptionsOf("packstore.exports.options:ExportOptions")
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -54,6 +53,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore export imagenet.lmdb s3://bucket/shards --to webdataset
     """
     from packstore.core.errors import UsageError
+    from packstore.exports.options import ExportOptions
     from packstore.exports.plan import plan_export
     from packstore.exports.run import run_export
     from packstore.exports.to_url import local_destination

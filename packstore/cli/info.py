@@ -23,7 +23,7 @@ from packstore.cli.common import (
     pluralize,
     progress_bar,
 )
-from packstore.cli.options import cache_options, source_options
+from packstore.cli.options import Command, OptionsOf, cache_options
 from packstore.cli.source_info import describe_column, user_columns
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import FORMATS
@@ -37,7 +37,7 @@ _LISTED = 10
 _COUNTED_SHARDS = 100
 
 
-@click.command(short_help="Show the content of a store or a source.")
+@click.command(cls=Command, short_help="Show the content of a store or a source.")
 @click.argument("path", type=StorePath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--counts", is_flag=True, help="Count the records of each class even if that opens many shards.")
@@ -57,7 +57,7 @@ _COUNTED_SHARDS = 100
     "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N",
     help="With --cost: batch size of each machine.",
 )  # fmt: skip
-@source_options
+@OptionsOf("packstore.packing.source_arguments:SourceArguments", without=("max_pixels",))
 @cache_options
 def info(
     path: Path, as_json: bool, counts: bool, plot: Path | None, cost: bool, nodes: int, batch_size: int, **options: Any

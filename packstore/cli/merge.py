@@ -19,10 +19,9 @@ from packstore.cli.common import (
     progress_bar,
     shell_quote,
 )
-from packstore.cli.options import cache_options, dry_run_option, options_of, quiet_option
+from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, quiet_option
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
-from packstore.packing.composing_options import MergeOptions
 
 if TYPE_CHECKING:
     from packstore.packing.composing import Composition
@@ -50,10 +49,10 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
             self.fail(f"{printable(str(value))} cannot be read as text: {error}", param, ctx)
 
 
-@click.command(short_help="Merge several stores into one.")
+@click.command(cls=Command, short_help="Merge several stores into one.")
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
-@options_of(MergeOptions, {"classes": ClassNames()})
+@OptionsOf("packstore.packing.composing_options:MergeOptions", {"classes": ClassNames()})
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -70,6 +69,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
       packstore merge a.h5 b.h5 -o both.h5 --classes cat,dog,owl --dry-run
       packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
+    from packstore.packing.composing_options import MergeOptions
     from packstore.packing.merge import plan_merge, write_composition
 
     started = time.monotonic()

@@ -16,7 +16,7 @@ from packstore.cli.common import (
     progress_bar,
     suggest_packing,
 )
-from packstore.cli.options import source_check_options
+from packstore.cli.options import Command, OptionsOf, cache_options, json_option, quiet_option
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
@@ -27,15 +27,20 @@ EXIT_PARTIAL = 3
 _LISTED = 50
 
 
-@click.command(short_help="Replace the damaged records of a store from its source.")
+@click.command(cls=Command, short_help="Replace the damaged records of a store from its source.")
 @click.argument("damaged", type=StorePath())
 @click.option(
     "--from", "source", type=StorePath(), required=True, metavar="SOURCE",
     help="The source of the store, or another store of the same images.",
 )  # fmt: skip
-@click.option("--out", type=LocalPath(), metavar="FIXED", help="The new store; leave it out if DAMAGED is a URL.")
-@click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
-@source_check_options("Refuse images of SOURCE that", "No progress bar; print only if records are lost.")
+@click.option(
+    "--out", type=LocalPath(), metavar="FIXED",
+    help="The new store; leave it out if DAMAGED is a URL.",
+)  # fmt: skip
+@OptionsOf("packstore.checking.options:RepairOptions")
+@json_option
+@quiet_option("No progress bar; print only if records are lost.")
+@cache_options
 def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write a repaired copy of DAMAGED to FIXED, with its damaged records replaced from SOURCE.
 

@@ -11,8 +11,7 @@ import click
 
 from packstore.cli.common import Kinds, StorePath, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
-from packstore.cli.options import cache_options, dry_run_option, options_of, quiet_option
-from packstore.packing.composing_options import SelectOptions
+from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, quiet_option
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
@@ -39,10 +38,10 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
         return shares
 
 
-@click.command(short_help="Write a new store with some records of a store.")
+@click.command(cls=Command, short_help="Write a new store with some records of a store.")
 @click.argument("store", type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
-@options_of(SelectOptions, {"splits": Shares(), "drop_kinds": Kinds()})
+@OptionsOf("packstore.packing.composing_options:SelectOptions", {"splits": Shares(), "drop_kinds": Kinds()})
 @dry_run_option
 @quiet_option()
 @cache_options
@@ -62,6 +61,7 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o a.lmdb --drop audit.json --drop-kinds leakage
       packstore select all.lmdb -o s3://bucket/all.lmdb
     """
+    from packstore.packing.composing_options import SelectOptions
     from packstore.packing.merge import write_composition
     from packstore.packing.select import plan_select
 

@@ -18,7 +18,7 @@ from packstore.cli.common import (
     shell_quote,
     suggest_packing,
 )
-from packstore.cli.options import source_check_options
+from packstore.cli.options import Command, OptionsOf, cache_options, json_option, quiet_option
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.urls import UrlPath
 
@@ -30,18 +30,12 @@ _LISTED = 50
 _LISTED_OF_ANOTHER = 5
 
 
-@click.command(short_help="Prove that a store is undamaged and complete.")
+@click.command(cls=Command, short_help="Prove that a store is undamaged and complete.")
 @click.argument("path", type=StorePath())
-@click.option(
-    "--quick", is_flag=True,
-    help="Check only structure, sizes, labels and keys. Reads no images, so it misses changed bytes in them.",
-)  # fmt: skip
-@click.option("--decode", is_flag=True, help="Also decode every image in full.")
-@click.option(
-    "--against", type=StorePath(), metavar="SOURCE",
-    help="Also compare images, labels, keys and splits with the source, or with another store.",
-)  # fmt: skip
-@source_check_options("Report images that", "No progress bar; print only problems.")
+@OptionsOf("packstore.checking.options:VerifyOptions", {"against": StorePath()})
+@json_option
+@quiet_option("No progress bar; print only problems.")
+@cache_options
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Check the store at PATH: structure, manifest, digests, and the checksum of every record.
 

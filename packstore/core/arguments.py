@@ -14,7 +14,7 @@ Options = TypeVar("Options")
 
 
 def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Options:
-    """Makes a dataclass of options from a function's ``locals()``.
+    """Makes a dataclass of options from arguments by name.
 
     Each field gets the argument of its name, or keeps its default. Ignores other arguments.
     """

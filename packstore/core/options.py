@@ -15,7 +15,23 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from packstore.core.arguments import check_texts, whole_number
+from packstore.core.errors import UsageError
 
 if TYPE_CHECKING:
     from packstore.core.progress import ProgressCallback
@@ -32,7 +48,7 @@ _LINE = 116
 
 
 @dataclass(frozen=True)
-class Option:
+class Description:
     """Description of an option, in the metadata of its field.
 
     Attributes:
@@ -74,16 +90,16 @@ def option(
     most: int | None = None,
     group: str = "",
 ) -> Default:
-    """Makes a field with a default, see :class:`Option`. For mypy it is the default itself, so the two types are
+    """Makes a field with a default, see :class:`Description`. For mypy it is the default itself, so the two types are
     compared."""
-    description = Option(meaning, help, none, flag, metavar, least, most, group)
-    made: Any = field(default=default, metadata={"option": description})
+    described = Description(meaning, help, none, flag, metavar, least, most, group)
+    made: Any = field(default=default, metadata={"option": described})
     return made  # type: ignore[no-any-return]
 
 
-def argument(meaning: str) -> Mapping[str, Option]:
+def argument(meaning: str) -> Mapping[str, Description]:
     """Makes the metadata of a field without a default. mypy takes only calls of ``dataclasses.field`` for these."""
-    return {"option": Option(meaning)}
+    return {"option": Description(meaning)}
 
 
 def format_option() -> str | None:
@@ -106,9 +122,9 @@ def restart_option() -> bool:
     return option(False, "Start again instead of resuming an interrupted run.", group="Run")
 
 
-def workers_option(meaning: str = "Threads.", none: str = "one per core") -> int | None:
+def workers_option(meaning: str = "Threads.", help: str = "", none: str = "one per core") -> int | None:
     """Makes the option ``workers``."""
-    return option(None, meaning, none=none, metavar="N", least=1, group="Run")
+    return option(None, meaning, help, none=none, metavar="N", least=1, group="Run")
 
 
 def progress_option() -> bool | ProgressCallback:
@@ -118,7 +134,7 @@ def progress_option() -> bool | ProgressCallback:
     )
 
 
-def list_options(options: type) -> Iterator[tuple[str, Any, Any, Option]]:
+def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
     """Yields name, type, default and description of each field. In a type, ``Any`` replaces names that are imported
     for type checkers alone."""
     names = _Names(vars(builtins))
@@ -126,7 +142,48 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Option]]:
         names.update(vars(sys.modules[base.__module__]))
     types = get_type_hints(options, localns=names)
     for each in fields(cast("Any", options)):
-        yield each.name, types[each.name], each.default, each.metadata["option"]
+        yield each.name, types[each.name], each.default, each.metadata.get("option", Description(""))
+
+
+def check_options(options: Any, *names: str) -> None:
+    """Checks options by the types and ranges of their fields: flags, choices, numbers and texts.
+
+    Raises :class:`UsageError` for a value that is not allowed.
+    """
+    described = _describe_options(type(options))  # type: ignore[arg-type]  # of mypy, for type[Any]
+    for name in names:
+        kind, description = described[name]
+        value = getattr(options, name)
+        parts = split_union(kind)
+        if value is None and NoneType in parts:
+            continue
+        choices = [each for part in parts if get_origin(part) is Literal for each in get_args(part)]
+        if bool in parts:
+            choices = [True, False, *choices]
+        elif choices and NoneType in parts:
+            choices.append(None)
+        if choices:
+            if value not in choices:
+                *most, last = map(repr, choices)
+                raise UsageError(f"{name} should be {', '.join(most)} or {last}, got {value!r}")
+        elif int in parts:
+            whole_number(name, value, description.least)
+        elif float in parts:
+            if not isinstance(value, int | float) or not value >= (description.least or 0):
+                raise UsageError(f"{name} should be a number of at least {description.least}, got {value!r}")
+        else:
+            check_texts(**{name: value})
+
+
+@functools.cache
+def _describe_options(options: type) -> dict[str, tuple[Any, Description]]:
+    """Returns type and description of each field."""
+    return {name: (kind, description) for name, kind, _, description in list_options(options)}
+
+
+def split_union(kind: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; of another type, the type alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 class _Names(dict[str, Any]):

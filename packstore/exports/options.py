@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import check_bools, check_texts, whole_number
+from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
-from packstore.core.options import option, overwrite_option, restart_option, workers_option
+from packstore.core.options import check_options, option, overwrite_option, restart_option, workers_option
 from packstore.core.registry import EXPORTS
 from packstore.core.sizes import convert_size
 
@@ -47,18 +47,13 @@ class ExportOptions:
     workers: int | None = workers_option("Threads for ``encode``.")
 
     def __post_init__(self) -> None:
-        check_texts(to=self.to)
-        check_bools(bare=self.bare, overwrite=self.overwrite, restart=self.restart)
+        check_options(self, "to", "bare", "overwrite", "restart", "encode", "workers")
         if self.to is not None:
             EXPORTS.check(self.to)
-        if self.encode not in (None, "jpeg", "png"):
-            raise UsageError(f"encode should be 'jpeg', 'png' or None, got {self.encode!r}")
         if self.quality is not None and (
             self.encode != "jpeg" or not 1 <= whole_number("quality", self.quality) <= 100
         ):
             raise UsageError(f"quality is a number from 1 to 100 for encode='jpeg', got {self.quality!r}")
-        if self.workers is not None:
-            whole_number("workers", self.workers)
         if self.shard_bytes is not None:
             whole_number("shard_size", self.shard_bytes)
 

@@ -6,27 +6,23 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from packstore.core.arguments import take_options
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column, Manifest, Skipped
+from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
-from packstore.images.sniff import MAX_PIXELS
 from packstore.objects import open_objects
 from packstore.packing.append_plan import (
-    AppendOptions,
     AppendPlan,
-    OnDuplicate,
     list_linkable_shards,
     max_shard_bytes,
     new_classes,
@@ -37,6 +33,7 @@ from packstore.packing.composing import read_shard_manifests
 from packstore.packing.conversion import run_plan
 from packstore.packing.copying import RecordCopier, create_store_like
 from packstore.packing.merge import map_changed_classes
+from packstore.packing.options import AppendOptions
 from packstore.packing.recorded_options import record_counts
 from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published_note
 from packstore.sources.store import StoreSource
@@ -90,66 +87,32 @@ class AppendReport:
         )
 
 
-def append(
-    store: str | os.PathLike[str],
-    source: str | os.PathLike[str],
-    *,
-    split: str | None = None,
-    source_kind: str | None = None,
-    labels: str | os.PathLike[str] | None = None,
-    image_key: str | None = None,
-    label_key: str | None = None,
-    layout: str | None = None,
-    ignore: str | Sequence[str] = (),
-    columns: str | Sequence[str] = (),
-    on_duplicate: OnDuplicate = "raise",
-    key_prefix: str = "",
-    no_new_classes: bool = False,
-    on_error: Literal["raise", "skip"] = "raise",
-    check: Literal["header", "decode", "none"] = "header",
-    shard_size: int | str | None = None,
-    restart: bool = False,
-    workers: int | None = None,
-    decoder: str = "auto",
-    max_pixels: int = MAX_PIXELS,
-    depth: str | None = None,
-    alpha: str | None = None,
-    frames: int | str | None = None,
-    progress: bool | ProgressCallback = False,
-) -> AppendReport:
+@dataclass(frozen=True)
+class AppendArguments(AppendOptions):
+    """Arguments of :func:`packstore.append`."""
+
+    store: str | os.PathLike[str] = field(
+        metadata=argument(
+            "Path or URL of the store. If several processes append to a URL at once, one publishes first. The others "
+            "read the store again and append to that."
+        )
+    )
+    source: str | os.PathLike[str] = field(
+        metadata=argument(
+            "Path or URL, as for :func:`packstore.convert`. Shards of a store with the same encoding are linked."
+        )
+    )
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
+
+
+@takes(AppendArguments)
+def append(arguments: AppendArguments) -> AppendReport:
     """Adds the records of ``source`` to ``store`` as new shards, encoded like the store's records.
 
     Readers see the old store until the append is complete. A store of one file becomes a directory whose first shard is
-    that file. New classes get the next numbers.
-
-    Args:
-        store: Path or URL of the store. If several processes append to a URL at once, one publishes first. The others
-            read the store again and append to that.
-        source: Path or URL, as for :func:`packstore.convert`. Shards of a store with the same encoding are linked.
-        split: Only this split of ``source``. If the source has no splits: the store's split for its records.
-        source_kind: Kind of the source; None recognises it.
-        labels: CSV with the columns ``file,label`` and optionally ``split``.
-        image_key: As for :func:`packstore.convert`.
-        label_key: As for :func:`packstore.convert`.
-        layout: As for :func:`packstore.convert`.
-        ignore: As for :func:`packstore.convert`.
-        columns: As for :func:`packstore.convert`.
-        on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
-            no keys; the caller knows that all differ.
-        key_prefix: Prefix for each key of the source, such as ``week-48/``.
-        no_new_classes: Refuse a source with a class that the store lacks.
-        on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
-        check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
-        shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`. None for the size
-            of the store's largest shard; for a store of one file, one shard per split.
-        restart: Discard the records of an interrupted run.
-        workers: Number of threads; None for one per core, or 32 if the source is a URL.
-        decoder: Name of the decoder.
-        max_pixels: As for :func:`packstore.convert`.
-        depth: As for :func:`packstore.convert`; None for the value with which the store was packed.
-        alpha: As for :func:`packstore.convert`; None for the value with which the store was packed.
-        frames: As for :func:`packstore.convert`; None for the value with which the store was packed.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+    that file. New classes get the next numbers. ``depth``, ``alpha`` and ``frames`` that are not given are
+    those with which the store was packed.
 
     Returns:
         The report.
@@ -160,12 +123,11 @@ def append(
         SourceError: The source cannot be read, or has keys that the store has.
         DestinationError: The store cannot be written, or another process writes to it.
     """
-    options = take_options(AppendOptions, locals())
     started = time.monotonic()
-    refuse_empty(store, source, labels)
-    check_paths(labels)
-    with progress_callback(progress) as report:
-        return append_source(location(store), location(source), options, report, started)
+    refuse_empty(arguments.store, arguments.source, arguments.labels)
+    check_paths(arguments.labels)
+    with progress_callback(arguments.progress) as report:
+        return append_source(location(arguments.store), location(arguments.source), arguments, report, started)
 
 
 def append_source(

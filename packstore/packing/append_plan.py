@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from packstore.core.arguments import check_bools, check_texts
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
@@ -25,12 +24,11 @@ from packstore.packing.column_answers import split_column_options
 from packstore.packing.keys import StoreKeys, find_repeated_keys
 from packstore.packing.known_records import count_identical_samples
 from packstore.packing.merge import largest_shard_bytes
-from packstore.packing.options import ConvertOptions, check_column_options
+from packstore.packing.options import AppendOptions, ConvertOptions
 from packstore.packing.plan import Plan, plan_source
 from packstore.packing.recorded_options import options_to_record, restore_encode_options
 from packstore.packing.records import list_store_columns
 from packstore.sources import ask_about_left, take_frames
-from packstore.sources.arguments import SourceArguments
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
@@ -41,40 +39,7 @@ from packstore.stores.opening import open_reader, read_manifest
 from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
 
-OnDuplicate = Literal["raise", "skip", "unchecked"]
 _NO_LIMIT = 1 << 60
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AppendOptions(SourceArguments):
-    """Keyword arguments of :func:`packstore.append`, which describes them. ``columns`` becomes a tuple.
-
-    Raises :class:`UsageError` for an invalid ``source_kind``, ``columns``, ``split``, ``on_duplicate``, ``key_prefix``,
-    ``no_new_classes`` or ``restart``. Planning checks the others, some of them only if samples are converted.
-    """
-
-    split: str | None = None
-    on_duplicate: OnDuplicate = "raise"
-    key_prefix: str = ""
-    no_new_classes: bool = False
-    on_error: Literal["raise", "skip"] = "raise"
-    check: Literal["header", "decode", "none"] = "header"
-    shard_size: int | str | None = None
-    restart: bool = False
-    workers: int | None = None
-    decoder: str = "auto"
-    depth: str | None = None
-    alpha: str | None = None
-    frames: int | str | None = None
-
-    def __post_init__(self) -> None:
-        check_texts(split=self.split, source_kind=self.source_kind)
-        check_bools(restart=self.restart, no_new_classes=self.no_new_classes)
-        object.__setattr__(self, "columns", check_column_options(self.columns))
-        if not isinstance(self.key_prefix, str):
-            raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")
-        if self.on_duplicate not in ("raise", "skip", "unchecked"):
-            raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
 
 
 @dataclass(frozen=True, slots=True)

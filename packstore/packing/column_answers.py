@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from packstore.core.errors import UsageError, printable
-from packstore.images.reading import EXPECTED
+from packstore.core.modes import RGB, parse_mode
+from packstore.images.reading import EXPECTED, Reading
+from packstore.sources.column_options import check_columns
 
 KEEP = "keep"
 """Value of ``mode``, ``depth`` and ``alpha``: as in the first image."""
@@ -68,3 +70,35 @@ def format_answers(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         for name, value in own.items()
         if name in EXPECTED and value != KEEP
     }
+
+
+def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the values of ``--column`` as a tuple. A single text becomes one value.
+
+    Raises :class:`UsageError` for invalid values.
+    """
+    given = (columns,) if isinstance(columns, str) else columns
+    if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
+        return check_columns(columns)  # says what is wrong
+    meanings, answers = split_column_options(given)
+    check_columns(meanings)
+    for column, own in answers.items():
+        try:
+            check_mode_options(*Answers(**own))
+        except UsageError as error:
+            raise UsageError(f"--column {printable(column)}: {error}") from None
+    return tuple(given)
+
+
+def check_mode_options(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
+    """Raises :class:`UsageError` for an invalid mode, depth, alpha or frames, and if depth and mode contradict each
+    other."""
+    named = RGB.name if mode in (None, KEEP) else mode
+    if not isinstance(named, str):
+        raise UsageError(f"mode should be the name of a mode or keep, got {mode!r}")
+    kept = {name: None if value == KEEP else value for name, value in (("depth", depth), ("alpha", alpha))}
+    reading = Reading(named, kept["depth"], kept["alpha"], frames)
+    if mode is not None and depth == KEEP and parse_mode(reading.mode).dtype == "uint8" and mode != KEEP:
+        raise UsageError(f"mode {mode} has 8 bits, so depth cannot be kept; use --mode keep")
+    if mode == KEEP and reading.depth is not None:
+        raise UsageError(f"mode keep keeps all bits, so depth {depth} cannot apply; leave one of the two out")

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP
-from packstore.core.options import format_option, option, overwrite_option
+from packstore.core.options import check_options, format_option, option, overwrite_option
 from packstore.core.registry import FORMATS
 from packstore.core.sizes import convert_size
 
@@ -38,11 +37,9 @@ class MergeOptions:
     overwrite: bool = overwrite_option()
 
     def __post_init__(self) -> None:
-        check_bools(overwrite=self.overwrite)
+        check_options(self, "overwrite", "on_duplicate")
         if isinstance(self.classes, str):
             raise UsageError(f"classes should be a list of names in their order, got {self.classes!r}")
-        if self.on_duplicate not in ("raise", "skip", "unchecked"):
-            raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
         if self.format is not None:
             FORMATS.check(self.format)
 
@@ -122,16 +119,13 @@ class SelectOptions:
         "Approximate bytes of images in a shard.",
         "Approximate size of shards.",
         none="as in the store",
+        group="Store",
     )
     overwrite: bool = overwrite_option()
 
     def __post_init__(self) -> None:
-        check_texts(where=self.where)
-        check_bools(stratify=self.stratify, whole_shards=self.whole_shards, overwrite=self.overwrite)
-        for name in ("sample", "per_class"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        if not 0 <= whole_number("seed", self.seed, 0) < _MAX_SEED:
+        check_options(self, "where", "stratify", "whole_shards", "overwrite", "sample", "per_class", "seed")
+        if self.seed >= _MAX_SEED:
             raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
         for name in ("drop_columns", "drop_kinds"):
             if isinstance(getattr(self, name), str):

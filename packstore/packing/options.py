@@ -1,31 +1,180 @@
-"""Options of a conversion."""
+"""Options of ``convert``, ``append`` and :class:`packstore.Writer`.
+
+Imports nothing heavy: the help of these commands reads them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from packstore.core.arguments import check_bools, check_texts, whole_number
-from packstore.core.errors import UsageError, printable
-from packstore.core.manifest import Normalization
-from packstore.core.modes import RGB, parse_mode
+from packstore.core.arguments import whole_number
+from packstore.core.errors import UsageError
+from packstore.core.modes import parse_mode
+from packstore.core.options import (
+    check_options,
+    format_option,
+    option,
+    overwrite_option,
+    restart_option,
+    workers_option,
+)
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import convert_size
-from packstore.images.normalization import MeanAndStd, parse_normalization
-from packstore.images.reading import OF_SOURCES, Reading
-from packstore.packing.column_answers import KEEP, Answers, split_column_options
-from packstore.sources.arguments import SourceArguments
-from packstore.sources.column_options import check_columns
-from packstore.sources.ignoring import check_patterns
+from packstore.packing.source_arguments import SourceArguments, decoder_option
 
+if TYPE_CHECKING:
+    from packstore.core.manifest import Normalization
+    from packstore.images.normalization import MeanAndStd
+    from packstore.packing.column_answers import Answers
+
+OnDuplicate = Literal["raise", "skip", "unchecked"]
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
+_PIXELS, _IMAGES = "Channels, depth and frames", "Images"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertOptions(SourceArguments):
-    """Keyword arguments of :func:`packstore.convert`, which describes them.
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """Options for reading samples and making their shards. ``convert``, ``append`` and ``Writer`` have them."""
+
+    depth: str | None = option(
+        None,
+        "Conversion of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the range "
+        "of their dtype; floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.",
+        "More than 8 bits: keep, scale, clip or window:LO,HI (black to white).",
+        metavar="HOW",
+        group=_PIXELS,
+    )
+    alpha: str | None = option(
+        None,
+        "Transparency: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).",
+        metavar="HOW",
+        group=_PIXELS,
+    )
+    frames: int | str | None = option(
+        None,
+        "Frames of files that have several. ``first``, or the number of a frame from 0. ``all``: each frame becomes a "
+        "record of pixels, with the key ``name#number``. ``clips``: each file, or each folder of numbered frames, "
+        "becomes a record with the column ``clip``, an array of its frames.",
+        "Files with several frames or pages: first, or the number of a frame from 0; all: each frame is a record; "
+        "clips: each file, or folder of numbered frames, is a record with an array of its frames.",
+        metavar="N",
+        group=_PIXELS,
+    )
+    check: Literal["header", "decode", "none"] = option(
+        "header",
+        "Check of each file. ``header``: its kind, header and end. ``decode``: every pixel, too. ``none``: nothing.",
+        "Check each file. header: its kind, header and end; decode: every pixel.",
+        group="Source",
+    )
+    on_error: Literal["raise", "skip"] = option(
+        "raise",
+        "``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.",
+        "At a bad file, raise stops; skip leaves it out, lists it, and exits with 3 in the end.",
+        group="Source",
+    )
+    shard_size: int | str | None = option(
+        None,
+        "Approximate bytes of images in a shard, as a number or as text (``2MB``). Shards are cut before packing, by "
+        "the sizes in the source, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one file; "
+        "at a URL, for 256 MiB.",
+        "Approximate size of shards, e.g. 1GiB, measured by the images' bytes in SOURCE.",
+        group="Store",
+    )
+    workers: int | None = workers_option(none="one per core; 32 for a URL")
+    decoder: str = decoder_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingOptions:
+    """Options for encoding images. ``convert`` and ``Writer`` have them."""
+
+    encoding: str | None = option(
+        None,
+        "``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or the name of a plug-in. None "
+        "keeps the encoding of a source that is a store; else takes ``original`` for LMDB and HDF5, ``float16`` for "
+        "``.pth``.",
+        "Form of the images.  [default: original; .pth: float16]",
+        group=_IMAGES,
+    )
+    size: int | tuple[int, int] | None = option(
+        None,
+        "``S`` or ``(height, width)`` of tensor encodings.",
+        "Bring all images to one size: 224, or 32x48 (height x width).",
+        metavar="S|HxW",
+        group=_IMAGES,
+    )
+    fit: Literal["crop", "pad", "squash"] | None = option(
+        None, "How ``size`` treats other aspect ratios.", none="crop", group=_IMAGES
+    )
+    resize: int | None = option(
+        None,
+        "Shorter side to which ``jpeg`` and ragged ``uint8`` shrink images; None does not.",
+        "jpeg, uint8: shrink the shorter side.",
+        metavar="PX",
+        least=1,
+        group=_IMAGES,
+    )
+    max_side: int | None = option(
+        None,
+        "Maximum of the longer side, for ``jpeg`` and ragged ``uint8``; None for no limit.",
+        "jpeg, uint8: shrink the longer side.",
+        metavar="PX",
+        least=1,
+        group=_IMAGES,
+    )
+    quality: int | None = option(
+        None,
+        "JPEG quality. None for 90, and to keep the records of a ``jpeg`` store unchanged.",
+        "jpeg: quality.  [default: 90]",
+        metavar="Q",
+        least=1,
+        most=100,
+        group=_IMAGES,
+    )
+    normalize: str | Normalization | MeanAndStd | None = option(
+        None,
+        "``imagenet``, ``cifar10``, ``cifar100``, ``auto`` (computed from the training split), ``none``, or "
+        "``M,M,M/S,S,S``. Or means and standard deviations of pixels scaled to 0 … 1: ``([m, m, m], [s, s, s])``. "
+        "None takes ``cifar10`` and ``cifar100`` for these datasets, else ``imagenet``.",
+        "Floating point: imagenet, cifar10, cifar100, auto (computed from the training split), none, or M,M,M/S,S,S "
+        "(mean/std of 0…1).  [default: cifar10 and cifar100 for these, else imagenet]",
+        metavar="HOW",
+        group=_IMAGES,
+    )
+    exif_transpose: bool = option(
+        False,
+        "Apply the EXIF orientation. Pixels are rotated now; files that ``original`` keeps are rotated when they are "
+        "loaded. A store whose files are transposed at loading stays such a store.",
+        "Turn images upright by their EXIF orientation; files that stay unchanged are turned when loaded.",
+        group=_IMAGES,
+    )
+    index: bool | None = option(
+        None,
+        "Add a seek index to each baseline JPEG file of ``original``. With it loaders decode little more than the "
+        "crop. It takes 0.8% of the bytes. None adds it if packstore's JPEG engine is available.",
+        "original: add a seek index to JPEG files, so that crops decode faster; 0.8% more bytes.  [default: --index]",
+        group=_IMAGES,
+    )
+    mode: str | None = option(
+        None,
+        "Mode of all images, such as ``RGB``, ``L`` (gray) or ``I;16``, see :class:`packstore.core.modes.Mode`; "
+        "``keep`` for the mode of the first image, which all others must share. None reads image files as 8-bit RGB, "
+        "and keeps arrays unchanged. A file that exceeds the mode ends the run with a :class:`UsageError`, unless "
+        "``depth``, ``alpha`` or ``frames`` says how to convert it. The same call with one of these resumes the run.",
+        "Channels and depth: RGB, L (gray), RGBA, I;16 …; keep: those of the first image.  "
+        "[default: RGB; arrays as they are]",
+        metavar="MODE",
+        group=_PIXELS,
+    )
+    format: str | None = format_option()
+    overwrite: bool = overwrite_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
+    """Options of :func:`packstore.convert`.
 
     Raises :class:`UsageError` for invalid values, and for arguments that contradict each other for every source.
     Planning checks the options of the encoder, such as ``size``, ``quality`` and ``check``, and those of the source.
@@ -33,58 +182,67 @@ class ConvertOptions(SourceArguments):
     Converts ``shard_size`` to a number of bytes; converts ``ignore`` and ``columns`` to tuples.
     """
 
-    split: str | None = None
-    format: str | None = None
-    encoding: str | None = None
-    size: int | tuple[int, int] | None = None
-    fit: Literal["crop", "pad", "squash"] | None = None
-    resize: int | None = None
-    max_side: int | None = None
-    quality: int | None = None
-    normalize: str | Normalization | MeanAndStd | None = None
-    exif_transpose: bool = False
-    check: Literal["header", "decode", "none"] = "header"
-    on_error: Literal["raise", "skip"] = "raise"
-    overwrite: bool = False
-    restart: bool = False
-    shard_size: int | str | None = None
-    workers: int | None = None
-    decoder: str = "auto"
-    cluster: str | None = None
-    index: bool | None = None
-    link: bool | Literal["relative"] = False
-    progressive: Literal["baseline"] | None = None
-    mode: str | None = None
-    depth: str | None = None
-    alpha: str | None = None
-    frames: int | str | None = None
+    split: str | None = option(
+        None,
+        "Pack only this split; for a single dataset, the name of its split.",
+        "Pack only this split.",
+        metavar="NAME",
+        group="Source",
+    )
+    progressive: Literal["baseline"] | None = option(
+        None,
+        "``baseline`` rewrites progressive JPEG files of ``original`` as baseline files with the same pixels and "
+        "metadata: their crops decode many times faster. Each file is decoded before and after. None keeps the files.",
+        "original: convert progressive JPEG files to baseline without loss, so that they decode faster.",
+        group=_IMAGES,
+    )
+    link: bool | Literal["relative"] = option(
+        False,
+        "Leave the images in their files. The store keeps file, offset and length of each image, and reads the images "
+        "from there; with ``relative``, by paths relative to the destination's folder. For sources whose images are "
+        "bytes of uncompressed files on this machine. An interrupted run cannot be resumed.",
+        None,  # two flags of the command line
+    )
+    workers: int | None = workers_option(
+        "Threads; None for one per core, or 32 if the source is a URL. For a map-style dataset also the number of "
+        "processes that read it, if it is 2 or more; None for one per core from 1,024 samples on.",
+        "Threads.  [default: one per core; 32 for a URL]",
+        none="",
+    )
+    restart: bool = restart_option()
+    cluster: str | None = option(
+        None,
+        "Workers that pack shards, if the destination is a URL: ``processes:N`` on this machine, ``ray`` on it, or "
+        "``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` is then the number of "
+        "threads of each worker. None for this process. The store is the same to the byte.",
+        "If DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS.",
+        metavar="WHERE",
+        group="Run",
+    )
 
     def __post_init__(self) -> None:
-        check_texts(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
-        check_texts(cluster=self.cluster)
-        if self.on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
+        from packstore.images.normalization import parse_normalization
+        from packstore.images.reading import OF_SOURCES
+        from packstore.packing.column_answers import check_column_options, check_mode_options
+        from packstore.sources.ignoring import check_patterns
+
+        texts = ("source_kind", "split", "format", "encoding", "cluster")
+        check_options(self, *texts, "on_error", "workers", "max_pixels", "overwrite", "restart", "link", "index")
         if self.format is not None:
             FORMATS.check(self.format)
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
         object.__setattr__(self, "shard_size", convert_size(self.shard_size))
-        for name in ("workers", "shard_size", "max_pixels"):
-            if name == "max_pixels" or getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
+        if self.shard_size is not None:
+            whole_number("shard_size", self.shard_size)
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "columns", check_column_options(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
-        _check_mode_options(self.mode, self.depth, self.alpha, one)
+        check_mode_options(self.mode, self.depth, self.alpha, one)
         if self.frames in OF_SOURCES and (self.exif_transpose or self.link):
             raise UsageError(
                 f"frames={self.frames} packs pixels, so neither exif_transpose nor link can apply; leave them out"
             )
-        check_bools(overwrite=self.overwrite, restart=self.restart)
-        if self.link not in (True, False, "relative"):
-            raise UsageError(f"link should be True, False or 'relative', got {self.link!r}")
-        if self.index is not None:
-            check_bools(index=self.index)
         if self.fit is not None and self.size is None:
             raise UsageError("fit needs a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
@@ -99,11 +257,15 @@ class ConvertOptions(SourceArguments):
     @property
     def source_columns(self) -> tuple[str, ...]:
         """The meanings of a table's columns in :attr:`columns`, without the options of single image columns."""
+        from packstore.packing.column_answers import split_column_options
+
         return split_column_options(self.columns)[0]
 
     @property
     def column_answers(self) -> dict[str, dict[str, str]]:
         """The options of single image columns in :attr:`columns`, by column and name."""
+        from packstore.packing.column_answers import split_column_options
+
         return split_column_options(self.columns)[1]
 
     def answers_for(self, column: str) -> Answers:
@@ -115,6 +277,8 @@ class ConvertOptions(SourceArguments):
         - ``mode`` applies only if its value is ``keep``, and the column's own ``depth`` is not given or ``keep``.
         - ``frames`` never applies.
         """
+        from packstore.packing.column_answers import KEEP, Answers
+
         own = self.column_answers.get(column, {})
         mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
         depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth
@@ -126,33 +290,54 @@ class ConvertOptions(SourceArguments):
         return convert_size(self.shard_size)
 
 
-def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the values of ``--column`` as a tuple. A single text becomes one value.
+@dataclass(frozen=True, kw_only=True)
+class AppendOptions(ReadingOptions, SourceArguments):
+    """Options of :func:`packstore.append`. ``columns`` becomes a tuple.
 
-    Raises :class:`UsageError` for invalid values.
+    Raises :class:`UsageError` for an invalid ``source_kind``, ``columns``, ``split``, ``on_duplicate``, ``key_prefix``,
+    ``no_new_classes`` or ``restart``. Planning checks the others, some of them only if samples are converted.
     """
-    given = (columns,) if isinstance(columns, str) else columns
-    if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
-        return check_columns(columns)  # says what is wrong
-    meanings, answers = split_column_options(given)
-    check_columns(meanings)
-    for column, own in answers.items():
-        try:
-            _check_mode_options(*Answers(**own))
-        except UsageError as error:
-            raise UsageError(f"--column {printable(column)}: {error}") from None
-    return tuple(given)
 
+    split: str | None = option(
+        None,
+        "Only this split of ``source``. If the source has no splits: the store's split for its records.",
+        "Take only this split of SOURCE. If SOURCE has no splits, add to this split of STORE.",
+        metavar="NAME",
+        group="Source",
+    )
+    key_prefix: str = option(
+        "",
+        "Prefix for each key of the source, such as ``week-48/``.",
+        "Put PREFIX before the keys of SOURCE.",
+        metavar="PREFIX",
+        group="Source",
+    )
+    no_new_classes: bool = option(
+        False,
+        "Refuse a source with a class that the store lacks.",
+        "Stop if SOURCE has a class that STORE lacks.",
+        group="Source",
+    )
+    on_duplicate: OnDuplicate = option(
+        "raise",
+        "What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads no keys; the "
+        "caller knows that all differ.",
+        "For a key that STORE has already: stop, or skip the sample. unchecked: do not compare keys.",
+        group="Store",
+    )
+    shard_size: int | str | None = option(
+        None,
+        "Approximate bytes of images in a new shard, as for :func:`packstore.convert`. None for the size of the "
+        "store's largest shard; for a store of one file, one shard per split.",
+        "Approximate size of new shards.  [default: as in STORE]",
+        group="Store",
+    )
+    restart: bool = restart_option()
 
-def _check_mode_options(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
-    """Raises :class:`UsageError` for an invalid mode, depth, alpha or frames, and if depth and mode contradict each
-    other."""
-    named = RGB.name if mode in (None, KEEP) else mode
-    if not isinstance(named, str):
-        raise UsageError(f"mode should be the name of a mode or keep, got {mode!r}")
-    kept = {name: None if value == KEEP else value for name, value in (("depth", depth), ("alpha", alpha))}
-    reading = Reading(named, kept["depth"], kept["alpha"], frames)
-    if mode is not None and depth == KEEP and parse_mode(reading.mode).dtype == "uint8" and mode != KEEP:
-        raise UsageError(f"mode {mode} has 8 bits, so depth cannot be kept; use --mode keep")
-    if mode == KEEP and reading.depth is not None:
-        raise UsageError(f"mode keep keeps all bits, so depth {depth} cannot apply; leave one of the two out")
+    def __post_init__(self) -> None:
+        from packstore.packing.column_answers import check_column_options
+
+        check_options(self, "split", "source_kind", "restart", "no_new_classes", "on_duplicate")
+        object.__setattr__(self, "columns", check_column_options(self.columns))
+        if not isinstance(self.key_prefix, str):
+            raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")

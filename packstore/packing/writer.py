@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,14 +15,13 @@ from packstore.core.arguments import take_options
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths
-from packstore.core.manifest import Normalization
+from packstore.core.options import argument, describes, initializes, option, progress_option
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.images.normalization import MeanAndStd
-from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.conversion import run_plan
-from packstore.packing.options import ConvertOptions
+from packstore.packing.options import ConvertOptions, EncodingOptions, ReadingOptions
 from packstore.packing.plan import check_destination, plan_source, resolve_format
 from packstore.packing.report import ConvertReport
+from packstore.packing.source_arguments import max_pixels_option
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import PROBED, StreamSource, index_key
 from packstore.sources.schema import Schema
@@ -42,75 +41,44 @@ class _AbandonedError(Exception):
     """Stops the packing thread after an exception in the ``with`` block."""
 
 
+@dataclass(frozen=True)
+class WriterArguments(ReadingOptions, EncodingOptions):
+    """Arguments of :class:`Writer`."""
+
+    path: str | os.PathLike[str] = field(metadata=argument("Path of the store; its suffix chooses the format."))
+    fields: Mapping[str, Field | str] | None = option(
+        None,
+        'Declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``; None infers them '
+        "from the first 16 samples.",
+    )
+    _: KW_ONLY
+    split: str | None = option(None, "Name of the split if :meth:`add` names none.")
+    encoding: str | None = option(
+        None,
+        "Encoding of the main image; None keeps files as they are. Images that are not files need ``uint8``, ``jpeg`` "
+        "or another, here or in their field.",
+    )
+    max_pixels: int = max_pixels_option("Limit of an image's pixels. An image with more is a bad sample.")
+    progress: bool | ProgressCallback = progress_option()
+
+
+@describes(WriterArguments)
 class Writer:
     """Writes a store from samples that are added one by one.
 
     A context manager: the store is read back and appears under its name when the block ends. An exception in the block
     discards everything. Threads encode the samples, in order; memory does not grow with their number. Not thread-safe.
 
+    ``mode``, ``depth`` and ``alpha`` cannot be ``keep``, and ``normalize`` cannot be ``auto``: they need all images
+    first.
+
     Attributes:
         report: The :class:`packstore.packing.report.ConvertReport`; None before the end.
         added: Number of samples added until now.
-
-    Args:
-        path: Path of the store; its suffix chooses the format.
-        fields: Declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``; None infers
-            them from the first 16 samples.
-        split: Name of the split if :meth:`add` names none.
-        encoding: Encoding of the main image; None keeps files as they are. Images that are not files need ``uint8``,
-            ``jpeg`` or another, here or in their field.
-        size: See :func:`packstore.convert`.
-        fit: See :func:`packstore.convert`.
-        resize: See :func:`packstore.convert`.
-        max_side: See :func:`packstore.convert`.
-        quality: See :func:`packstore.convert`.
-        exif_transpose: See :func:`packstore.convert`.
-        check: See :func:`packstore.convert`.
-        on_error: See :func:`packstore.convert`.
-        overwrite: See :func:`packstore.convert`.
-        shard_size: See :func:`packstore.convert`.
-        workers: See :func:`packstore.convert`.
-        decoder: See :func:`packstore.convert`.
-        max_pixels: See :func:`packstore.convert`.
-        progress: See :func:`packstore.convert`.
-        format: See :func:`packstore.convert`.
-        index: See :func:`packstore.convert`.
-        mode: See :func:`packstore.convert`, but not ``keep``.
-        depth: See :func:`packstore.convert`, but not ``keep``.
-        alpha: See :func:`packstore.convert`, but not ``keep``.
-        frames: See :func:`packstore.convert`.
-        normalize: See :func:`packstore.convert`, but not ``auto``, which needs all images first.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        fields: Mapping[str, Field | str] | None = None,
-        *,
-        split: str | None = None,
-        format: str | None = None,
-        encoding: str | None = None,
-        size: int | tuple[int, int] | None = None,
-        fit: Literal["crop", "pad", "squash"] | None = None,
-        resize: int | None = None,
-        max_side: int | None = None,
-        quality: int | None = None,
-        normalize: str | Normalization | MeanAndStd | None = None,
-        exif_transpose: bool = False,
-        check: Literal["header", "decode", "none"] = "header",
-        on_error: Literal["raise", "skip"] = "raise",
-        overwrite: bool = False,
-        shard_size: int | str | None = None,
-        workers: int | None = None,
-        decoder: str = "auto",
-        max_pixels: int = MAX_PIXELS,
-        index: bool | None = None,
-        mode: str | None = None,
-        depth: str | None = None,
-        alpha: str | None = None,
-        frames: int | str | None = None,
-        progress: bool | ProgressCallback = False,
-    ) -> None:
+    @initializes(WriterArguments)
+    def __init__(self, arguments: WriterArguments) -> None:
         """Checks options and destination. Nothing is written before the first samples are added.
 
         Raises:
@@ -119,14 +87,14 @@ class Writer:
         """
         self.report: ConvertReport | None = None
         self.added = 0
-        check_paths(path)
-        self._path = Path(path)
-        self._options = take_options(ConvertOptions, locals())
-        self._progress = progress
-        self._fields = None if fields is None else parse_fields(fields)
+        check_paths(arguments.path)
+        self._path = Path(arguments.path)
+        self._options = take_options(ConvertOptions, vars(arguments))
+        self._progress = arguments.progress
+        self._fields = None if arguments.fields is None else parse_fields(arguments.fields)
         if "split" in (self._fields or ()):
             raise UsageError("add() takes the split of a sample by the name 'split'; rename your field")
-        resolve_format(self._path, format)
+        resolve_format(self._path, self._options.format)
         check_destination(self._path, self._options)
         self._state: Literal["new", "open", "closed"] = "new"
         self._counts: dict[str, int] = {}

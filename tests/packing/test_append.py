@@ -20,7 +20,8 @@ from packstore.core.errors import DestinationError, SourceError, StoreError, Usa
 from packstore.core.progress import Progress
 from packstore.packing import conversion
 from packstore.packing import records as record_packing
-from packstore.packing.append_plan import AppendOptions, plan_append
+from packstore.packing.append_plan import plan_append
+from packstore.packing.options import AppendOptions
 from packstore.stores import open_store
 from packstore.stores.builder import growth, journal
 from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, work_path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,14 @@ from packstore.checking.audit.images import ImageInspector, InspectionResults, L
 from packstore.checking.audit.report import AuditReport, Finding, FindingCollector
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
 from packstore.checking.audit.tables import RecordTable, report_classes, report_faulty_rows
-from packstore.core.arguments import check_bools, take_options, whole_number
-from packstore.core.errors import UsageError
+from packstore.checking.options import AuditOptions
 from packstore.core.files import refuse_empty
 from packstore.core.findings import list_kinds
+from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import get_decoder
 from packstore.images.reading import Reading
-from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.checked import CheckedReader
@@ -33,72 +32,22 @@ from packstore.stores.checked import CheckedReader
 __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "list_kinds"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditOptions:
-    """Validated keyword arguments of :func:`packstore.audit`, which describes them.
+@dataclass(frozen=True)
+class AuditArguments(AuditOptions):
+    """Arguments of :func:`packstore.audit`."""
 
-    Raises :class:`UsageError` for values out of range, and for ``mirrored`` or ``mask_classes`` without ``pixels``.
-    """
-
-    pixels: bool = False
-    near: bool = True
-    mirrored: bool = False
-    mask_classes: int | None = None
-    min_side: int = 16
-    max_aspect: float = 5.0
-    imbalance: float = 10.0
-    workers: int | None = None
-    max_pixels: int = MAX_PIXELS
-
-    def __post_init__(self) -> None:
-        check_bools(pixels=self.pixels, near=self.near, mirrored=self.mirrored)
-        whole_number("min_side", self.min_side)
-        whole_number("max_pixels", self.max_pixels)
-        for name in ("mask_classes", "workers"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        for name in ("max_aspect", "imbalance"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value >= 1:
-                raise UsageError(f"{name} should be a number of at least 1, got {value!r}")
-        needing = [name for name in ("mirrored", "mask_classes") if getattr(self, name)]
-        if needing and not self.pixels:
-            raise UsageError(f"{needing[0]} needs pixels=True (--pixels), which reads images")
+    store: str | os.PathLike[str] = field(metadata=argument("The store; it is only read."))
+    _: KW_ONLY
+    progress: bool | ProgressCallback = progress_option()
 
 
-def audit(
-    store: str | os.PathLike[str],
-    *,
-    pixels: bool = False,
-    near: bool = True,
-    mirrored: bool = False,
-    mask_classes: int | None = None,
-    min_side: int = 16,
-    max_aspect: float = 5.0,
-    imbalance: float = 10.0,
-    workers: int | None = None,
-    max_pixels: int = MAX_PIXELS,
-    progress: bool | ProgressCallback = False,
-) -> AuditReport:
+@takes(AuditArguments)
+def audit(arguments: AuditArguments) -> AuditReport:
     """Finds data that spoils training: the same image in two splits or under two labels, odd images, wrong boxes.
 
     Reads checksums, keys, labels, splits and boxes. Memory is about 80 bytes a record, and 8 more for each column of
     class numbers beside ``label``. With ``pixels`` it is 200 bytes a record, and a temporary file takes 288 bytes a
     record.
-
-    Args:
-        store: The store; it is only read.
-        pixels: Also decode every image, to find equal pixels in different files, near duplicates, and oddities of
-            images and masks.
-        near: With ``pixels``, also find near duplicates: recompressed, resized, or cropped by 5%.
-        mirrored: Find mirrored near duplicates too.
-        mask_classes: Number of classes of the masks; a value beyond them, other than 255, is reported.
-        min_side: Images whose shorter side has fewer pixels are tiny.
-        max_aspect: Images whose longer side is more than this many times their shorter side are reported.
-        imbalance: A split is reported if its largest class has at least this many times the records of its smallest.
-        workers: Threads; None for one a core.
-        max_pixels: An image whose header claims more pixels is not decoded.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         The report. Damaged records are reported too, and do not end the audit.
@@ -108,10 +57,9 @@ def audit(
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
         UsageError: An option is out of range. Or ``mirrored`` or ``mask_classes`` is given without ``pixels``.
     """
-    options = take_options(AuditOptions, locals())
-    refuse_empty(store)
-    with open_store(store) as reader, progress_callback(progress) as report:
-        return _Audit(reader, options, report).audit_store()
+    refuse_empty(arguments.store)
+    with open_store(arguments.store) as reader, progress_callback(arguments.progress) as report:
+        return _Audit(reader, arguments, report).audit_store()
 
 
 class _Audit:

@@ -13,39 +13,28 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from functools import cached_property
-from typing import Any, Literal, Never
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import Any
 
 from packstore.core.arguments import take_options, whole_number
 from packstore.core.errors import UsageError
-from packstore.core.manifest import Normalization
+from packstore.core.options import describes, initializes
 from packstore.core.registry import notebook_html
 from packstore.images.engine import get_engine
-from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
-from packstore.training.augment.base import Step
-from packstore.training.augment.masking import RandomMasking
-from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, parse_mix
-from packstore.training.augment.mosaic import Mosaic
+from packstore.training.augment.mixing import parse_mix
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import parse_views
-from packstore.training.dataset import PackedDataset
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import resident_obstacle
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
-    BatchCallable,
-    Collate,
+    LoaderArguments,
     LoaderOptions,
-    Shuffle,
     check_dataset,
     resolve_ranks,
 )
@@ -76,6 +65,7 @@ def _close_iterators() -> None:
             items.close()
 
 
+@describes(LoaderArguments)
 class PackedLoader:
     """Loads batches of a :class:`packstore.PackedDataset` onto its device. Used like torch's ``DataLoader``.
 
@@ -111,75 +101,6 @@ class PackedLoader:
     epoch. Threads, device, and resuming do not change them, nor does it matter if the data are resident or streamed.
     Each ``for`` over the loader is the next epoch.
 
-    Args:
-        dataset: Dataset to load. Its ``columns`` and ``device`` are used; its ``transform``, ``output`` and ``dtype``
-            must be the defaults, since they work item by item.
-        batch_size: Images per batch and rank.
-        shuffle: A new order every epoch. ``"full"`` permutes all records. ``"lanes"`` is for shards that must be
-            fetched: each rank reads its own shards, and shuffles within a window of them. True: lanes for a store at a
-            URL, else ``"full"``.
-        seed: Seed of the order and of all random numbers of ``augment``.
-        stream: Name of the random numbers of ``augment``. Two loaders of one seed give the same records. With one name,
-            they also crop and flip the records alike. With different names, such as ``"global"`` and ``"local"``, each
-            does so in its own way.
-        drop_last: Drop a last batch that is not full.
-        block: For disks that seek slowly: shuffle blocks of this many consecutive records.
-        window: Number of shards mixed at a time with ``"lanes"``, over all ranks, or of blocks with ``block``. With a
-            :class:`packstore.Mix`, number of shards of each store at a URL. None: 64 shards or 16 blocks; a single rank
-            takes fewer shards if the cache has less room.
-        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
-            endless. Ranks divide its indices among them, so it must yield the same on all ranks: torch's random
-            samplers need a ``generator``; only its absence is noticed. A sampler with ``num_replicas`` and ``rank``,
-            such as ``DistributedSampler``, divides them itself: each rank takes all that its own sampler yields. Not if
-            ``rank`` is given.
-        indices: Use only these items of the dataset.
-        augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order. Or a single
-            operation, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch:
-            put it in ``PerImage``. The steps of torchvision's ``Compose`` are applied one by one.
-        mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list from which each batch draws
-            one, or a :class:`packstore.augment.BatchMixer` with more options. Mixes each batch with itself, after
-            operations and normalisation; labels become shares of classes, float32 ``(B, C)``. Or
-            :class:`packstore.augment.Mosaic` for detection. What is mixed is a function of the rank's batch.
-        views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
-            The images of a batch are then a dict of ``(B, n, 3, H, W)``. With a list of lists of operations, they are
-            a list of ``(B, 3, H, W)``. Each crop has its own draws, and a record is decoded once for all of them.
-            Masks, boxes and keypoints become dicts or lists as the images are, and so do labels of boxes: ``(B, n,
-            H, W)``, or for each record a list of ``n`` values.
-        masking: A :class:`packstore.augment.RandomMasking`; adds the hidden patches of each image to batches.
-        normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
-            Makes images floating point, ``(x / 255 - mean) / std``.
-        dtype: Floating point type of the images; None for float32 if they are normalised, else as stored.
-            Without ``normalize``, pixels are scaled to 0 … 1.
-        channels_last: Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which
-            is faster on most devices. False for other models: their gradients would have other strides than the
-            weights, and ``DistributedDataParallel`` would copy each, with a warning.
-        output: ``"numpy"`` for arrays instead of tensors, on the CPU, without copies. The memory of a batch is not
-            used again while one of its arrays lives. Images are ``(B, 3, H, W)``, with ``channels_last``
-            ``(B, H, W, 3)``; bfloat16 becomes float32. ``augment`` and the transforms work on tensors all the same.
-        transform: Called with each batch of images, last.
-        target_transform: Called with each batch of the column ``label``.
-        pre_transform: Resident only: called with parts of the images, ``(M, 3, H, W)``, once when they are loaded.
-        resident: Keep everything in device memory: True, False, or ``"auto"``: if it fits and, on the CPU, is faster
-            than streaming (images up to 12 KiB).
-        workers: Number of threads that read and decode; None for one per core. (DataLoader's ``num_workers``, without
-            processes.)
-        prefetch: Number of batches in progress at a time.
-        rank: Number of this process among ``world_size`` processes, each of which takes an equal part of every global
-            batch. None, when an epoch begins: that of ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE`` of the
-            environment, else 0 of 1.
-        world_size: See ``rank``.
-        on_error: ``raise``, or ``skip`` to leave out records that are damaged or cannot be decoded. A batch is then
-            smaller, or empty; ``stats()`` counts the skipped records.
-        collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list; for
-            images, all have the largest height and width, and the lengths are the heights and widths. ``"list"``:
-            images of different sizes as a list of ``(3, h, w)``; masks have the form of the images. ``"multi_hot"``:
-            see above. ``"optional"``: records may have no value, and the batch's value is a list with None for these.
-            Without it a missing value is an error.
-        mask_fill: Value of masks outside the image, if a crop exceeds it; masks become int32 for values that uint8
-            lacks, such as -1.
-        min_area: Boxes whose remaining area, in square pixels of the result, is smaller are dropped.
-        min_visible: Boxes whose remaining fraction of area is smaller are dropped.
-
     Attributes:
         epoch: The epoch that the next ``for`` begins.
         mode: ``"resident"`` or ``"streaming"``, and ``mode_reason`` why.
@@ -192,50 +113,19 @@ class PackedLoader:
         DecodeError: (while iterating) a record cannot be decoded; both name the record and its key.
     """
 
-    def __init__(
-        self,
-        dataset: PackedDataset,
-        batch_size: int = 1,
-        shuffle: bool | Shuffle = False,
-        *,
-        seed: int = 0,
-        stream: str | None = None,
-        drop_last: bool = False,
-        block: int | None = None,
-        window: int | None = None,
-        sampler: Iterable[int] | None = None,
-        indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
-        augment: Sequence[Any] | Step | str = (),
-        mix: BatchMixer | Mosaic | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
-        views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = None,
-        masking: RandomMasking | None = None,
-        normalize: str | Normalization | MeanAndStd | None = None,
-        dtype: torch.dtype | None = None,
-        channels_last: bool = False,
-        output: Literal["tensor", "numpy"] = "tensor",
-        transform: BatchCallable | None = None,
-        target_transform: BatchCallable | None = None,
-        pre_transform: BatchCallable | None = None,
-        resident: bool | Literal["auto"] = "auto",
-        workers: int | None = None,
-        prefetch: int = 3,
-        rank: int | None = None,
-        world_size: int | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
-        collate: Mapping[str, Collate] | None = None,
-        mask_fill: int = 0,
-        min_area: float = 1.0,
-        min_visible: float = 0.0,
-        **unknown: Never,
-    ) -> None:
+    @initializes(LoaderArguments, unknown=lambda name: unknown_argument(PackedLoader, name))
+    def __init__(self, arguments: LoaderArguments) -> None:
+        dataset = arguments.dataset
         check_dataset(dataset)
-        if unknown:
-            raise unknown_argument(PackedLoader, min(unknown))
         get_engine()  # an error here, and not in the first batch, if it is missing
         self.dataset = dataset
-        parsed = {"augment": as_operations(augment), "mix": parse_mix(mix), "views": parse_views(views)}
-        self.options = options = take_options(LoaderOptions, locals() | parsed)
-        self.batch_size = batch_size = whole_number("batch_size", batch_size)
+        parsed = {
+            "augment": as_operations(arguments.augment),
+            "mix": parse_mix(arguments.mix),
+            "views": parse_views(arguments.views),
+        }
+        self.options = options = take_options(LoaderOptions, vars(arguments) | parsed)
+        self.batch_size = batch_size = whole_number("batch_size", arguments.batch_size)
         self.device = dataset.device
         if options.output == "numpy" and self.device.type != "cpu":
             raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")

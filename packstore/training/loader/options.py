@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_bools, check_callables, check_texts, whole_number
+from packstore.core.arguments import check_callables, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
+from packstore.core.options import argument, check_options, option
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment.base import Step
 from packstore.training.augment.masking import RandomMasking
-from packstore.training.augment.mixing import BatchMixer
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.per_image import refuse_drawing_functions
 from packstore.training.augment.targets import check_target_options
@@ -34,43 +36,165 @@ Collate = Literal["padded", "multi_hot", "optional", "list"]
 """Forms of a column in a batch, see :class:`packstore.PackedLoader`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderOptions:
-    """Keyword arguments of :class:`packstore.PackedLoader`, which describes them. Converts whole numbers to ``int``.
+def shuffle_option() -> bool | Shuffle:
+    """Makes the argument ``shuffle``."""
+    return option(
+        False,
+        'A new order every epoch. ``"full"`` permutes all records. ``"lanes"`` is for shards that must be fetched: '
+        "each rank reads its own shards, and shuffles within a window of them. True: lanes for a store at a URL, else "
+        '``"full"``.',
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """Options of :class:`packstore.PackedLoader` that are used as they are given."""
+
+    seed: int = option(0, "Seed of the order and of all random numbers of ``augment``.")
+    stream: str | None = option(
+        None,
+        "Name of the random numbers of ``augment``. Two loaders of one seed give the same records. With one name, they "
+        'also crop and flip the records alike. With different names, such as ``"global"`` and ``"local"``, each does '
+        "so in its own way.",
+    )
+    drop_last: bool = option(False, "Drop a last batch that is not full.")
+    block: int | None = option(None, "For disks that seek slowly: shuffle blocks of this many consecutive records.")
+    window: int | None = option(
+        None,
+        'Number of shards mixed at a time with ``"lanes"``, over all ranks, or of blocks with ``block``. With a '
+        ":class:`packstore.Mix`, number of shards of each store at a URL. None: 64 shards or 16 blocks; a single rank "
+        "takes fewer shards if the cache has less room.",
+    )
+    sampler: Iterable[int] | None = option(
+        None,
+        "Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be endless. "
+        "Ranks divide its indices among them, so it must yield the same on all ranks: torch's random samplers need a "
+        "``generator``; only its absence is noticed. A sampler with ``num_replicas`` and ``rank``, such as "
+        "``DistributedSampler``, divides them itself: each rank takes all that its own sampler yields. Not if ``rank`` "
+        "is given.",
+    )
+    masking: RandomMasking | None = option(
+        None, "A :class:`packstore.augment.RandomMasking`; adds the hidden patches of each image to batches."
+    )
+    normalize: str | Normalization | MeanAndStd | None = option(
+        None,
+        "``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None. Makes "
+        "images floating point, ``(x / 255 - mean) / std``.",
+    )
+    dtype: torch.dtype | None = option(
+        None,
+        "Floating point type of the images; None for float32 if they are normalised, else as stored. Without "
+        "``normalize``, pixels are scaled to 0 … 1.",
+    )
+    channels_last: bool = option(
+        False,
+        "Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which is faster "
+        "on most devices. False for other models: their gradients would have other strides than the weights, and "
+        "``DistributedDataParallel`` would copy each, with a warning.",
+    )
+    output: Literal["tensor", "numpy"] = option(
+        "tensor",
+        '``"numpy"`` for arrays instead of tensors, on the CPU, without copies. The memory of a batch is not used '
+        "again while one of its arrays lives. Images are ``(B, 3, H, W)``, with ``channels_last`` ``(B, H, W, 3)``; "
+        "bfloat16 becomes float32. ``augment`` and the transforms work on tensors all the same.",
+    )
+    transform: BatchCallable | None = option(None, "Called with each batch of images, last.")
+    target_transform: BatchCallable | None = option(None, "Called with each batch of the column ``label``.")
+    pre_transform: BatchCallable | None = option(
+        None, "Resident only: called with parts of the images, ``(M, 3, H, W)``, once when they are loaded."
+    )
+    resident: bool | Literal["auto"] = option(
+        "auto",
+        'Keep everything in device memory: True, False, or ``"auto"``: if it fits and, on the CPU, is faster than '
+        "streaming (images up to 12 KiB).",
+    )
+    workers: int | None = option(
+        None,
+        "Number of threads that read and decode; None for one per core. (DataLoader's ``num_workers``, without "
+        "processes.)",
+    )
+    prefetch: int = option(3, "Number of batches in progress at a time.")
+    rank: int | None = option(
+        None,
+        "Number of this process among ``world_size`` processes, each of which takes an equal part of every global "
+        "batch. None, when an epoch begins: that of ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE`` of the "
+        "environment, else 0 of 1.",
+    )
+    world_size: int | None = option(None, "See ``rank``.")
+    on_error: Literal["raise", "skip"] = option(
+        "raise",
+        "``raise``, or ``skip`` to leave out records that are damaged or cannot be decoded. A batch is then smaller, "
+        "or empty; ``stats()`` counts the skipped records.",
+    )
+    collate: Mapping[str, Collate] | None = option(
+        None,
+        'Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list; for images, '
+        'all have the largest height and width, and the lengths are the heights and widths. ``"list"``: images of '
+        'different sizes as a list of ``(3, h, w)``; masks have the form of the images. ``"multi_hot"``: see above. '
+        '``"optional"``: records may have no value, and the value of the batch is a list with None for these. Without '
+        "it a missing value is an error.",
+    )
+    mask_fill: int = option(
+        0,
+        "Value of masks outside the image, if a crop exceeds it; masks become int32 for values that uint8 lacks, such "
+        "as -1.",
+    )
+    min_area: float = option(1.0, "Boxes whose remaining area, in square pixels of the result, is smaller are dropped.")
+    min_visible: float = option(0.0, "Boxes whose remaining fraction of area is smaller are dropped.")
+
+
+@dataclass(frozen=True)
+class LoaderArguments(BatchOptions):
+    """Arguments of :class:`packstore.PackedLoader`."""
+
+    dataset: PackedDataset = field(
+        metadata=argument(
+            "Dataset to load. Its ``columns`` and ``device`` are used; its ``transform``, ``output`` and ``dtype`` "
+            "must be the defaults, since they work item by item."
+        )
+    )
+    batch_size: int = option(1, "Images per batch and rank.")
+    shuffle: bool | Shuffle = shuffle_option()
+    _: KW_ONLY
+    indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = option(
+        None, "Use only these items of the dataset."
+    )
+    augment: Sequence[Any] | Step | str = option(
+        (),
+        "Operations of :mod:`packstore.training.augment`, or callables on image batches, in order. Or a single "
+        "operation, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: "
+        "put it in ``PerImage``. The steps of torchvision's ``Compose`` are applied one by one.",
+    )
+    mix: BatchMixer | Mosaic | Sequence[MixUp | CutMix] | MixUp | CutMix | None = option(
+        None,
+        ":class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list from which each batch draws one, "
+        "or a :class:`packstore.augment.BatchMixer` with more options. Mixes each batch with itself, after operations "
+        "and normalisation; labels become shares of classes, float32 ``(B, C)``. Or :class:`packstore.augment.Mosaic` "
+        "for detection. What is mixed is a function of the rank's batch.",
+    )
+    views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = option(
+        None,
+        'Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``. The '
+        "images of a batch are then a dict of ``(B, n, 3, H, W)``. With a list of lists of operations, they are a list "
+        "of ``(B, 3, H, W)``. Each crop has its own draws, and a record is decoded once for all of them. Masks, boxes "
+        "and keypoints become dicts or lists as the images are, and so do labels of boxes: ``(B, n, H, W)``, or for "
+        "each record a list of ``n`` values.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions(BatchOptions):
+    """Options of a loader, with operations in place of what the user gives for them. Converts whole numbers to ``int``.
 
     Raises :class:`UsageError` for invalid values, and for options that contradict each other. Does not check
     the values of ``augment``, ``mix``, ``views``, ``indices`` and ``normalize``, nor if ``rank`` is below
     ``world_size``."""
 
-    shuffle: bool | Shuffle = False
-    seed: int = 0
-    stream: str | None = None
-    drop_last: bool = False
-    block: int | None = None
-    window: int | None = None
-    sampler: Iterable[int] | None = None
+    shuffle: bool | Shuffle = shuffle_option()
     indices: Any = None
     augment: tuple[Any, ...] = ()
     mix: BatchMixer | Mosaic | None = None
     views: Views | None = None
-    masking: RandomMasking | None = None
-    normalize: str | Normalization | MeanAndStd | None = None
-    dtype: torch.dtype | None = None
-    channels_last: bool = False
-    output: Literal["tensor", "numpy"] = "tensor"
-    transform: BatchCallable | None = None
-    target_transform: BatchCallable | None = None
-    pre_transform: BatchCallable | None = None
-    resident: bool | Literal["auto"] = "auto"
-    workers: int | None = None
-    prefetch: int = 3
-    rank: int | None = None
-    world_size: int | None = None
-    on_error: Literal["raise", "skip"] = "raise"
-    collate: Mapping[str, Collate] | None = None
-    mask_fill: int = 0
-    min_area: float = 1.0
-    min_visible: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -85,22 +209,13 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole_number(name, value, least))
-        check_bools(drop_last=self.drop_last, channels_last=self.channels_last)
-        if self.shuffle not in (True, False, *get_args(Shuffle)):
-            raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
+        check_options(self, "drop_last", "channels_last", "shuffle", "stream", "resident", "output", "on_error")
         check_callables(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
         refuse_drawing_functions(transform=self.transform, pre_transform=self.pre_transform)
-        check_texts(stream=self.stream)
         if self.sampler is not None and not isinstance(self.sampler, Iterable):
             raise UsageError(f"sampler should give one index after another, got {self.sampler!r}")
-        if self.resident not in (True, False, "auto"):
-            raise UsageError(f"resident should be True, False or 'auto', got {self.resident!r}")
-        if self.output not in ("tensor", "numpy"):
-            raise UsageError(f"output should be 'tensor' or 'numpy', got {self.output!r}")
-        if self.on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise UsageError(f"dtype should be one of torch's, such as torch.float16, got {self.dtype!r}")
         if self.dtype is not None and not self.dtype.is_floating_point:

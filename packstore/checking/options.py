@@ -1,0 +1,137 @@
+"""Options of ``verify``, ``repair`` and ``audit``. Imports nothing heavy: the help of these commands reads them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+from packstore.core.errors import UsageError
+from packstore.core.options import check_options, option, workers_option
+from packstore.packing.source_arguments import SourceArguments, decoder_option, max_pixels_option
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(SourceArguments):
+    """Options of :func:`packstore.verify`.
+
+    Raises :class:`UsageError` for invalid ``source_kind``, ``quick``, ``decode``, ``workers`` and ``max_pixels``, and
+    for ``quick`` with ``decode`` or ``against``. Opening the source checks most others; making a decoder checks
+    ``decoder``.
+    """
+
+    quick: bool = option(
+        False,
+        "Check structure, sizes, labels and keys only, and read no image. The time does not depend on the images' "
+        "size. A changed byte in an image is not noticed. At a URL, check only the head, the table and the sizes of "
+        "the objects.",
+        "Check only structure, sizes, labels and keys. Reads no images, so it misses changed bytes in them.",
+    )
+    decode: bool = option(
+        False,
+        "Also decode every image in full, and compute seek indexes again and compare them.",
+        "Also decode every image in full.",
+    )
+    against: str | os.PathLike[str] | None = option(
+        None,
+        "A source (or another store) to compare with, also a URL, or None.",
+        "Also compare images, labels, keys and splits with the source, or with another store.",
+        metavar="SOURCE",
+    )
+    max_pixels: int = max_pixels_option(
+        "An image whose header claims more pixels is not decoded and counts as damaged. This bounds the memory, as in "
+        ":func:`packstore.convert`.",
+        "Report images that",
+    )
+    workers: int | None = workers_option()
+    decoder: str = decoder_option()
+
+    def __post_init__(self) -> None:
+        check_options(self, "source_kind", "quick", "decode", "max_pixels", "workers")
+        if self.quick and (self.decode or self.against is not None):
+            raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions(SourceArguments):
+    """Options of :func:`packstore.repair`.
+
+    Raises :class:`UsageError` for invalid ``source_kind``, ``partial``, ``workers`` and ``max_pixels``. Opening the
+    source checks most others; making a decoder checks ``decoder``.
+    """
+
+    partial: bool = option(
+        False,
+        "Write the store even if some records are lost, without these.",
+        "If records are lost, write FIXED without them, and exit with 3.",
+    )
+    max_pixels: int = max_pixels_option(
+        "An image of the source whose header says more pixels is refused.", "Refuse images of SOURCE that"
+    )
+    workers: int | None = workers_option()
+    decoder: str = decoder_option()
+
+    def __post_init__(self) -> None:
+        check_options(self, "source_kind", "partial", "max_pixels", "workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Options of :func:`packstore.audit`.
+
+    Raises :class:`UsageError` for values out of range, and for ``mirrored`` or ``mask_classes`` without ``pixels``.
+    """
+
+    pixels: bool = option(
+        False,
+        "Also decode every image, to find equal pixels in different files, near duplicates, and oddities of images and "
+        "masks.",
+        "Also decode all images, to find equal, nearly equal and odd ones.",
+    )
+    near: bool = option(
+        True,
+        "With ``pixels``, also find near duplicates: recompressed, resized, or cropped by 5%.",
+        "With --pixels: find nearly equal images too.",
+    )
+    mirrored: bool = option(
+        False,
+        "With ``pixels``, find mirrored near duplicates too.",
+        "With --pixels: mirror images count as nearly equal.",
+    )
+    mask_classes: int | None = option(
+        None,
+        "With ``pixels``: number of classes of the masks. A value beyond them, other than 255, is reported.",
+        "With --pixels: mask values are below N, or 255.",
+        metavar="N",
+        least=1,
+    )
+    min_side: int = option(
+        16,
+        "Images whose shorter side has fewer pixels are tiny.",
+        "Report smaller images.",
+        metavar="PX",
+        least=1,
+    )
+    max_aspect: float = option(
+        5.0,
+        "Images whose longer side is more than this many times their shorter side are reported.",
+        "Report images with sides in a larger ratio than X.",
+        metavar="X",
+        least=1,
+    )
+    imbalance: float = option(
+        10.0,
+        "A split is reported if its largest class has at least this many times the records of its smallest.",
+        "Report a class that has X times the records of another.",
+        metavar="X",
+        least=1,
+    )
+    max_pixels: int = max_pixels_option(
+        "An image whose header claims more pixels is not decoded.", "Report images that"
+    )
+    workers: int | None = workers_option()
+
+    def __post_init__(self) -> None:
+        check_options(self, *(each.name for each in fields(AuditOptions)))
+        needing = [name for name in ("mirrored", "mask_classes") if getattr(self, name)]
+        if needing and not self.pixels:
+            raise UsageError(f"{needing[0]} needs pixels=True (--pixels), which reads images")
