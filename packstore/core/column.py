@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from packstore.core.column_types.base import ITEM_SIZE as ITEM_SIZE
 from packstore.core.column_types.base import MAX_ARRAY_BYTES as MAX_ARRAY_BYTES
 from packstore.core.column_types.base import Column as Column
 from packstore.core.column_types.base import check as check
+from packstore.core.column_types.forms import ITEM_SIZE as ITEM_SIZE
 
 KEY = Column("key", "ragged", "uint8", type="text")
 CHECKSUM = Column("checksum", "fixed", "uint64")

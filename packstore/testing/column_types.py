@@ -136,10 +136,10 @@ class ColumnTypeSuite:
         if not column.traits.is_picture and column.form != "files":
             assert all(map(_are_equal, items, self.values))
         assert all(map(_are_equal, dataset[:][1], items))
-        size = 1 if column.collation == "image" else len(items)
+        size = 1 if column.collation == "images" else len(items)
         batches = [batch[1] for batch in PackedLoader(dataset, size, output="numpy", collate=_list_of(column))]
         assert all(map(_are_equal, (value for batch in batches for value in batch), items))
-        if column.collation in ("stack", "image"):
+        if column.collation in ("stack", "images"):
             assert all(isinstance(batch, np.ndarray) for batch in batches)
         if column.collation == "rows":
             [(_, (values, lengths))] = PackedLoader(dataset, size, output="numpy", collate={"value": "padded"})
@@ -160,7 +160,7 @@ class ColumnTypeSuite:
 
         mirror = augment.RandomHorizontalFlip(1.0)
         assert traits.moves == (traits.lies_on_image or self.mirrored is not None)
-        if traits.lies_on_image or column.collation == "image":
+        if traits.lies_on_image or column.collation == "images":
             mirrored = np.asarray(value)[..., ::-1]
         else:
             mirrored = value if self.mirrored is None else self.mirrored
@@ -184,7 +184,7 @@ class ColumnTypeSuite:
 
 def _list_of(column: Column) -> dict[str, Collate]:
     """Returns the option ``collate`` of a loader: lists of images are asked for as lists, since they do not move."""
-    return {column.name: "list"} if column.collation == "images" else {}
+    return {column.name: "list"} if column.collation == "image_lists" else {}
 
 
 def _are_equal(found: Any, value: Any) -> bool:

@@ -17,7 +17,8 @@ from PIL import Image
 import packstore
 from packstore import ManifestError, UsageError, augment
 from packstore.core.column import Column
-from packstore.core.column_types.base import Field, RowMoves
+from packstore.core.column_types.base import Field
+from packstore.core.column_types.geometry import RowMoves
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.registry import COLUMN_TYPES
 from packstore.testing import ColumnTypeSuite

@@ -8,52 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.canvas import Canvas, RowClasses
 from packstore.core.column_types.faults import RowFaults
+from packstore.core.column_types.forms import ITEM_SIZE, Buffer, Collation, Form
+from packstore.core.column_types.geometry import RowMoves
 from packstore.core.column_types.shown import show_numbers
 from packstore.core.errors import ManifestError
 from packstore.core.modes import RGB, Mode, parse_mode
 from packstore.core.registry import COLUMN_TYPES
-
-Buffer = bytes | bytearray | memoryview
-"""Bytes of one record."""
-
-Form = Literal["file", "files", "text", "bytes", "numbers"]
-"""The form of stored values: an image file, several of them, UTF-8, other bytes, or numbers."""
-
-Collation = Literal["stack", "rows", "objects", "planes", "image", "images"]
-"""How a loader collates the values of a batch.
-
-- ``stack``: numbers of one shape become one tensor.
-- ``rows``: any number of rows a record become a list of tensors, a padded tensor, or a multi-hot tensor of classes.
-- ``objects``: Python objects become a list.
-- ``planes``: arrays and mask files on the pixels of the main image become one tensor; if they differ in shape, a list
-  or a padded tensor.
-- ``image``: images are decoded and augmented like the main image, and become one tensor.
-- ``images``: lists of images are decoded, and become a list of lists.
-"""
-
-ITEM_SIZE = {
-    "bool": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-}
-"""Bytes of one element by dtype name, for all dtypes that a column may have. Stored values are little-endian."""
 
 MAX_ARRAY_BYTES = 1 << 62
 """Most bytes of a column, with each empty dimension counted as one: numpy's limit."""
@@ -266,28 +233,6 @@ class Field:
     def column(self, name: str) -> Column:
         """Creates the field's column: ragged bytes. The column's type is the declaration's class name in lower case."""
         return Column(name, "ragged", "uint8", type=type(self).__name__.lower(), nullable=self.optional)
-
-
-class RowMoves(Protocol):
-    """Moves coordinates as operations move the pixels of images. Each method returns new arrays.
-
-    ``images`` is int64 ``(N,)``: the image of each row.
-    """
-
-    def move_boxes(self, boxes: NDArray[Any], images: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Moves boxes ``(N, 4)`` and clips them to the results. Returns them, and bool ``(N,)``: boxes to keep.
-
-        Boxes are left, top, right, bottom, float32. A kept box is as large as the user demands.
-        """
-        ...
-
-    def move_points(self, points: NDArray[Any], images: NDArray[np.int64]) -> NDArray[Any]:
-        """Moves points ``(N, …, k)``, float32. Does not clip them.
-
-        Points are x, y; with k = 3 also visibility. Points with visibility become zeros if they are not visible.
-        Mirroring an image of width W maps x to W - 1 - x.
-        """
-        ...
 
 
 class ColumnType(ABC):

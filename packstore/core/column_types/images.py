@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column_types.base import Buffer, Collation, Column, ColumnType, Field, Form, unfit_error
+from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
+from packstore.core.column_types.forms import Buffer, Collation, Form
 from packstore.core.errors import StoreError
 from packstore.core.modes import RGB
 
@@ -49,7 +50,7 @@ class ImagesType(ColumnType):
     meaning = "any number of images"
 
     def collation(self, column: Column) -> Collation:
-        return "images"
+        return "image_lists"
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list or tuple of bytes."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from packstore.core.column_types.base import Buffer, Column, ColumnType, Field, Form, unfit_error
+from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
+from packstore.core.column_types.forms import Buffer, Form
 from packstore.core.column_types.shown import show_text
 from packstore.core.errors import StoreError
 

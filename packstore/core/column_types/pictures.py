@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import Collation, Column, ColumnType, Field, unfit_error
+from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
 from packstore.core.column_types.canvas import Canvas, RowClasses
+from packstore.core.column_types.forms import Collation
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
 from packstore.core.modes import RGB, parse_mode
@@ -130,7 +131,7 @@ class ImageType(PictureType):
     meaning = "another image"
 
     def collation(self, column: Column) -> Collation:
-        return "image"
+        return "images"
 
     def fits(self, column: Column) -> bool:
         """Allows ragged bytes, ``HWC`` whole numbers, and fixed ``CHW`` floats, with the channels of the mode."""

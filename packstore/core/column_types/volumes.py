@@ -6,7 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import Collation, Column, unfit_error
+from packstore.core.column_types.base import Column, unfit_error
+from packstore.core.column_types.forms import Collation
 from packstore.core.column_types.numbers import ArrayType
 
 VOLUME_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")

@@ -340,8 +340,7 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
 
 @dataclass(frozen=True, eq=False)
 class RowPlacement:
-    """Moves rows of columns with the images of a batch: the :class:`~packstore.core.column_types.base.RowMoves` of a
-    placement.
+    """Moves rows of columns by a placement, see :class:`~packstore.core.column_types.geometry.RowMoves`.
 
     Attributes:
         placement: Placement of the batch.

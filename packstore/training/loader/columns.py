@@ -137,9 +137,9 @@ class BatchFields:
             asked: str = collate.get(column.name, "list")
             optional = asked == "optional" or column.name in hidden
             match column.collation:
-                case "images":
+                case "image_lists":
                     return ImageListField(dataset.list_reader(column), optional or asked == "list")
-                case "image":
+                case "images":
                     return ImageField(column, optional, new_assembler, finish)
                 case "planes":
                     ragged = None if column.layout in (None, "HW") or column.kind == "fixed" else asked
