@@ -53,7 +53,7 @@ ROOMS = (
     Room("diagnose", "core images stores packing training seeing", "numpy torch PIL"),
     Room(
         "testing",
-        "core images stores sources exports packing checking training face",
+        "core images stores sources exports packing checking training seeing face",
         "numpy xxhash pytest hypothesis PIL",
     ),
     Room(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,18 +16,24 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packstore import PackedDataset, PackedLoader, UsageError, augment
+from packstore.checking.audit import audit
 from packstore.checking.verification import verify
-from packstore.core.column import Column
+from packstore.core.column import CHECKSUM, KEY, Column
 from packstore.core.column_types.base import ColumnType
-from packstore.core.columns import from_stored, to_stored
+from packstore.core.columns import NUMPY_DTYPE, from_stored, shape_to_stored, to_stored
 from packstore.core.errors import StoreError
 from packstore.core.fields import Field
-from packstore.core.manifest import Manifest
+from packstore.core.findings import list_kinds
+from packstore.core.manifest import Manifest, Origin
 from packstore.core.registry import COLUMN_TYPES
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
-from packstore.stores import open_store
+from packstore.seeing.drawing import draw_record
+from packstore.seeing.sheet import SheetOptions, write_sheet
+from packstore.seeing.view.images import BrowserImages
+from packstore.seeing.view.record import describe_record
+from packstore.stores import create_store, open_store
 from packstore.training.loader.options import Collate
 
 
@@ -39,8 +46,9 @@ class ColumnTypeSuite:
         optional: The declaration with missing values allowed; None if the type has no missing values.
         values: Values of different kinds: the smallest, usual ones, large ones.
         wrong: Values that the type has to refuse.
-        placed: A value of an image of 5 x 4 pixels (height x width); None for the last of the values.
+        placed: A value of an image of 5 x 4 pixels (height x width); None for the last of the values. It has no faults.
         mirrored: For rows that move with the image: the value :attr:`placed` of the mirrored image, else None.
+        faulty: A value of an image of 5 x 4 pixels for each kind of finding in :attr:`ColumnType.faults`.
     """
 
     type: ClassVar[str]
@@ -50,17 +58,29 @@ class ColumnTypeSuite:
     wrong: ClassVar[Sequence[Any]]
     placed: ClassVar[Any] = None
     mirrored: ClassVar[Any] = None
+    faulty: ClassVar[Mapping[str, Any]] = {}
 
     def write(self, path: Path, field: Field, values: Sequence[Any]) -> Manifest:
         """Writes a store with a small image and a value in the column ``value`` for each record. Returns its
         manifest."""
         with Writer(path, {"image": "image", "value": field}) as writer:
             for number, value in enumerate(values):
-                file = io.BytesIO()
-                Image.new("RGB", (4, 5), (number, 7, 7)).save(file, "PNG")
-                writer.add(image=file.getvalue(), value=value)
+                writer.add(image=_make_image(number), value=value)
         assert writer.report is not None
         return writer.report.manifest
+
+    def write_unchecked(self, path: Path, column: Column, values: Sequence[Any]) -> None:
+        """Writes an LMDB like :meth:`write`, of numbers that packing might refuse."""
+        image = Column("image", "ragged", "uint8", type="image")
+        columns = (image, column, *column.companions, KEY, CHECKSUM)
+        with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
+            for number, value in enumerate(values):
+                array = np.asarray(value, NUMPY_DTYPE[column.dtype])
+                row = {"value": [array.tobytes()] if column.kind == "ragged" else array[None], "key": [str(number)]}
+                if column.layout is not None:
+                    row[column.shape_name] = shape_to_stored(column, array)[None]
+                builder.append([_make_image(number)], row, "")
+            builder.commit(origin=Origin("made", "suite"))
 
     def column(self, folder: Path) -> Column:
         """Writes a store of the first value in ``folder`` and returns the column of the values."""
@@ -92,7 +112,7 @@ class ColumnTypeSuite:
                 found = reader.item("value", number)
                 assert found is None if value is None else _are_equal(found, value)
 
-    @pytest.mark.parametrize("kind", ["imagefolder", "mds", "parquet", "tfds", "webdataset"])
+    @pytest.mark.parametrize("kind", ["imagefolder", "mds", "parquet", "recordio", "tfds", "webdataset"])
     def test_exports_give_it_back(self, kind: str, tmp_path: Path) -> None:
         """Importing an export gives the same dataset digest."""
         values = list(self.values) if self.optional is None else [None, *self.values]
@@ -146,6 +166,53 @@ class ColumnTypeSuite:
             assert lengths.tolist() == list(map(len, items))
             assert all(map(_are_equal, (row[:length] for row, length in zip(values, lengths, strict=True)), items))
 
+    def test_listings_and_the_page_show_it(self, tmp_path: Path) -> None:
+        """A listing has a line on the column. The page gets each value as JSON, cut to a size that it can show."""
+        self.write(tmp_path / "a.lmdb", self.field, self.values)
+        with open_store(tmp_path / "a.lmdb") as reader:
+            column = reader.manifest.column("value")
+            assert column.traits.describe(column).isprintable()
+            assert column.traits.describe(column)
+            for number in range(len(self.values)):
+                [shown] = describe_record(reader, BrowserImages(reader), number)["columns"]
+                assert (shown["name"], shown["type"]) == ("value", self.type)
+                assert shown["as"] in ("numbers", "classes", "text", "json", "bytes", "image", "images", "mask")
+                assert {"value", "nbytes"} & {*shown}
+                assert len(json.dumps(shown, allow_nan=False)) < 1 << 20
+
+    def test_it_is_drawn_over_the_image(self, tmp_path: Path) -> None:
+        """Thumbnails, contact sheets and the page draw the value :attr:`placed` if its type draws the column."""
+        self.write(tmp_path / "a.lmdb", self.field, [self.values[-1] if self.placed is None else self.placed])
+        with open_store(tmp_path / "a.lmdb") as reader:
+            column = reader.manifest.column("value")
+            is_drawn = column.traits.draws(column)
+            assert column.traits.drawn_as or not is_drawn
+            plain = np.full((50, 40, 3), 128, np.uint8)
+            assert (draw_record(plain, reader, 0, False) != plain).any() == is_drawn
+            [shown] = describe_record(reader, BrowserImages(reader), 0)["columns"]
+            assert bool(shown.get("shapes") or shown["as"] == "mask") == is_drawn
+        options = SheetOptions(columns=["value"])
+        if is_drawn or column.form == "files":
+            assert write_sheet(tmp_path / "a.lmdb", tmp_path / "sheet.png", options) == 0
+            return
+        with pytest.raises(UsageError, match="no column 'value'"):
+            write_sheet(tmp_path / "a.lmdb", tmp_path / "sheet.png", options)
+
+    def test_audits_find_its_faults(self, tmp_path: Path) -> None:
+        """An audit finds each fault of :attr:`faulty` in its record, and no fault in the value :attr:`placed`."""
+        column = self.column(tmp_path)
+        assert self.faulty.keys() == column.traits.faults.keys()
+        assert {*column.traits.faults} <= {*list_kinds()}
+        good = self.values[-1] if self.placed is None else self.placed
+        if not self.faulty:
+            self.write(tmp_path / "a.lmdb", self.field, [good])
+        else:
+            self.write_unchecked(tmp_path / "a.lmdb", column, [good, *self.faulty.values()])
+        report = audit(tmp_path / "a.lmdb", pixels=True, mask_classes=100)
+        for number, kind in enumerate(self.faulty, 1):
+            assert [finding.records for finding in report.of(kind)] == [(number,)]
+        assert not report.of("damaged")
+
     def test_values_move_with_the_image(self, tmp_path: Path) -> None:
         """Mirroring, mirroring twice and a mosaic of four images move the value :attr:`placed` as the type says."""
         self.write(tmp_path / "a.lmdb", self.field, [self.values[-1] if self.placed is None else self.placed])
@@ -180,6 +247,13 @@ class ColumnTypeSuite:
             assert not traits.rows_are_objects or len(load(mix=mosaic, min_area=1000)) == 0
         else:
             assert _are_equal(joined, value)
+
+
+def _make_image(number: int) -> bytes:
+    """Makes a PNG file of 5 x 4 pixels, a different one for each number."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 5), (number, 7, 7)).save(file, "PNG")
+    return file.getvalue()
 
 
 def _list_of(column: Column) -> dict[str, Collate]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -69,6 +69,11 @@ class TestBoxes(ColumnTypeSuite):
     values = (np.zeros((0, 4)), [[1, 2, 3, 4]], np.arange(400).reshape(-1, 4))
     wrong = ([[1, 2, 3]], [[3, 2, 1, 4]], [[1, 2, float("inf"), 4]], "box")
     placed, mirrored = [[0, 1, 3, 4], [1.5, 1, 4, 5]], [[1, 1, 4, 4], [0, 1, 2.5, 5]]
+    faulty: ClassVar = {
+        "box_empty": [[0, 1, 3, 4], [1, 1, 1, 3]],
+        "box_inverted": [[3, 1, 1, 3]],
+        "box_outside": [[0, 0, 4, 7]],
+    }
 
 
 class TestKeypoints(ColumnTypeSuite):
@@ -110,6 +115,7 @@ class TestMask(ColumnTypeSuite):
     optional = packstore.Mask("uint8", optional=True)
     values = (np.zeros((5, 4), np.uint8), np.arange(20).reshape(5, 4))
     wrong = (np.zeros(4), "mask")
+    faulty: ClassVar = {"mask_size": np.zeros((4, 5)), "mask_value": np.full((5, 4), 200)}
 
     def test_damaged_values_are_errors_or_values(self, tmp_path: Path) -> None:
         pytest.skip("shapes lie in a column of their own")

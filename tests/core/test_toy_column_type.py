@@ -1,4 +1,5 @@
-"""A column type that lives in this file alone: declared, packed, loaded, augmented; nothing else knows it."""
+"""Column types that live in this file alone: declared, packed, loaded, augmented, drawn, audited. Nothing else knows
+them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,13 +17,21 @@ from PIL import Image
 
 import packstore
 from packstore import ManifestError, UsageError, augment
+from packstore.cli.audit import describe_report
+from packstore.cli.source_info import describe_column
 from packstore.core.column import Column
 from packstore.core.column_types.base import Field
+from packstore.core.column_types.canvas import Canvas, RowClasses
+from packstore.core.column_types.faults import RowFaults
 from packstore.core.column_types.geometry import RowMoves
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.registry import COLUMN_TYPES
+from packstore.seeing.drawing import read_drawn_values
+from packstore.seeing.sheet import CellMaker, SheetOptions
 from packstore.testing import ColumnTypeSuite
+from tests.conftest import Need
 from tests.makers.torchvision import import_torchvision, skip_before
+from tests.makers.viewing import AVAILABLE, ask, client_of
 
 HEIGHT, WIDTH = 40, 48
 
@@ -42,6 +51,8 @@ class QuadsType(ArrayType):
     moves = True
     rows_are_objects = True
     coordinates = ("xy",)
+    meaning = "four corners in pixels"
+    drawn_as = "quads"
 
     def fits(self, column: Column) -> bool:
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4, 2), None)
@@ -60,6 +71,10 @@ class Circles(Field):
 class CirclesType(ArrayType):
     name, field = "circles", Circles
     moves = True
+    meaning = "x, y, radius in pixels"
+    drawn_as = "circles"
+    drawn_by_default = True
+    faults: ClassVar = {"circle_negative": "a circle of negative radius", "circle_outside": "its centre is outside"}
 
     def move_rows(
         self, column: Column, rows: NDArray[Any], images: NDArray[np.int64], moves: RowMoves
@@ -67,6 +82,19 @@ class CirclesType(ArrayType):
         rim = rows[:, :2] + rows[:, 2:] * (1, 0)
         centres, rim = moves.move_points(np.stack([rows[:, :2], rim], 1).astype(np.float32), images).swapaxes(0, 1)
         return np.concatenate([centres, np.linalg.norm(rim - centres, axis=1, keepdims=True)], 1), None
+
+    def draw(self, canvas: Canvas, column: Column, value: Any, classes: RowClasses | None) -> None:
+        canvas.draw_boxes(np.concatenate([value[:, :2] - value[:, 2:], value[:, :2] + value[:, 2:]], 1), classes)
+        canvas.draw_points(value[:, :2])
+
+    def name_checks(self, sizes_known: bool) -> str:
+        return "circles" if sizes_known else "radii of circles"
+
+    def find_faults(self, column: Column, rows: NDArray[Any], sizes: NDArray[np.int32] | None) -> Iterator[RowFaults]:
+        yield RowFaults("circle_negative", rows[:, 2] < 0)
+        if sizes is not None:
+            outside = ((rows[:, :2] < 0) | (rows[:, :2] > sizes[:, ::-1])).any(1)
+            yield RowFaults("circle_outside", outside, depends_on_size=True)
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +122,7 @@ class TestCircles(ColumnTypeSuite):
     values = (np.zeros((0, 3)), [[1, 2, 3]])
     wrong = ([1, 2, 3], "circle")
     placed, mirrored = [[1, 2, 3], [0, 4, 0.5]], [[2, 2, 3], [3, 4, 0.5]]
+    faulty: ClassVar = {"circle_negative": [[1, 2, -1]], "circle_outside": [[1, 2, 3], [5, 1, 3]]}
 
 
 def png(seed: int) -> bytes:
@@ -239,3 +268,63 @@ def test_without_its_plug_in_a_store_says_so(store: Path) -> None:
             packstore.open(store)
     finally:
         COLUMN_TYPES.register("quads", QuadsType())
+
+
+def test_sheets_and_thumbnails_draw_it(tmp_path: Path) -> None:
+    """Circles unless columns are named, quads if they are named."""
+    fields = {"image": "image", "circles": "circles", "quads": "quads", "names": packstore.Labels(["ant"], of="quads")}
+    with packstore.Writer(tmp_path / "a.lmdb", fields) as writer:
+        quads = [[[1, 1], [9, 1], [9, 9], [1, 9]]]
+        writer.add(image=png(0), circles=[[20, 20, 4]], quads=quads, names=[0])
+    with packstore.open(tmp_path / "a.lmdb") as reader:
+        maker = CellMaker(reader, SheetOptions())
+        plain, drawn = (np.asarray(each) for each in (Image.open(io.BytesIO(png(0))), maker[0].image))
+        changed = np.argwhere((drawn != plain).any(2))
+        assert (changed.min(0).tolist(), changed.max(0).tolist()) == ([16, 16], [24, 24])
+        named = CellMaker(reader, SheetOptions(columns=["quads"]))[0].image
+        changed = np.argwhere((named != plain).any(2))
+        assert changed.max() < 12
+        values = read_drawn_values(reader, 0)
+        assert {*values} == {"circles", "quads", "names"}
+
+
+def test_the_page_shows_it(store: Path, need: Need) -> None:
+    need("starlette", AVAILABLE)
+    with client_of(store) as client:
+        assert {c["drawn"] for c in ask(client, "/api/store")["columns"]} == {"", "quads", "points", "boxes"}
+        for address in ("/api/record/3", "/api/loaded/3"):
+            shown = {column["name"]: column for column in ask(client, address)["columns"]}
+            assert shown["quads"]["value"] == shown["corners"]["value"]
+            assert shown["quads"]["shapes"] == shown["corners"]["shapes"]
+            assert shown["quads"]["layer"] > shown["corners"]["layer"]
+        assert client.get("/thumbnail/96/3", drawn="1").status == 200
+
+
+def test_the_page_draws_shapes_that_only_the_type_knows(tmp_path: Path, need: Need) -> None:
+    need("starlette", AVAILABLE)
+    write_circle(tmp_path / "a.h5")
+    with client_of(tmp_path / "a.h5") as client:
+        [shown] = ask(client, "/api/record/0")["columns"]
+        assert shown["shapes"] == [{"boxes": [[6, 16, 14, 24]]}, {"points": [[[10, 20]]]}]
+
+
+def test_its_faults_are_kinds_of_findings(tmp_path: Path) -> None:
+    """They are reported, described, and select --drop leaves their records out."""
+    with packstore.Writer(tmp_path / "a.lmdb", {"image": "image", "circles": "circles"}) as writer:
+        writer.add(image=png(0), circles=[[10, 20, 4]])
+        writer.add(image=png(1), circles=[[1, 1, 1], [60, 20, 4], [3, 3, -2]])
+    report = packstore.audit(tmp_path / "a.lmdb", pixels=True)
+    assert "circles" in report.checks
+    assert [each.what for each in report.of("circle_outside")] == ["'circles' 1: [60.0, 20.0, 4.0] in 48 x 40"]
+    assert [each.what for each in report.of("circle_negative")] == ["'circles' 2: [3.0, 3.0, -2.0]"]
+    assert "circle_negative  1 finding: a circle of negative radius" in describe_report(report)
+    (tmp_path / "report.json").write_text(report.to_json())
+    packstore.select(
+        tmp_path / "a.lmdb", tmp_path / "b.lmdb", drop=tmp_path / "report.json", drop_kinds=("circle_outside",)
+    )
+    with packstore.open(tmp_path / "b.lmdb") as reader:
+        assert reader.item("circles", 0).tolist() == [[10, 20, 4]]
+        assert describe_column(reader.manifest.column("circles")) == "circles: x, y, radius in pixels"
+    unread = packstore.audit(tmp_path / "a.lmdb")
+    assert "radii of circles" in unread.checks
+    assert not unread.of("circle_outside")
