@@ -215,6 +215,7 @@ class Reversed(Field):
 class ReversedType(BytesType):
     name = "reversed"
     field = Reversed
+    extension = "reversed"  # of a file in a WebDataset
 
     def to_stored(self, column: Column, value: Any) -> bytes:
         return super().to_stored(column, value)[::-1]
