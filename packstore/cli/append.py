@@ -23,7 +23,7 @@ from packstore.core.errors import SampleError, SourceError, printable
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport
-    from packstore.packing.append_plan import AppendPlan
+    from packstore.packing.growing import AppendPlan
 
 
 @click.command(cls=Command, short_help="Add records to a store.")
@@ -90,7 +90,7 @@ def describe_plan(plan: AppendPlan) -> str:
     lines += [f"new classes  {said}" for said in map(format_column_classes, added, added.values())]
     if plan.duplicates:
         lines.append(f"duplicates   {pluralize(plan.duplicates, 'sample')} left out")
-    if plan.way == "link":
+    if plan.linked is not None:
         lines.append("estimate     hard links only: the shards are reused unchanged")
     else:
         lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}")

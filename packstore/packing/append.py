@@ -12,41 +12,35 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import check_paths, refuse_empty
-from packstore.core.manifest import Column, Manifest, Skipped
+from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
+from packstore.packing.append_conversion import max_shard_bytes
 from packstore.packing.append_plan import (
-    AppendPlan,
-    list_linkable_shards,
-    max_shard_bytes,
     new_classes,
     plan_append,
     read_request,
 )
-from packstore.packing.composing import read_shard_manifests
+from packstore.packing.composing import Composition, copy_split
 from packstore.packing.conversion import run_plan
-from packstore.packing.copying import RecordCopier, create_store_like
-from packstore.packing.merge import map_changed_classes
+from packstore.packing.growing import AddedShards, AppendPlan, build_grown_manifest, join_shards, next_number
 from packstore.packing.options import AppendOptions
-from packstore.packing.recorded_options import record_counts
+from packstore.packing.recorded_options import drop_record_counts
 from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published_note
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, empty_shard_list, list_shards
+from packstore.stores.builder.assembly import list_shards
 from packstore.stores.builder.growth import publish_growth
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.linked import read_link_values, relative_link_folder
-from packstore.stores.opening import open_reader, read_manifest
+from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, read_writable_head
 from packstore.stores.remote.publish import LostRaceError, upload_and_publish
-from packstore.stores.unify import join_answers
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +174,7 @@ def _append_at_url(
         if (there := read_published_note(url, note)) is not None and there[0] == read_request(source, options, url):
             note.unlink()
             return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
-        before: tuple[AppendPlan, _AddedShards] | None = None
+        before: tuple[AppendPlan, AddedShards | None] | None = None
         for _ in range(_TRIES):
             head = read_writable_head(url)
             plan = plan_append(url, source, options, progress, work.path / ADDED)
@@ -207,27 +201,13 @@ def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
     False for shards that are linked.
     """
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
-    same = plan.way == other.way != "link" and columns[0] == columns[1]
-    return same and (plan.left_out, plan.added) == (other.left_out, other.added)
+    same = plan.linked is other.linked is None and (plan.conversion is None) is (other.conversion is None)
+    return same and columns[0] == columns[1] and (plan.left_out, plan.added) == (other.left_out, other.added)
 
 
-@dataclass(frozen=True, slots=True)
-class _AddedShards:
-    """Shards to add to a store, packed or linked.
-
-    Attributes:
-        parts: The shards; None if nothing is added.
-        manifest: Manifest of the store that they belong to; None if nothing is added.
-        skipped: Bad samples left out by policy.
-    """
-
-    parts: ShardList | None
-    manifest: Manifest | None
-    skipped: tuple[Skipped, ...] = ()
-
-
-def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> _AddedShards:
-    """Makes the shards to add: converts samples, copies records, or lists shards to link.
+def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> AddedShards | None:
+    """Converts samples to new shards, copies records to new shards, or takes the shards to link. Returns None if
+    nothing is added.
 
     First deletes what an interrupted run left; warns if that run had packed all samples.
     """
@@ -238,34 +218,49 @@ def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCal
         remove_unfinished(work.path / ADDED)
     if plan.conversion is not None:
         report = run_plan(plan.conversion, progress)
-        return _AddedShards(list_shards(work.path / ADDED, report.manifest), report.manifest, report.skipped)
+        parts = list_shards(work.path / ADDED, report.manifest)
+        return AddedShards(parts, report.manifest, report.manifest, report.skipped)
     if not plan.added or not isinstance(plan.source, StoreSource):
-        return _AddedShards(None, None)
-    other = plan.source.manifest
-    if plan.way == "link":
-        return _AddedShards(list_linkable_shards(plan, other), other, other.skipped)
-    other = _copy_records(plan, plan.source.reader, work.path / ADDED, progress)
-    return _AddedShards(list_shards(work.path / ADDED, other), other, other.skipped)
+        return None
+    origin = plan.source.manifest
+    if plan.linked is not None:
+        return AddedShards(plan.linked, origin, origin, origin.skipped)
+    copied = _copy_records(plan, plan.source.reader)
+    copied.check_writable()
+    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
+    parts, manifest = copied.make_shards(work.path / ADDED, progress, links=links)
+    return AddedShards(parts, manifest or origin, origin, ())
+
+
+def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
+    """Plans the copies of the records to add, of an open store with equal columns, to shards of their own.
+
+    Maps class numbers to the destination's. Leaves out the keys in ``plan.left_out``, and splits that are not
+    requested.
+    """
+    other, size = reader.manifest, max_shard_bytes(plan)
+    names = [split.name for split in other.splits if plan.options.split in (None, split.name)] or [""]
+    pieces = [copy_split(reader, name, plan.split_of(name), plan.columns, plan.left_out) for name in names]
+    base = replace(other, format=plan.manifest.format, options=drop_record_counts(other), skipped=())
+    return Composition(plan.store, base, plan.columns, tuple(pieces), True, size, False)
 
 
 def _publish_shards(
     plan: AppendPlan,
-    packed: _AddedShards,
+    added: AddedShards | None,
     work: WorkDirectory,
     progress: ProgressCallback,
     started: float,
     there: RemoteHead | None = None,
     note: Path | None = None,
 ) -> AppendReport:
-    """Adds the packed shards to the store, publishes it, and returns the report. Does nothing if there is no shard to
-    add.
+    """Adds shards to the store, publishes it, and returns the report. Does nothing if there is no shard to add.
 
-    The records of each split must stay together. If that needs it, rewrites the store's shards that contain several
-    splits. Raises :class:`LostRaceError` if another process published first.
+    Raises :class:`LostRaceError` if another process published first.
 
     Args:
         plan: The plan.
-        packed: The shards to add.
+        added: The shards to add.
         work: The store's work directory.
         progress: Called for each step.
         started: ``time.monotonic`` at the start.
@@ -273,148 +268,30 @@ def _publish_shards(
         note: File in which the version of a store at a URL is noted before it is published.
     """
     manifest, store = plan.manifest, plan.store
-    added, other, skipped = packed.parts, packed.manifest, packed.skipped
-    if added is None or other is None:
+    if added is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
     own = list_shards(store, manifest, None if there is None else [UrlPath(store) / name for name in there.shards])
-    first_new = int(own.rows["number"].max()) + 1
-    order = [split.name for split in manifest.splits]
-    parts, rewritten = _join_shards(own, added, first_new).group_by_split(order), 0
-    if parts is None:
-        rewritten, again = _split_mixed_shards(plan, own, work, progress)
-        parts = _join_shards(again, added, first_new).group_by_split(order)
-        assert parts is not None
-    totals = [replace(c, nbytes=c.nbytes + _count_added_bytes(other, c, added, plan)) for c in plan.columns]
-    options = {**manifest.options, **join_answers([(str(store), manifest), (str(plan.source.path), other)])}
-    whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
-    for name, count in record_counts(other).items() if whole else ():
-        options[name] = int(options.get(name) or 0) + count
-    head = build_sharded_manifest(
-        manifest,
-        parts,
-        totals,
-        options=options,
-        skipped=(*manifest.skipped, *skipped),
-        versions=_merge_versions(manifest, other),
-    )
+    parts, rewritten = join_shards(plan, own, added.parts, work.path / KEPT, progress)
+    head = build_grown_manifest(plan, parts, added)
     progress(Progress("publish", 0, 1, 0))
     if there is None:
-        publish_growth(work, store, manifest, head, parts, first_new, plan.request)
+        publish_growth(work, store, manifest, head, parts, next_number(own), plan.request)
     else:
         assert note is not None
         version = there.version or 0
         note_publishing(note, plan.request, version + 1, head)
         upload_and_publish(open_objects(store), head, parts, version, progress)
     counts = Counter[str]()
-    for name, count in (run for runs in added.runs for run in runs):
+    for name, count in (run for runs in added.parts.runs for run in runs):
         counts[name] += count
-    linked = len(added) if plan.way == "link" else 0
     return AppendReport(
         store,
         head,
         dict(counts),
         plan.duplicates,
-        skipped,
-        linked,
+        added.skipped,
+        0 if plan.linked is None else len(plan.linked),
         rewritten,
         time.monotonic() - started,
         new_classes(manifest.columns, plan.columns),
     )
-
-
-def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
-    """Copies records of the source, a store with equal columns, to new shards at ``path``. Returns the shards'
-    manifest.
-
-    Maps class numbers to the destination's. Leaves out the keys in ``plan.left_out``, and splits that are not
-    requested.
-    """
-    other, total = reader.manifest, sum(plan.added.values())
-    labels = map_changed_classes(other.columns, plan.columns)
-    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
-    size = max_shard_bytes(plan)
-    with create_store_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
-        copier = RecordCopier(builder, total, progress, links)
-        ranges = [(s.name, s.start, s.stop) for s in other.splits if plan.options.split in (None, s.name)]
-        for name, start, stop in ranges or [("", 0, other.records)]:
-            records = np.arange(start, stop)
-            if plan.left_out:
-                records = records[[reader.key(i) not in plan.left_out for i in records.tolist()]]
-            copier.copy_records(reader, records, plan.split_of(name), labels)
-        return builder.commit(counted=record_counts(other) if total == other.records else {})
-
-
-def _join_shards(own: ShardList, added: ShardList, first_new: int) -> ShardList:
-    """Returns the store's own shards, and then the added ones. The added shards get the next numbers, from
-    ``first_new`` on."""
-    own_numbers = own.rows["number"].tolist()
-    first = max(first_new, max(own_numbers) + 1)
-    return own + added.renumber(range(first, first + len(added)))
-
-
-def _split_mixed_shards(
-    plan: AppendPlan, own: ShardList, work: WorkDirectory, progress: ProgressCallback
-) -> tuple[int, ShardList]:  # fmt: skip
-    """Rewrites each shard that contains several splits as one shard per split.
-
-    Returns the number of rewritten records, and the list of all shards with the new ones in place. Raises
-    :class:`LostRaceError` if the store has changed since it was planned.
-    """
-    manifest = plan.manifest
-    mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
-    ends = own.rows["records"].cumsum().tolist()
-    total = sum(int(own.rows["records"][number]) for number in mixed)
-    links = partial(read_link_values, folder=relative_link_folder(manifest, plan.store))
-    with (
-        open_reader(plan.store) as reader,
-        create_store_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,
-    ):
-        if reader.manifest.digest != manifest.digest:
-            raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
-        copier = RecordCopier(builder, total, progress, links)
-        for number in mixed:
-            start = ends[number] - int(own.rows["records"][number])
-            for name, count in own.runs[number]:
-                builder.cut()
-                records = np.arange(start, start + count)
-                copier.copy_records(reader, records, name)
-                start += count
-        written = builder.commit()
-    fresh = list_shards(work.path / KEPT, written)
-    first = int(own.rows["number"].max()) + 1
-    fresh = fresh.renumber(range(first, first + len(fresh)))
-    parts, place = empty_shard_list(), 0
-    for number in range(len(own)):
-        if number in mixed:
-            count = len(own.runs[number])
-            parts += fresh.take_shards(range(place, place + count))
-            place += count
-        else:
-            parts += own.take_shards([number])
-    return total, parts
-
-
-def _count_added_bytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
-    """Counts the bytes of a column in the added shards.
-
-    Reads the shards' manifests for a ragged column if only some of the source's shards are added.
-    """
-    whole = other.column(column.name).nbytes
-    if column.kind == "fixed":
-        return column.record_nbytes * int(added.rows["records"].sum())
-    if column.name == "image":
-        return int(added.rows["image_nbytes"].sum())
-    if int(added.rows["records"].sum()) == other.records:
-        return whole
-    assert isinstance(plan.source, StoreSource)
-    return sum(part.column(column.name).nbytes for part in read_shard_manifests(added, other.format))
-
-
-def _merge_versions(manifest: Manifest, other: Manifest) -> dict[str, str]:
-    """Joins the libraries' versions of two manifests. Different versions of one library are separated by commas."""
-    versions = dict(manifest.versions)
-    for name, version in other.versions.items():
-        known = versions.setdefault(name, version).split(", ")
-        if version not in known:
-            versions[name] = ", ".join([*known, version])
-    return versions

@@ -5,76 +5,36 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.sizes import convert_size
+from packstore.core.shards import TABLE_ROW
 from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.added_source import AddedSource
+from packstore.packing.append_conversion import plan_conversion
 from packstore.packing.column_answers import split_column_options
+from packstore.packing.composing import list_linkable_shards
+from packstore.packing.growing import AppendPlan
 from packstore.packing.keys import StoreKeys, find_repeated_keys
 from packstore.packing.known_records import count_identical_samples
-from packstore.packing.merge import largest_shard_bytes
-from packstore.packing.options import AppendOptions, ConvertOptions
-from packstore.packing.plan import Plan, plan_source
-from packstore.packing.recorded_options import options_to_record, restore_encode_options
-from packstore.packing.records import list_store_columns
+from packstore.packing.options import AppendOptions
+from packstore.packing.recorded_options import options_to_record
 from packstore.sources import ask_about_left, take_frames
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
+from packstore.stores.builder.assembly import ShardList, merge_classes
 from packstore.stores.linked import relative_link_folder
 from packstore.stores.opening import open_reader, read_manifest
-from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
-
-_NO_LIMIT = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class AppendPlan:
-    """Plan of an append.
-
-    Attributes:
-        store: The store.
-        manifest: Its manifest.
-        columns: Its columns after the append, with all classes.
-        source: The opened source.
-        way: ``link`` the shards or ``copy`` the records of a store with equal columns, or ``convert`` the samples.
-        conversion: Plan of the conversion; None if ``way`` is not ``convert``, or if there is nothing to add.
-        left_out: Keys of samples that are left out because the store has them.
-        added: Number of records by split, bad samples included.
-        duplicates: Number of samples that are left out because the store has their keys.
-        estimate_bytes: Estimated growth of the store on disk.
-        options: The options.
-        request: Source and options, by which the same command is recognised when it runs again.
-        split_of: Maps a split of the source to the split of the store.
-    """
-
-    store: Path
-    manifest: Manifest
-    columns: tuple[Column, ...]
-    source: Source
-    way: Literal["link", "copy", "convert"]
-    conversion: Plan | None
-    left_out: frozenset[str]
-    added: Mapping[str, int]
-    duplicates: int
-    estimate_bytes: int
-    options: AppendOptions
-    request: Mapping[str, Any]
-    split_of: Callable[[str], str] = field(repr=False)
 
 
 def plan_append(
@@ -106,9 +66,8 @@ def plan_append(
             _refuse_new_classes(new_classes(manifest.columns, columns), str(store), str(source))
         request = _make_request(opened, survey, options)
         plan = AppendPlan(
-            store, manifest, columns, opened, "convert", None, frozenset(), {}, 0, 0, options, request, split_of
+            store, manifest, columns, opened, None, None, frozenset(), {}, 0, 0, options, request, split_of
         )
-        other = opened.manifest if isinstance(opened, StoreSource) else None
         wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest, options.key_prefix)
         beside = Path(tempfile.gettempdir()) if isinstance(store, UrlPath) else store.parent
         where = beside / f".{store.name}.added" if place is None else place
@@ -116,11 +75,9 @@ def plan_append(
             with open_reader(store) as reader:
                 keys = _find_duplicates(reader, wrapped)
                 if keys and options.on_duplicate == "raise":
-                    conversion = plan_source(wrapped, where, _make_convert_options(plan), progress)
-                    _refuse_other_columns(plan, conversion)
-                    raise _make_duplicates_error(
-                        plan, keys, count_identical_samples(reader, conversion, keys, progress)
-                    )
+                    conversion = plan_conversion(plan, wrapped, where, progress)
+                    same = count_identical_samples(reader, conversion, keys, progress)
+                    raise _make_duplicates_error(plan, keys, same)
                 wrapped.leave_out(keys)
         found = wrapped.survey()
         duplicates = survey.records - found.records
@@ -129,16 +86,16 @@ def plan_append(
         )  # fmt: skip
         if not found.records:
             return replace(plan, added={})
-        if other is not None:
-            join_answers([(str(store), manifest), (str(source), other)])
-        if other is not None and not duplicates and not options.key_prefix and _can_link(plan, other):
-            return replace(plan, way="link")
-        if other is not None and not options.key_prefix and _can_copy(plan, other):
-            nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
-            return replace(plan, way="copy", estimate_bytes=nbytes)
-        conversion = plan_source(wrapped, where, _make_convert_options(plan), progress)
-        conversion = replace(conversion, relative_link_folder=relative_link_folder(manifest, store))
-        _refuse_other_columns(plan, conversion)
+        if isinstance(opened, StoreSource):
+            join_answers([(str(store), manifest), (str(source), opened.manifest)])
+            if not options.key_prefix and _can_copy(plan, opened.manifest):
+                linked = None if duplicates else _list_linkable_shards(plan, opened.reader)
+                nbytes = 0
+                if linked is None:
+                    whole = sum(column.nbytes for column in opened.manifest.columns)
+                    nbytes = whole * found.records // opened.manifest.records
+                return replace(plan, linked=linked, estimate_bytes=nbytes)
+        conversion = plan_conversion(plan, wrapped, where, progress)
         asked = replace(manifest, options=options_to_record(conversion))
         join_answers([(str(store), manifest), (str(source), asked)])  # before anything is packed
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
@@ -274,153 +231,30 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
     )
 
 
-def _can_link(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if the shards of another store can be hard-linked into the store as they are.
-
-    Format, columns and classes must be equal, and links to images must not be relative. :func:`_can_copy` and
-    :func:`list_linkable_shards` must allow it, too.
-    """
-    same = other.format == plan.manifest.format and columns_match(other.columns, plan.columns)
-    absolute = relative_link_folder(plan.manifest, plan.store) is relative_link_folder(other, plan.source.path) is None
-    return same and absolute and _can_copy(plan, other) and list_linkable_shards(plan, other) is not None
-
-
-def list_linkable_shards(plan: AppendPlan, other: Manifest) -> ShardList | None:
-    """Lists the shards of the source, a store, with the splits that they get in the destination.
+def _list_linkable_shards(plan: AppendPlan, reader: Reader) -> ShardList | None:
+    """Lists the shards of the source, an open store, with the splits that they get in the destination.
 
     Returns None in these cases:
+    - They cannot be linked, see :func:`list_linkable_shards`, or links in the destination are relative.
     - A shard also contains records of a split that is not requested.
     - The records of a split would not stay together.
-    - The digest of a shard is unknown.
     """
-    chosen = _find_shards_of_split(plan, other)
-    if chosen is None:
+    manifest, split = plan.manifest, plan.options.split
+    if relative_link_folder(manifest, plan.store) is not None:
         return None
-    if isinstance(plan.source.path, UrlPath) and other.shards is None:
-        return None  # its digest is not known
-    assert isinstance(plan.source, StoreSource)
-    added = list_shards(plan.source.path, other, plan.source.reader.part_places()).take_shards(chosen)
+    added = list_linkable_shards(reader, manifest.format, plan.columns)
+    if added is None:
+        return None
+    if split is not None and reader.manifest.splits:
+        added = added.take_shards([number for number, runs in enumerate(added.runs) if split in dict(runs)])
+        if any(len(runs) > 1 for runs in added.runs):
+            return None
     runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
-    own = list_shards(plan.store, plan.manifest)  # only for the splits
     # A shard of the store with several splits will be rewritten as one shard per split.
-    each = own.take_shards([number for number, runs in enumerate(own.runs) for _ in runs])
-    each = replace(each, runs=[(run,) for runs in own.runs for run in runs])
-    return added if (each + added).group_by_split(split.name for split in plan.manifest.splits) is not None else None
-
-
-def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
-    """Returns the numbers of the shards of the requested split. Returns None if one of them also contains another
-    split.
-
-    Returns all shards if no split is requested, or if the source has no splits.
-    """
-    split = plan.options.split
-    if split is None or not other.splits:
-        return list(range(1 if other.shards is None else len(other.shards)))
-    if other.shards is None:
-        return [0] if [s.name for s in other.splits if len(s)] == [split] else None
-    chosen = other.split(split)
-    starts = other.shards.starts
-    first, last = (int(np.searchsorted(starts, edge)) for edge in (chosen.start, chosen.stop))
-    whole = starts[first] == chosen.start and starts[last] == chosen.stop
-    return list(range(first, last)) if whole else None
-
-
-def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
-    """Makes the options of a conversion whose records are encoded like the store's.
-
-    Images of a store with the same encoding stay as they are. For them the options leave out size, quality,
-    normalisation and EXIF handling.
-    """
-    manifest, options = plan.manifest, plan.options
-    other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
-    encode = restore_encode_options(manifest)
-    shape: dict[str, Any] = {"progressive": encode.progressive}
-    if other is None or other.encoding != manifest.encoding:
-        quality = manifest.options.get("quality")
-        shape |= {
-            "size": encode.size,
-            "fit": encode.fit if encode.size is not None else None,
-            "resize": encode.resize,
-            "max_side": encode.max_side,
-            "quality": quality if type(quality) is int else None,
-            "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
-            "exif_transpose": encode.exif_transpose,
-        }  # fmt: skip
-    answered = Reading.restore(None, manifest.options)
-    return ConvertOptions(
-        encoding=manifest.encoding,
-        format=manifest.format,
-        shard_size=max_shard_bytes(plan),
-        check=options.check,
-        on_error=options.on_error,
-        restart=options.restart,
-        workers=options.workers,
-        decoder=options.decoder,
-        max_pixels=options.max_pixels,
-        index=manifest.has_column(SEEK_INDEX.name),
-        link=manifest.is_linked,
-        mode=manifest.image.pixels.name,
-        depth=options.depth or answered.depth,
-        alpha=options.alpha or answered.alpha,
-        frames=options.frames if options.frames is not None else answered.frames,
-        columns=_collect_column_answers(plan),
-        **shape,
-    )
-
-
-def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
-    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``. This append's options replace the store's."""
-    recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
-    given = split_column_options(plan.options.columns)[1]
-    own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}
-    return tuple(f"{name}={value}" for name, value in (recorded | own).items())
-
-
-def max_shard_bytes(plan: AppendPlan) -> int:
-    """Returns the maximum bytes of images of a new shard.
-
-    It is the option, else the size of the store's largest shard. If the store is one file, returns a number that no
-    shard reaches.
-    """
-    size = convert_size(plan.options.shard_size)
-    return size if size is not None else largest_shard_bytes(plan.manifest) or _NO_LIMIT
-
-
-def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
-    """Raises :class:`StoreError` if the new records would not fit the store.
-
-    Columns, their order, normalisation and EXIF handling must be equal.
-    """
-    manifest = plan.manifest
-    made = {column.name: column for column in list_store_columns(conversion, conversion.make_encoder())}
-    names = list(made)
-    for column in plan.columns:
-        other = made.pop(column.name, None)
-        if other is None:
-            raise StoreError(f"{printable(str(plan.store))} has a column {column.name!r}, the source has none")
-        if other.declaration != column.declaration:
-            raise StoreError(
-                f"column {column.name!r} of {printable(str(plan.store))} holds {_describe_column(column)}, of the "
-                f"source {_describe_column(other)}"
-            )
-    if made:
-        raise StoreError(f"the source has a column {next(iter(made))!r}, {printable(str(plan.store))} has none")
-    if names != [column.name for column in plan.columns]:
-        own = ", ".join(column.name for column in plan.columns)
-        raise StoreError(f"the columns of the source are in another order ({', '.join(names)}; the store has {own})")
-    found = conversion.encode.normalization, conversion.encode.exif_transpose
-    if found != (manifest.normalization, bool(manifest.options.get("exif_transpose"))):
-        raise StoreError(
-            f"normalisation or EXIF handling of the source's images differs from {printable(str(plan.store))}"
-        )
-
-
-def _describe_column(column: Column) -> str:
-    """Returns a column's type, dtype, shape and axes as text for an error."""
-    shape = " x ".join(map(str, column.shape)) or "one value"
-    return f"{column.type}, {column.kind} {column.dtype} {shape}" + (f" ({column.layout})" if column.layout else "")
+    names = [split.name for split in manifest.splits] or [""]
+    own = ShardList(np.zeros(len(names), TABLE_ROW), [""] * len(names), [((name, 1),) for name in names])
+    return None if (own + added).group_by_split(names) is None else added
 
 
 def _find_duplicates(reader: Reader, source: AddedSource) -> set[str]:

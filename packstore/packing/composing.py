@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.objects import open_objects
-from packstore.packing.copying import RecordCopier, create_store_like
+from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
@@ -32,11 +32,13 @@ from packstore.stores.builder.assembly import (
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest_and_table
 from packstore.stores.builder.work_directory import KEPT
+from packstore.stores.joining import map_class_numbers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import list_owned_files, remove_unfinished
 from packstore.stores.remote.publish import check_destination, upload_store
 from packstore.stores.remote.transfer import fetch_shard_manifest
+from packstore.stores.shard_columns import columns_match
 
 _NO_LIMIT = 1 << 60
 
@@ -50,12 +52,14 @@ class CopiedRecords:
         records: ``int64``, their numbers, in order.
         split: Their split in the new store; ``""`` for none.
         labels: Maps of class numbers by column, see :meth:`packstore.packing.copying.RecordCopier.copy_records`.
+        cut: Begin a new shard with them.
     """
 
     reader: Reader
     records: NDArray[np.int64]
     split: str
     labels: Mapping[str, NDArray[np.int64]] | None = None
+    cut: bool = False
 
     @property
     def count(self) -> int:
@@ -187,24 +191,20 @@ class Composition:
         images."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_store_like(
-            path,
-            self.base,
-            self.columns,
-            self.base.options,
-            overwrite=overwrite,
-            sharded=sharded,
-            shard_size=shard_size,
+            path, self.base, self.columns, overwrite=overwrite, sharded=sharded, shard_size=shard_size
         )
 
-    def _copy_records_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
+    def _copy_records_to(
+        self, builder: StoreBuilder, progress: ProgressCallback, links: LinkGetter | None = None
+    ) -> Manifest:
         """Copies to a builder the records that are not linked, and commits it. Returns the manifest of these
         records."""
-        links = partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
+        links = links or partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
         for piece in self.pieces:
             if isinstance(piece, CopiedRecords):
-                if isinstance(last, LinkedShards):
+                if piece.cut or isinstance(last, LinkedShards):
                     builder.cut()
                 copier.copy_records(piece.reader, piece.records, piece.split, piece.labels)
             last = piece
@@ -218,17 +218,11 @@ class Composition:
         """
         staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:
-            fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
-            if self.copied_count:
-                remove_unfinished(staging.work.path / KEPT)
-                with self._create_builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
-                    copied = self._copy_records_to(builder, progress)
-                fresh = list_shards(staging.work.path / KEPT, copied)
-                totals = {column.name: column.nbytes for column in copied.columns}
-            parts = self._order_shards(fresh)
+            parts, copied = self.make_shards(staging.work.path / KEPT, progress)
             parts = parts.renumber(range(len(parts)))
-            for name, nbytes in self._sum_linked_columns():
-                totals[name] += nbytes
+            totals = sum_linked_columns(self.columns, self.pieces)
+            for column in () if copied is None else copied.columns:
+                totals[column.name] += column.nbytes
             columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
             head = build_sharded_manifest(self.base, parts, columns, skipped=self.base.skipped)
             progress(Progress("publish", 0, 1, 0))
@@ -242,29 +236,26 @@ class Composition:
             raise
         return head
 
-    def _sum_linked_columns(self) -> Iterator[tuple[str, int]]:
-        """Yields name and bytes of each column in the linked shards, for one store after the other.
+    def make_shards(
+        self, path: Path, progress: ProgressCallback, *, first: int = 0, links: LinkGetter | None = None
+    ) -> tuple[ShardList, Manifest | None]:
+        """Copies the records that are not linked to new shards at ``path``. Replaces an unfinished store there.
 
-        Reads the shards' manifests if only a part of a store is linked.
+        Returns all shards in order, and the manifest of the new ones; None if there are none.
+
+        Args:
+            path: A local path.
+            progress: Called after each batch.
+            first: Number of the first new shard.
+            links: Returns the links of copied records. None for links from the destination.
         """
-        stores: dict[int, list[LinkedShards]] = {}
-        for piece in self.pieces:
-            if isinstance(piece, LinkedShards):
-                stores.setdefault(id(piece.manifest), []).append(piece)
-        for pieces in stores.values():
-            whole, records = pieces[0].manifest, sum(piece.count for piece in pieces)
-            sizes: Mapping[str, int] | None = None
-            for column in self.columns:
-                if column.kind == "fixed":
-                    yield column.name, column.record_nbytes * records
-                elif column.name == "image":
-                    yield column.name, sum(int(piece.parts.rows["image_nbytes"].sum()) for piece in pieces)
-                elif records == whole.records:
-                    yield column.name, whole.column(column.name).nbytes
-                else:
-                    if sizes is None:
-                        sizes = _sum_ragged_columns(whole, [piece.parts for piece in pieces])
-                    yield column.name, sizes[column.name]
+        if not self.copied_count:
+            return self._order_shards(empty_shard_list()), None
+        remove_unfinished(path)
+        with self._create_builder(path, overwrite=False, sharded=True) as builder:
+            copied = self._copy_records_to(builder, progress, links)
+        fresh = list_shards(path, copied)
+        return self._order_shards(fresh.renumber(range(first, first + len(fresh)))), copied
 
     def _order_shards(self, fresh: ShardList) -> ShardList:
         """Lists all shards of the new store in the order of the pieces. ``fresh`` has the shards of the copied
@@ -288,6 +279,33 @@ class Composition:
             [place for parts in taken for place in parts.places],
             [runs for parts in taken for runs in parts.runs],
         )
+
+
+def sum_linked_columns(columns: Sequence[Column], pieces: Sequence[Piece]) -> dict[str, int]:
+    """Sums the bytes of each column in the linked shards.
+
+    Reads the shards' manifests if only a part of a store is linked.
+    """
+    totals = {column.name: 0 for column in columns}
+    stores: dict[int, list[LinkedShards]] = {}
+    for piece in pieces:
+        if isinstance(piece, LinkedShards):
+            stores.setdefault(id(piece.manifest), []).append(piece)
+    for linked in stores.values():
+        whole, records = linked[0].manifest, sum(piece.count for piece in linked)
+        sizes: Mapping[str, int] | None = None
+        for column in columns:
+            if column.kind == "fixed":
+                totals[column.name] += column.record_nbytes * records
+            elif column.name == "image":
+                totals[column.name] += sum(int(piece.parts.rows["image_nbytes"].sum()) for piece in linked)
+            elif records == whole.records:
+                totals[column.name] += whole.column(column.name).nbytes
+            else:
+                if sizes is None:
+                    sizes = _sum_ragged_columns(whole, [piece.parts for piece in linked])
+                totals[column.name] += sizes[column.name]
+    return totals
 
 
 def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
@@ -331,3 +349,37 @@ def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
     names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
     digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
     return Origin("store", " + ".join(names)[:1000], 0, digest)
+
+
+def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column]) -> ShardList | None:
+    """Lists the shards of an open store if another store can link them unchanged, else returns None.
+
+    Conditions:
+    - Format and columns are the other store's.
+    - The digests of the shards are known.
+    - Links to images are absolute.
+    """
+    manifest = reader.manifest
+    one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known
+    relative = relative_link_folder(manifest, reader.path) is not None
+    if manifest.format != format or one_object or relative or not columns_match(manifest.columns, columns):
+        return None
+    return list_shards(reader.path, manifest, reader.part_places())
+
+
+def copy_split(
+    reader: Reader, split: str, new_split: str, columns: Sequence[Column], left_out: Collection[str]
+) -> CopiedRecords:
+    """Returns the copies of a split's records to a store with other classes, without those with the keys ``left_out``.
+
+    ``split`` ``""``: all records. Reads the keys if some are left out.
+    """
+    whole = reader.split(split or None)
+    records: NDArray[np.int64] = np.arange(whole.start, whole.stop)
+    if left_out:
+        records = records[[reader.key(i) not in left_out for i in records.tolist()]]
+    own = {column.name: column for column in reader.manifest.columns}
+    maps = {c.name: map_class_numbers(own[c.name], c) for c in columns if c.name in own}
+    return CopiedRecords(
+        reader, records, new_split, {name: numbers for name, numbers in maps.items() if numbers is not None}
+    )

@@ -17,7 +17,6 @@ from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.seek_index import index_values, reads_gray
-from packstore.packing.recorded_options import record_counts
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values
@@ -27,34 +26,23 @@ LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
 """Returns the links of some records of a store, as values by column."""
 
 
-def create_store_like(
-    path: Path,
-    manifest: Manifest,
-    columns: Iterable[Column],
-    options: Mapping[str, Any] | None = None,
-    *,
-    format: str | None = None,
-    **building: Any,
-) -> StoreBuilder:
-    """Creates a store's builder with the encoding, normalisation, origin and versions of another store.
+def create_store_like(path: Path, manifest: Manifest, columns: Iterable[Column], **building: Any) -> StoreBuilder:
+    """Creates a store's builder with the format, encoding, normalisation, origin, options and versions of another
+    store.
 
     Args:
         path: The new store.
         manifest: Manifest of the other store.
         columns: Columns of the new store.
-        options: Options for its manifest. None takes the other store's options, without counts of records.
-        format: Its format; None for that of the other store.
         building: Further arguments of :func:`packstore.stores.create_store`.
     """
-    if options is None:
-        counted = record_counts(manifest)
-        options = {name: value for name, value in manifest.options.items() if name not in counted}
     blank = [replace(column, nbytes=0, digest=None) for column in columns]
-    builder = create_store(
-        path, format=format or manifest.format, encoding=manifest.encoding, columns=blank, **building
-    )
+    builder = create_store(path, format=manifest.format, encoding=manifest.encoding, columns=blank, **building)
     builder.describe(
-        origin=manifest.origin, normalization=manifest.normalization, options=options, versions=manifest.versions
+        origin=manifest.origin,
+        normalization=manifest.normalization,
+        options=manifest.options,
+        versions=manifest.versions,
     )
     return builder
 

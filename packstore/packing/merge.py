@@ -9,9 +9,6 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty, refuse_nested_paths
@@ -19,17 +16,22 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import location
-from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
+from packstore.packing.composing import (
+    Composition,
+    LinkedShards,
+    Piece,
+    copy_split,
+    describe_stores_origin,
+    list_linkable_shards,
+)
 from packstore.packing.composing_options import MergeOptions
 from packstore.packing.keys import find_repeated_keys, take_first_and_count
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts, same_encoding_options
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, list_shards
-from packstore.stores.joining import join_columns, map_class_numbers
-from packstore.stores.linked import relative_link_folder
+from packstore.stores.builder.assembly import ShardList
+from packstore.stores.joining import join_columns
 from packstore.stores.opening import open_reader
-from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
 
 
@@ -233,21 +235,12 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
 
 
 def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
-    """Returns the shards of a store if all can be linked unchanged, else None.
+    """Returns the shards of a store if all can be linked unchanged, see :func:`list_linkable_shards`, else None.
 
-    Conditions:
-    - Format and columns are the new store's.
-    - Each shard has one split, and no record is left out.
-    - The digests of the shards are known.
-    - Links to images are absolute.
+    Each shard must have one split, and no record may be left out.
     """
-    manifest = reader.manifest
-    one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known
-    relative = relative_link_folder(manifest, reader.path) is not None
-    if manifest.format != format or left_out or one_object or relative or not columns_match(manifest.columns, columns):
-        return None
-    parts = list_shards(reader.path, manifest, reader.part_places())
-    return parts if all(len(runs) == 1 for runs in parts.runs) else None
+    parts = None if left_out else list_linkable_shards(reader, format, columns)
+    return parts if parts is not None and all(len(runs) == 1 for runs in parts.runs) else None
 
 
 def _make_split_pieces(
@@ -264,20 +257,5 @@ def _make_split_pieces(
         return [LinkedShards(parts.take_shards(chosen), split, manifest)] if chosen else []
     if split and split not in [s.name for s in manifest.splits]:
         return []
-    whole = reader.split(split or None)
-    records: NDArray[np.int64] = np.arange(whole.start, whole.stop)
-    if left_out:
-        records = records[[reader.key(i) not in left_out for i in records.tolist()]]
-    if not len(records):
-        return []
-    return [CopiedRecords(reader, records, split, map_changed_classes(manifest.columns, columns))]
-
-
-def map_changed_classes(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
-    """Returns arrays that map class numbers of ``columns`` to those of ``merged``, by column.
-
-    Leaves out columns whose numbers do not change.
-    """
-    by_name = {column.name: column for column in columns}
-    pairs = ((c.name, map_class_numbers(by_name[c.name], c)) for c in merged if c.name in by_name)
-    return {name: numbers for name, numbers in pairs if numbers is not None}
+    copied = copy_split(reader, split, split, columns, left_out)
+    return [copied] if copied.count else []

@@ -77,6 +77,12 @@ def record_counts(manifest: Manifest) -> dict[str, int]:
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
 
 
+def drop_record_counts(manifest: Manifest) -> dict[str, str | int | float | bool | None]:
+    """Returns the options of a manifest without the counts of records, for another store with some of its records."""
+    counted = record_counts(manifest)
+    return {name: value for name, value in manifest.options.items() if name not in counted}
+
+
 def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
     """Tells if two stores were resized, rotated and compressed with the same options.
 

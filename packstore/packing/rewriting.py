@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
-from packstore.packing.recorded_options import record_counts
+from packstore.packing.recorded_options import drop_record_counts, record_counts
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values, relative_link_folder
@@ -68,10 +69,9 @@ def _write_copy(
     manifest = reader.manifest
     starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
     splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
-    counted = record_counts(manifest)
-    kept = {name: value for name, value in manifest.options.items() if name not in counted}
     sharded = manifest.shards is not None
-    with create_store_like(path, manifest, columns, kept | dict(options), sharded=sharded, overwrite=True) as builder:
+    base = replace(manifest, options=drop_record_counts(manifest) | dict(options))
+    with create_store_like(path, base, columns, sharded=sharded, overwrite=True) as builder:
         copier = RecordCopier(builder, manifest.records, progress, links, stage)
         for start, stop in pairwise([*starts, manifest.records]):
             if start:
@@ -80,4 +80,4 @@ def _write_copy(
                 records = np.arange(max(first, start), min(last, stop))
                 if len(records):
                     copier.copy_records(reader, records, name)
-        return builder.commit(counted=counted, skipped=manifest.skipped)
+        return builder.commit(counted=record_counts(manifest), skipped=manifest.skipped)

@@ -26,16 +26,22 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import location
-from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
+from packstore.packing.composing import (
+    Composition,
+    CopiedRecords,
+    LinkedShards,
+    Piece,
+    describe_stores_origin,
+    list_linkable_shards,
+)
 from packstore.packing.composing_options import SelectOptions
 from packstore.packing.drawing import draw_parts, draw_splits, hash_keys_with_seed, read_class_numbers
 from packstore.packing.merge import MergeReport, largest_shard_bytes, write_composition
 from packstore.packing.plan import resolve_format
-from packstore.packing.recorded_options import record_counts
+from packstore.packing.recorded_options import drop_record_counts
 from packstore.packing.where import Where, parse_where
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, list_shards
-from packstore.stores.linked import relative_link_folder
+from packstore.stores.builder.assembly import ShardList
 from packstore.stores.opening import open_reader
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape", *(column.name for column in LINK_COLUMNS))
@@ -92,21 +98,15 @@ def plan_select(
         pieces = _select_shards(reader, where, options, format)
     else:
         chosen = _choose_records(reader, where, gone, options, progress)
-        same = manifest.format == format and columns == manifest.columns and options.shard_size is None
-        link = same and relative_link_folder(manifest, path) is None
-        pieces = _make_pieces(
-            reader,
-            chosen,
-            list_shards(path, manifest, reader.part_places()) if link and manifest.shards else None,
-            labels,
-        )
+        link = manifest.shards is not None and options.shard_size is None
+        parts = list_linkable_shards(reader, format, columns) if link else None
+        pieces = _make_pieces(reader, chosen, parts, labels)
     kept = sum(piece.count for piece in pieces)
-    counted = {} if kept == len(reader) else dict.fromkeys(record_counts(manifest))
     base = replace(
         manifest,
         format=format,
         origin=describe_stores_origin([reader]),
-        options={k: v for k, v in manifest.options.items() if k not in counted},
+        options=manifest.options if kept == len(reader) else drop_record_counts(manifest),
         skipped=manifest.skipped if kept == len(reader) else (),
     )
     size = options.shard_bytes or largest_shard_bytes(manifest)
@@ -332,11 +332,11 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
     """
     manifest = reader.manifest
     shown = printable(str(reader.path))
-    if manifest.shards is None or manifest.format != format or relative_link_folder(manifest, reader.path) is not None:
+    parts = None if manifest.shards is None else list_linkable_shards(reader, format, manifest.columns)
+    if manifest.shards is None or parts is None:
         raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
     if where is not None and not where.columns <= {"split"}:
         raise UsageError("with whole shards a condition can only ask for splits: split == train")
-    parts = list_shards(reader.path, manifest, reader.part_places())
     mixed = next((i for i, runs in enumerate(parts.runs) if len(runs) > 1), None)
     if mixed is not None:
         raise UsageError(f"{manifest.shards.name(mixed)} holds records of several splits; leave whole shards out")

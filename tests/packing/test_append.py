@@ -338,6 +338,32 @@ def test_two_stores_of_one_file_with_the_same_splits(photos: Path, part: Part, t
             assert all(reader.key(i).startswith(split.name) for i in range(split.start, split.stop))
 
 
+def test_neighbouring_shards_of_several_splits(tmp_path: Path) -> None:
+    """Each is rewritten by itself, even if the next begins with the split with which it ends."""
+    for number, splits in enumerate([("train", "val"), ("val", "test"), ("train",)]):
+        for path in make_folder(tmp_path / str(number), splits, per_class=1).rglob("*.jpg"):
+            path.rename(path.with_stem(str(number)))
+        packstore.convert(tmp_path / str(number), tmp_path / f"{number}.lmdb")
+    store = tmp_path / "0.lmdb"
+    assert packstore.append(store, tmp_path / "1.lmdb").linked == 1
+    report = packstore.append(store, tmp_path / "2.lmdb")
+    assert (report.linked, report.rewritten) == (1, 12)
+    assert report.manifest.shards is not None
+    assert report.manifest.shards.table["records"].tolist() == [3] * 5
+    assert [key[:8] for key in keys(store)[::3]] == ["train/an", "train/an", "val/ant/", "val/ant/", "test/ant"]
+    assert packstore.verify(store).problems == ()
+
+
+def test_no_space_for_copies_is_said_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, split in (("x.h5", "train"), ("y.lmdb", "val")):
+        packstore.convert(make_folder(tmp_path / split, (split,), per_class=1), tmp_path / name)
+    before = content(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
+    with pytest.raises(DestinationError, match=r"x\.h5: .* free there"):
+        packstore.append(tmp_path / "x.h5", tmp_path / "y.lmdb")
+    assert content(tmp_path) == before
+
+
 @pytest.mark.slow
 def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packstore.convert(photos, tmp_path / "x.h5", split="train")

@@ -491,6 +491,29 @@ class TestAppend:
         assert open_store(url).manifest.dataset_digest == open_store(stores[0]).manifest.dataset_digest
         assert packstore.verify(url).ok
 
+    def test_who_loses_the_race_rewrites_shards_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        url = f"file://{tmp_path}/bucket/a.lmdb"
+        names = ["first", "second", "third"]
+        first, second, third = (photos(tmp_path, name, color) for color, name in enumerate(names))
+        for folder in (first, third):
+            shutil.copytree(folder / "train", folder / "val")
+        (second / "train").rename(second / "test")
+        packstore.convert(first, tmp_path / "a.lmdb")
+        upload_store(tmp_path / "a.lmdb", at(url))
+        publish, raced = publish_module.upload_and_publish, False
+
+        def late(*arguments: Any) -> int:
+            nonlocal raced
+            if not raced:
+                raced = True
+                assert packstore.append(url, second).rewritten == 0
+            return publish(*arguments)
+
+        monkeypatch.setattr("packstore.packing.append.upload_and_publish", late)
+        assert packstore.append(url, third).rewritten == 12
+        assert open_store(url).manifest.splits[2].name == "test"
+        assert packstore.verify(url).ok
+
     @pytest.mark.sampled(1, fast=0)
     def test_several_at_once(self, stores: tuple[Path, str], tmp_path: Path) -> None:
         """Each is there in the end, whole, and once."""
