@@ -25,6 +25,8 @@ _FRAMES = re.compile(r"first|0|[1-9][0-9]{0,5}")
 _COLOURS = {"black": "#000000", "white": "#ffffff"}
 _LUMA = np.array([19595, 38470, 7471], np.int64)
 """Pillow's weights of RGB for gray (ITU-R 601-2), in units of 2**-16."""
+_NAMED_DTYPES = ("uint8", "uint16")
+"""Dtypes of which modes tell RGB from other three channels. Of others, three channels become gray as RGB does."""
 ALL_FRAMES = "all"
 """The value of ``frames`` for which each frame is a record: then no file has several."""
 CLIPS = "clips"
@@ -206,11 +208,18 @@ def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArra
         if not wanted.has_colour:
             raise DecodeError(f"an image of mode {found}, from which {wanted} cannot be made")
         given = np.repeat(given, colours, axis=-1)
-    elif colours == 1 and found.has_colour:
-        given = ((given @ _LUMA + (1 << 15)) >> 16).astype(given.dtype)[..., None]
+    elif colours == 1 and (found.has_colour or (found.channels == 3 and found.dtype not in _NAMED_DTYPES)):
+        given = _mix_luma(given)[..., None]
     given = given[..., :colours]
     if not wanted.has_alpha:
         return given
     if alpha is None:
         alpha = np.full((*given.shape[:-1], 1), wanted.white, given.dtype)
     return np.concatenate([given, alpha], axis=-1)
+
+
+def _mix_luma(colours: NDArray[Any]) -> NDArray[Any]:
+    """Returns the gray of colours ``(H, W, 3)``, of their dtype: ``(H, W)``."""
+    if colours.dtype.kind == "f":
+        return (colours.astype(np.float64) @ (_LUMA / (1 << 16))).astype(colours.dtype)
+    return ((colours @ _LUMA + (1 << 15)) >> 16).astype(colours.dtype)

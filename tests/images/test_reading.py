@@ -206,6 +206,11 @@ def test_channels_become_those_of_the_mode() -> None:
     assert np.array_equal(convert_pixels(gray, parse_mode("L"), Reading("RGB")), np.repeat(gray, 3, 2))
     assert convert_pixels(gray, parse_mode("L"), Reading("LA"))[..., 1].min() == 255
     assert convert_pixels(colour, parse_mode("RGB"), Reading("RGBA")).shape == (5, 6, 4)
+    for dtype, depth in (("float32", "scale"), ("int16", "clip"), ("int32", "clip")):  # of which RGB has no name
+        values = (colour / 255).astype(dtype) if depth == "scale" else colour.astype(dtype)
+        assert np.array_equal(convert_pixels(values, mode_of(3, dtype), Reading("L", depth)), gray)
+        own = convert_pixels(values, mode_of(3, dtype), Reading(mode_of(1, dtype).name))
+        assert np.abs(own * (255 if depth == "scale" else 1) - gray).max() <= 0.51
     five = mode_of(5, "uint8")
     assert np.array_equal(convert_pixels(np.dstack([colour, gray, gray]), five, Reading("RGB")), colour)
     with pytest.raises(DecodeError, match="cannot be made"):
