@@ -17,7 +17,8 @@ import packstore
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
-from packstore.diagnose.bench import BenchOptions, bench
+from packstore.diagnose.bench import bench
+from packstore.diagnose.bench_options import BenchOptions
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 

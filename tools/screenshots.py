@@ -25,7 +25,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from playwright.sync_api import sync_playwright
 
 import packstore
-from packstore.seeing.sheet import SheetOptions, write_sheet
+from packstore.seeing.sheet import write_sheet
+from packstore.seeing.sheet_options import SheetOptions
 
 CLASSES = ("circle", "square", "star", "triangle")
 RECORDS = 240

@@ -21,7 +21,7 @@ from packstore.cli.common import (
     suggest_packing,
     wrap_text,
 )
-from packstore.cli.options import cache_options, json_option
+from packstore.cli.options import Command, OptionsOf, cache_options, json_option
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -29,42 +29,24 @@ if TYPE_CHECKING:
     from packstore.diagnose.bench import BenchReport
 
 
-@click.command(short_help="Measure what limits training with a store.")
+@click.command(cls=Command, short_help="Measure what limits training with a store.")
 @click.argument("path", type=StorePath())
-@click.option("--split", metavar="NAME", help="Split to load, if there are several.  [default: train]")
-@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Batch size.")
-@click.option(
-    "--size", type=click.IntRange(1), metavar="PX", help="Side of the crops.  [default: 224, or that of all images]"
+@OptionsOf(
+    "packstore.diagnose.bench_options:BenchOptions",
+    {"seconds": click.FloatRange(0, 600, min_open=True), "target": click.FloatRange(0, min_open=True)},
 )
-@click.option(
-    "--augment", metavar="HOW", default="crop", show_default=True,
-    help="crop: random resized crop and flip; if all images have the size already, padded random crop and flip. "
-    "none: whole images. Or operations of packstore.augment, such as 'RandomResizedCrop(160), RandomHorizontalFlip()'.",
-)  # fmt: skip
 @click.option(
     "--recipe", metavar="NAME",
     help="Augment by a recipe of packstore.augment, such as timm-rsb-a2, and measure the cost of each operation.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
-@click.option(
-    "--seconds", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True,
-    metavar="S", help="Time for each of about ten stages.",
 )  # fmt: skip
 @click.option(
     "--device", default="auto", show_default=True, metavar="NAME",
     help="cpu, cuda, cuda:1 …; auto: a GPU if there is one.",
 )  # fmt: skip
 @click.option(
-    "--target",
-    type=click.FloatRange(0, min_open=True),
-    metavar="IMG/S",
-    help="Images a second that the model takes.",
-)
-@click.option(
     "--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS",
     help="Instead of --target: the model's time for a batch.",
 )  # fmt: skip
-@click.option("--cold", is_flag=True, help="First drop the store's files from the page cache, to measure the disk.")
 @click.option("--no-tries", is_flag=True, help="Do not try other encodings.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
 @json_option
@@ -86,8 +68,8 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
       packstore bench imagenet.lmdb --cold --plot rates.png
       packstore bench imagenet.lmdb --recipe timm-rsb-a2
     """
-    from packstore.diagnose.bench import BenchOptions
     from packstore.diagnose.bench import bench as run
+    from packstore.diagnose.bench_options import BenchOptions
 
     if step_ms is not None:
         if options["target"] is not None:

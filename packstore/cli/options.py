@@ -142,7 +142,7 @@ class OptionsOf:
             text += f"  [default: {option.none}]" if option.none else ""
             attributes = _find_attributes(type, default, option, self.types.get(name, _TYPES.get(name)))
             flag = f"{flags[name]}/--no-{flags[name][2:]}" if attributes.pop("switch", False) else flags[name]
-            if name == "columns":
+            if flag == "--column":
                 yield _dicom_option()
                 attributes["callback"] = _add_dicom_column
             yield Option([flag, name], group=option.group, help=text, metavar=option.metavar, **attributes)
@@ -177,6 +177,8 @@ def _find_attributes(
             return found | {"type": click.Choice(get_args(part))}
         if get_origin(part) is os.PathLike:
             return found | {"type": LocalPath()}
+        if get_origin(part) is tuple:
+            return found | {"type": get_args(part)}
     if int in parts and str not in parts:
         return found | {"type": click.IntRange(option.least, option.most)}
     return found | ({"type": click.FloatRange(option.least, option.most)} if float in parts else {})

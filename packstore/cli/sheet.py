@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from packstore.cli.common import LocalPath, StorePath, pluralize, suggest_packing
-from packstore.cli.options import cache_options
+from packstore.cli.options import Command, OptionsOf, cache_options
 from packstore.cli.terminal_images import terminal_graphics
 from packstore.core.errors import UsageError, printable
 
@@ -18,34 +18,10 @@ _PIXELS_A_COLUMN = 9
 """Approximate width of a character: a wider image than the terminal would be cut off."""
 
 
-@click.command(short_help="Draw some records of each class on one sheet.")
+@click.command(cls=Command, short_help="Draw some records of each class on one sheet.")
 @click.argument("store", type=StorePath())
 @click.argument("out", type=LocalPath())
-@click.option("--split", metavar="NAME", help="Draw only this split.")
-@click.option(
-    "--per-class", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Records of each class."
-)
-@click.option(
-    "--columns", metavar="NAMES",
-    help="Masks, boxes, keypoints to draw over the images, lists of images to show below: mask,boxes; none for plain "
-    "images.  [default: boxes and lists]",
-)  # fmt: skip
-@click.option(
-    "--augment", metavar="OPERATIONS",
-    help="Show images as the loader augments them: 'RandomResizedCrop(224), RandomHorizontalFlip()'.",
-)  # fmt: skip
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-    help="Seed that chooses the records; with --augment also the loader's seed.",
-)  # fmt: skip
-@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The loader's epoch.")
-@click.option(
-    "--side", type=click.IntRange(8, 4096), default=128, show_default=True, metavar="PX", help="Size of the images."
-)
-@click.option(
-    "--window", nargs=2, type=float, metavar="LO HI",
-    help="More than 8 bits: these values are black and white.  [default: 1st and 99th percentile of each image]",
-)  # fmt: skip
+@OptionsOf("packstore.seeing.sheet_options:SheetOptions", {"columns": click.STRING})
 @cache_options
 def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
     """Draw a contact sheet of STORE to OUT, a .png or .pdf file: some records of each class, chosen by --seed.
@@ -62,7 +38,8 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
       packstore sheet imagenet.lmdb - --per-class 3
       packstore sheet a.lmdb aug.png --augment 'RandomResizedCrop(224)' --epoch 3
     """
-    from packstore.seeing.sheet import SheetOptions, describe_window, draw_sheet, write_sheet
+    from packstore.seeing.sheet import describe_window, draw_sheet, write_sheet
+    from packstore.seeing.sheet_options import SheetOptions
 
     named = None if columns is None else [] if columns == "none" else [name.strip() for name in columns.split(",")]
     chosen = SheetOptions(columns=named, **options)

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
-from packstore.images.display import PERCENTILES, Window, check_window
+from packstore.images.display import PERCENTILES, Window
 from packstore.seeing.drawing import (
     draw_record,
     draw_values,
@@ -27,6 +26,7 @@ from packstore.seeing.drawing import (
 )
 from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import find_parts_within
+from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -43,41 +43,6 @@ _MOST_FETCHED = 8
 _ABREAST = 4
 """Most images of a list below an image, each a quarter of its size."""
 _BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SheetOptions:
-    """Options of a contact sheet. Raises :class:`UsageError` for ``per_class`` below 1, ``side`` below 8, and negative
-    numbers.
-
-    Attributes:
-        split: The split; None for all records.
-        per_class: Number of records of each class. Without a class for each record: number of rows, and of records in a
-            row.
-        columns: Names of columns to show: masks, boxes and keypoints over the images, lists of images below them. None
-            for all boxes and lists.
-        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`. Shows images as the
-            loader returns them. None shows thumbnails of the stored images.
-        seed: Seed of the choice of records, and of the loader.
-        epoch: Epoch of the loader.
-        side: Longest side of a thumbnail in pixels.
-        window: For images of more than 8 bits: the value shown as black, and the value shown as white. None for the 1st
-            and 99th percentile of each image.
-    """
-
-    split: str | None = None
-    per_class: int = 5
-    columns: Sequence[str] | None = None
-    augment: str | None = None
-    seed: int = 0
-    epoch: int = 0
-    side: int = 128
-    window: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("per_class", 1), ("side", 8), ("seed", 0), ("epoch", 0)):
-            whole_number(name, getattr(self, name), least)
-        check_window(self.window)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

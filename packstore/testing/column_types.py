@@ -30,7 +30,8 @@ from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
 from packstore.seeing.drawing import draw_record
-from packstore.seeing.sheet import SheetOptions, write_sheet
+from packstore.seeing.sheet import write_sheet
+from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.view.images import BrowserImages
 from packstore.seeing.view.record import describe_record
 from packstore.stores import create_store, open_store

@@ -12,7 +12,8 @@ import pytest
 import packstore
 from packstore.augment import RandomHorizontalFlip
 from packstore.seeing import notebook
-from packstore.seeing.sheet import SheetOptions, choose_rows
+from packstore.seeing.sheet import choose_rows
+from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.view.overview import count_classes
 from tests.makers.annotated import jpeg
 from tests.makers.datasets import make_folder

@@ -18,7 +18,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError
 from packstore.seeing import sheet
 from packstore.seeing.nearby import find_parts_within, spread_local_records
-from packstore.seeing.sheet import SheetOptions
+from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.view import site as site_module
 from packstore.stores import open_store
 from packstore.stores.remote.names import SHARDS

@@ -20,7 +20,8 @@ from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli.terminal_images import parse_graphics, terminal_graphics
 from packstore.core.errors import UsageError
 from packstore.seeing.drawing import draw_values
-from packstore.seeing.sheet import CellMaker, SheetOptions, choose_rows, draw_page, write_sheet
+from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
+from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.terminal import encode_kitty, encode_sixel
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_folder

@@ -16,7 +16,8 @@ import torch
 
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
-from packstore.diagnose.bench import BenchOptions, bench
+from packstore.diagnose.bench import bench
+from packstore.diagnose.bench_options import BenchOptions
 from packstore.training.augment import (
     CenterCrop,
     Cutout,

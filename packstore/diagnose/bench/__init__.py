@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
@@ -36,6 +35,7 @@ from packstore.diagnose.bench.measure import (
     take_sample,
 )
 from packstore.diagnose.bench.trials import choose_candidates, run_trials
+from packstore.diagnose.bench_options import AUGMENTS, BenchOptions
 from packstore.seeing.augment_text import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
@@ -43,59 +43,7 @@ from packstore.training.loader.residence import free_memory
 
 __all__ = ["AUGMENTS", "Advice", "BenchOptions", "BenchReport", "Rates", "Stage", "Trial", "Verdict", "bench"]
 
-AUGMENTS = ("crop", "none")
 DEFAULT_SIZE = 224
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """Options of :func:`bench`.
-
-    Raises :class:`UsageError` for numbers out of range and unknown operations. Raises it for ``size`` with operations,
-    which have sizes of their own.
-
-    Attributes:
-        split: The split; None for the only one.
-        batch_size: Images in a batch.
-        size: Side of the crops in pixels. None for the shorter side of images of one stored size, else 224.
-        augment: ``crop``, ``none``, or operations as text, such as ``"RandomResizedCrop(160),
-            RandomHorizontalFlip()"``, see :func:`packstore.seeing.augment_text.parse_augment`. ``crop`` is a random
-            resized crop and flip. For images that have the size already, ``crop`` is a random crop with padding and
-            flip. ``none`` takes whole images, resized if their sizes may differ.
-        workers: Threads of the loader. None: a thread for each core.
-        seconds: Time for each stage; some take half of it.
-        device: Device of the batches.
-        target: Images a second that the model takes; None if unknown.
-        cold: First drop the store's files from the page cache.
-        tries: Also pack samples with other options and load them.
-    """
-
-    split: str | None = None
-    batch_size: int = 256
-    size: int | None = None
-    augment: str = "crop"
-    workers: int | None = None
-    seconds: float = 2.0
-    device: str = "cpu"
-    target: float | None = None
-    cold: bool = False
-    tries: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "size", "workers"):
-            if getattr(self, name) is not None or name == "batch_size":
-                whole_number(name, getattr(self, name))
-        for name in ("seconds", "target"):
-            value = getattr(self, name)
-            if value is not None and not (0 < value < float("inf")):
-                raise UsageError(f"{name} should be above 0, got {value!r}")
-        if self.augment not in AUGMENTS:
-            try:
-                parse_options(self.augment)
-            except UsageError as error:
-                raise UsageError(f"augment should be crop, none or operations: {error}") from None
-            if self.size is not None:
-                raise UsageError("size= is for augment='crop' and 'none': operations have their own sizes")
 
 
 @dataclass(frozen=True, slots=True)
