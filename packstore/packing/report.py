@@ -83,6 +83,16 @@ def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
     return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
 
 
+def describe_rounding(manifest: Manifest) -> list[str]:
+    """Describes the rounding of images of more than 8 bits by a floating point encoding of 16 bits, in one line.
+
+    Empty for others."""
+    bits, mode = {"float16": 11, "bfloat16": 8}.get(manifest.encoding), manifest.image.pixels
+    if bits is None or mode.dtype == "uint8":
+        return []
+    return [f"{manifest.encoding} rounds values of {mode.dtype} to {bits} bits; --encoding float32 keeps 24"]
+
+
 def make_report(
     plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
 ) -> ConvertReport:
@@ -101,7 +111,7 @@ def make_report(
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
         unified=read_conversion_counts(manifest),
-        notes=plan.survey.notes,
+        notes=(*plan.survey.notes, *describe_rounding(manifest)),
     )
 
 

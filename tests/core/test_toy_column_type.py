@@ -27,7 +27,8 @@ from packstore.core.column_types.geometry import RowMoves
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.registry import COLUMN_TYPES
 from packstore.seeing.drawing import read_drawn_values
-from packstore.seeing.sheet import CellMaker, SheetOptions
+from packstore.seeing.sheet import CellMaker
+from packstore.seeing.sheet_options import SheetOptions
 from packstore.testing import ColumnTypeSuite
 from tests.conftest import Need
 from tests.makers.torchvision import import_torchvision, skip_before

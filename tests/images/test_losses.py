@@ -314,8 +314,13 @@ def test_questions_after_keep_name_an_answer_that_works(
 def test_a_mode_that_uint8_does_not_hold_is_not_advised_to_use_it(tmp_path: Path) -> None:
     folder = made(tmp_path / "images", _save(DEEP, ".png"))
     given = ["convert", str(folder), str(tmp_path / "s.pth"), "--encoding", "float32"]
-    assert "uint8 takes" not in CliRunner().invoke(cli, [*given, "--depth", "keep"]).output
+    kept = CliRunner().invoke(cli, [*given, "--depth", "keep"]).output
+    assert "uint8 takes" not in kept
+    assert "rounds" not in kept
     assert "uint8 takes" in CliRunner().invoke(cli, [*given, "--depth", "scale", "--overwrite"]).output
+    given[-1] = "float16"
+    rounded = CliRunner().invoke(cli, [*given, "--depth", "keep", "--overwrite"]).output
+    assert "float16 rounds values of uint16 to 11 bits" in rounded
 
 
 @pytest.mark.parametrize("channels", [2, 4])

@@ -342,7 +342,11 @@ def test_other_types_among_deep_images_are_refused_with_what_helps(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "keep", "encoding": "uint8"}, "the encoding uint8 does not hold images of mode I;16"),
+        (
+            {"mode": "keep", "encoding": "uint8"},
+            "the encoding uint8 does not hold images of mode I;16.*use --encoding uint16, or",
+        ),
+        ({"mode": "keep", "encoding": "int32"}, "the encoding int32 does not hold .*; use --encoding uint16$"),
         ({"mode": "keep", "encoding": "jpeg"}, "a JPEG does not hold images of mode I;16"),
         ({"mode": "grey"}, "unknown mode 'grey'"),
         ({"mode": "L", "depth": "keep"}, "mode L has 8 bits, so depth cannot be kept"),

@@ -401,8 +401,8 @@ class Encoding(ABC):
     def _check_mode(self) -> None:
         """Raises :class:`UsageError` if the records are whole-number pixels of another dtype than the mode's."""
         if self.layout == "HWC" and self.dtype != self.mode.dtype:
-            fitting = "float32" if self.mode.dtype == "float32" else self.mode.dtype
+            instead = ", or say with --depth how values become 8 bits" if self.dtype == "uint8" else ""
             raise UsageError(
-                f"the encoding {self.name} does not hold images of mode {self.mode}; use --encoding {fitting}, or say "
-                "with --depth how values become 8 bits"
+                f"the encoding {self.name} does not hold images of mode {self.mode}; use --encoding {self.mode.dtype}"
+                f"{instead}"
             )
