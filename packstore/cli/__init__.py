@@ -12,6 +12,7 @@ import platform
 import re
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType
 from typing import NoReturn
@@ -130,7 +131,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     - 3: success, but records are missing (skipped, lost or not salvaged).
     - 128 plus the number of a signal: the signal stopped the run.
 
-    Sets signal handlers, the garbage collector and an environment variable for the process. ``arguments``: None takes
+    Sets signal handlers, a hook for exceptions of destructors, the garbage collector and an environment variable for
+    the process. ``arguments``: None takes
     those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -143,6 +145,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         # nohup ignores a signal on purpose.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle_signal)
+    sys.unraisablehook = _handle_unraisable
     # A conversion creates many small objects and hardly any cycles: collecting them took a tenth of its time.
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in arguments
@@ -221,9 +224,26 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
     # A second signal must not interrupt the clean-up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
-    if objects := sys.modules.get("packstore.objects"):
-        objects.interrupt()
+    # While that module is being imported there is nothing to interrupt.
+    interrupt = getattr(sys.modules.get("packstore.objects"), "interrupt", None)
+    if interrupt is not None:
+        interrupt()
     raise _StoppedError(number)
+
+
+def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Sends a signal again, 10 ms later, whose exception a destructor or a weak reference's callback has swallowed.
+
+    Prints all other exceptions, as Python does.
+    """
+    stopped = unraisable.exc_value
+    if not isinstance(stopped, _StoppedError):
+        sys.__unraisablehook__(unraisable)
+        return
+    signal.signal(stopped.signal, _handle_signal)
+    timer = threading.Timer(0.01, os.kill, (os.getpid(), stopped.signal))
+    timer.daemon = True
+    timer.start()
 
 
 def _open_standard_streams() -> None:

@@ -274,11 +274,28 @@ def test_a_signal_while_a_class_is_made_ends_as_any_other(
             raise RuntimeError("Error calling __set_name__") from stopped  # as Python 3.11 does
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back afterwards
     monkeypatch.setattr("gc.set_threshold", lambda *_: None)
     monkeypatch.setattr(cli, "main", stop)
     with pytest.raises(SystemExit) as ended:
         packstore.cli.main(["info"])
     assert (ended.value.code, capsys.readouterr().err) == (143, "packstore: terminated\n")
+
+
+def test_a_signal_in_a_callback_that_swallows_exceptions_ends_as_any_other() -> None:
+    code = """
+import signal, sys, time, types, weakref, packstore.cli
+def stop(*_, **__):
+    some = set()
+    sys.modules["packstore.objects"] = types.ModuleType("packstore.objects")  # as while it is being imported
+    watched = weakref.ref(some, lambda _: signal.raise_signal(signal.SIGTERM))
+    del some
+    time.sleep(60)
+packstore.cli.cli.main = stop
+packstore.cli.main(["info"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stderr) == (143, "packstore: terminated\n")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,18 @@ def test_no_object_has_a_time(tmp_path: Path) -> None:
     flags = [file[found.end()] for found in re.finditer(b"OHDR\x02", file)]
     assert len(flags) > 4
     assert not any(flag & 0x20 for flag in flags)  # bit 5: times are stored (HDF5 file format, IV.A.1.b)
+
+
+def test_a_signal_while_h5py_closes_its_file_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(h5py.File, "__exit__", stop)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        write(tmp_path / "store.h5", make_records("typed"))
+    monkeypatch.undo()
+    del stopped  # with the file that h5py had open
+    gc.collect()
+    assert capfd.readouterr().err == ""

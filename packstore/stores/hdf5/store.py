@@ -85,7 +85,7 @@ class Hdf5Writer(FileWriter):
         with beyond_standard_streams():
             skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below
         try:
-            offset = self._write_skeleton(skeleton, manifest, columns)
+            offset = self._write_skeleton(_ClosableFile(skeleton), manifest, columns)
             end = skeleton.seek(0, os.SEEK_END)
             self._file = open_file(self.path, "r+b")
             if self._nbytes == 0:
@@ -288,6 +288,19 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
             for dataset in datasets:
                 offsets[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
     return offsets
+
+
+class _ClosableFile:
+    """Python file for h5py that may be closed before HDF5 closes it: further calls do nothing, and return 0.
+
+    If a signal interrupts h5py, HDF5 closes its file only when Python collects the exception.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_: 0) if self._file.closed else getattr(self._file, name)
 
 
 def _create_file(file: Any) -> Any:
