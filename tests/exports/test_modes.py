@@ -18,7 +18,23 @@ from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
 from packstore.images.encode.png import encode_png, fits_png
 
-MODES = ("L", "LA", "RGBA", "I;16", "RGB;16", "RGBA;16", "I;16S", "I", "F", "multi:5:uint16", "multi:3:float32")
+MODES = (
+    "L",
+    "LA",
+    "RGBA",
+    "I;16",
+    "RGB;16",
+    "RGBA;16",
+    "I;16S",
+    "I",
+    "F",
+    "multi:5:uint16",
+    "multi:3:float32",
+    "multi:4:uint16",
+    "multi:3:uint16",
+    "multi:3:uint8",
+    "multi:2:uint8",
+)
 ARRAYS = ("npz", "hdf5", "zarr", "mds", "tfds", "webdataset")
 FILES = ("imagefolder", "tar", "parquet", "recordio")
 SUFFIXES = {"npz": ".npz", "hdf5": ".hdf5", "tar": ".tar"}
