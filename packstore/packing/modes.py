@@ -120,13 +120,19 @@ def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, p
 
 
 def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
-    """Raises :class:`UsageError` if arrays would have to change their dtype for ``mode``.
+    """Raises :class:`UsageError` if arrays would have to change their dtype, or lose their alpha, for ``mode``.
 
-    A change to 8 bits is allowed if ``depth`` says how to make it.
+    A change to 8 bits is allowed if ``depth`` says how to make it, a loss of alpha if ``alpha`` does.
     """
     found, wanted = reading.pixels, parse_mode(mode)
-    reduces = found.dtype != wanted.dtype and ENCODINGS[survey.encoding].layout is not None
-    if reduces and (reading.depth is None or wanted.dtype != "uint8"):
+    if ENCODINGS[survey.encoding].layout is None:
+        return
+    if found.has_alpha and not wanted.has_alpha and reading.alpha is None:
+        raise UsageError(
+            f"the source holds images of mode {found}, and mode {wanted} has no alpha: say with --alpha drop or "
+            "over:COLOUR what becomes of it, or leave --mode out"
+        )
+    if found.dtype != wanted.dtype and (reading.depth is None or wanted.dtype != "uint8"):
         raise UsageError(
             f"the source holds images of mode {found}, from which mode {wanted} cannot be made: "
             "say with --depth scale, clip or window:LO,HI how values become 8 bits, or leave --mode out"

@@ -447,6 +447,12 @@ IDLE: list[tuple[str, dict[str, Any], str]] = [
     ("npz", {"frames": "all"}, "frames=all is for files"),
     ("npz", {"frames": "clips"}, "frames=clips is for"),
     ("npz", {"mode": "F"}, "from which mode F"),
+    (
+        "rgba",
+        {"mode": "RGB", "image_key": "x", "layout": "NHWC"},
+        "mode RGBA .* has no alpha: say with --alpha drop or over:COLOUR",
+    ),
+    ("frames", {"mode": "L", "frames": "all"}, "mode RGBA .* has no alpha: say with --alpha drop or over:COLOUR"),
     ("store", {"mode": "I;16"}, "different types"),
     ("store", {"frames": 1}, "has 1 frame"),
 ]
@@ -460,7 +466,9 @@ def test_options_that_make_no_sense_are_refused(
     made(tmp_path / "plain", _save(RGB, ".png"))
     made(tmp_path / "hole", _save(HOLE, ".png"))
     np.savez(tmp_path / "npz", x_train=np.zeros((5, 8, 8, 3), np.uint8), y_train=np.arange(5))
-    path = tmp_path / ("npz.npz" if source == "npz" else "store.lmdb" if source == "store" else source)
+    np.savez(tmp_path / "rgba", x_train=np.zeros((5, 8, 8, 4), np.uint8), y_train=np.arange(5))
+    made(tmp_path / "frames", _save(HOLE, ".png", save_all=True, append_images=[Image.fromarray(OPAQUE)]))
+    path = tmp_path / (f"{source}.npz" if source in ("npz", "rgba") else "store.lmdb" if source == "store" else source)
     if source == "store":
         packstore.convert(tmp_path / "plain", path)
     with pytest.raises((UsageError, packstore.SampleError), match=said):
