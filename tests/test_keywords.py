@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -39,6 +39,7 @@ FUNCTIONS = (
     [*FUNCTIONS, packstore.export, packstore.Writer, packstore.PackedLoader, packstore.PackedDataset, packstore.open],
 )
 def test_every_argument_is_named_typed_and_described(function: Callable[..., Any]) -> None:
+    assert get_type_hints(function if inspect.isfunction(function) else vars(function)["__init__"])
     for name, each in inspect.signature(function).parameters.items():
         if each.kind is each.VAR_KEYWORD:
             assert each.annotation == "Never", function

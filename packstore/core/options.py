@@ -233,10 +233,8 @@ def _take(
         return function(*values[: len(first)], arguments(*values[len(first) :], **keywords))
 
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__annotations__ = {
-        **{name: each.annotation for name, each in taken.items()},
-        "return": function.__annotations__["return"],
-    }
+    types = {name: kind for name, kind, _, _ in list_options(cast("type", arguments))}
+    call.__annotations__ = types | {"return": function.__annotations__["return"]}
     if not first:
         _add_arguments(call, arguments)
     return call
