@@ -21,12 +21,15 @@ type            stored as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
 
 from packstore.core.column_types.base import MAX_ARRAY_BYTES as MAX_ARRAY_BYTES
 from packstore.core.column_types.base import Column as Column
 from packstore.core.column_types.base import check as check
+from packstore.core.column_types.canvas import RowClasses
 from packstore.core.column_types.forms import ITEM_SIZE as ITEM_SIZE
 
 KEY = Column("key", "ragged", "uint8", type="text")
@@ -57,9 +60,15 @@ def find_file_columns(columns: Sequence[Column]) -> list[Column]:
     return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
 
 
-def find_row_classes(column: Column, columns: Sequence[Column]) -> Column | None:
-    """Returns the first column of class numbers that describe the rows of ``column``. Returns None if there is none."""
-    return next((each for each in columns if each.parallel == column.name and each.traits.has_classes), None)
+def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[str], Any]) -> RowClasses | None:
+    """Reads the classes of a value's rows, from the first column of class numbers that describe the rows of ``column``.
+
+    Returns None if there is no such column, or if ``read`` returns None. ``read`` returns the value of a column by
+    name.
+    """
+    found = next((each for each in columns if each.parallel == column.name and each.traits.has_classes), None)
+    numbers = None if found is None else read(found.name)
+    return None if found is None or numbers is None else RowClasses(np.asarray(numbers), found.classes)
 
 
 def guess_column(

@@ -1,4 +1,4 @@
-"""Draws thumbnails of images, and masks, boxes and keypoints over them."""
+"""Draws thumbnails of images, and values over them: masks, boxes, keypoints, and shapes of other column types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from packstore.core.column import find_row_classes
+from packstore.core.column import read_row_classes
 from packstore.core.column_types.canvas import RowClasses
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
@@ -123,10 +123,10 @@ def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -
 
 
 def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
-    """Reads the values of a record that :func:`draw_values` draws, by column: masks ``(H, W)``, boxes with their class
-    numbers, keypoints.
+    """Reads the values of a record that :func:`draw_values` draws, by column: masks ``(H, W)``, boxes, keypoints and
+    the like.
 
-    Leaves out missing values.
+    Adds the class numbers of their rows. Leaves out missing values.
 
     Args:
         reader: The store.
@@ -152,7 +152,7 @@ def draw_record(
     which: Collection[str] | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws a record's masks, boxes and keypoints over its thumbnail, see :func:`draw_values`.
+    """Draws a record's values, such as boxes, over its thumbnail, see :func:`draw_values`.
 
     Raises the errors of :func:`read_drawn_values`."""
     values = read_drawn_values(reader, record, which)
@@ -194,8 +194,9 @@ def draw_values(
     size: Size | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws masks, boxes and keypoints over ``image``. Returns a new image. Masks and boxes have a colour for each
-    class, keypoints a colour for each object.
+    """Draws values over ``image`` as their column types do, see :meth:`ColumnType.draw`. Returns a new image.
+
+    Masks and boxes have a colour for each class, keypoints a colour for each object.
 
     Args:
         image: uint8 ``(h, w, 3)``; not changed.
@@ -212,9 +213,7 @@ def draw_values(
     canvas = _PictureCanvas(image, size or image.shape[:2], names)
     chosen = [c for c in columns if c.traits.drawn_as and c.name in values and (which is None or c.name in which)]
     for column in sorted(chosen, key=lambda c: c.traits.layer):
-        labels = find_row_classes(column, columns)
-        numbers = None if labels is None else values.get(labels.name)
-        classes = None if labels is None or numbers is None else RowClasses(np.asarray(numbers), labels.classes)
+        classes = read_row_classes(column, columns, values.get)
         column.traits.draw(canvas, column, np.asarray(values[column.name]), classes)
     return np.asarray(canvas.picture)
 

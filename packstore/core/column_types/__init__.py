@@ -1,5 +1,8 @@
 """The column types: a file for each, or for several of a kind, and a line in the registry.
 
-``base.py`` has the column itself, and the questions that a type answers. ``geometry.py`` has what moves a type's rows,
-``canvas.py`` what its values are drawn on.
+- ``base.py``: the column, and the base class of types.
+- ``geometry.py``: what moves rows with their images.
+- ``canvas.py``: what values are drawn on.
+- ``shown.py``: values as JSON, cut to a size for the page.
+- ``faults.py``: faulty rows that an audit reports.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.column import INTERNAL, find_row_classes
-from packstore.core.column_types.canvas import RowClasses
+from packstore.core.column import INTERNAL, read_row_classes
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.sniff import HeaderError
@@ -109,17 +107,11 @@ class SampleLoader:
         height, width = loaded.image.shape[:2]
         columns = [
             {"name": c.name, "type": c.type, "parallel": c.parallel}
-            | describe_value(c, loaded.values[c.name], self._row_classes(c, loaded.values))
+            | describe_value(c, loaded.values[c.name], read_row_classes(c, self._manifest.columns, loaded.values.get))
             for c in self._manifest.columns
             if c.name in loaded.values
         ]
         return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
-
-    def _row_classes(self, column: Column, values: Mapping[str, Any]) -> RowClasses | None:
-        """Returns the class numbers among ``values`` that describe the rows of a column; None if there are none."""
-        classes = find_row_classes(column, self._manifest.columns)
-        numbers = None if classes is None else values.get(classes.name)
-        return None if classes is None or numbers is None else RowClasses(numbers, classes.classes)
 
     def render_image(self, request: LoadRequest) -> WebFile:
         """Loads a record and encodes its image as PNG."""

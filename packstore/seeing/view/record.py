@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
-from packstore.core.column import INTERNAL, find_row_classes
+from packstore.core.column import INTERNAL, read_row_classes
 from packstore.core.column_types.canvas import RowClasses
 from packstore.core.column_types.shown import cut_rows, to_json_numbers
 from packstore.core.errors import DecodeError, PackstoreError
@@ -114,14 +114,11 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
 
 
 def _read_row_classes(reader: Reader, column: Column, record: int) -> RowClasses | None:
-    """Reads the class numbers that describe the rows of a record's value. Returns None if there are none, or if they
-    are damaged."""
-    classes = find_row_classes(column, reader.manifest.columns)
+    """Reads the classes of a value's rows. Returns None if there are none, or if they are damaged."""
     try:
-        numbers = None if classes is None else reader.item(classes.name, record)
+        return read_row_classes(column, reader.manifest.columns, lambda name: reader.item(name, record))
     except (PackstoreError, IndexError):
         return None
-    return None if classes is None or numbers is None else RowClasses(numbers, classes.classes)
 
 
 def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
