@@ -105,11 +105,7 @@ class AuditOptions:
         least=1,
     )
     min_side: int = option(
-        16,
-        "Images whose shorter side has fewer pixels are tiny.",
-        "Report smaller images.",
-        metavar="PX",
-        least=1,
+        16, "Images whose shorter side has fewer pixels are tiny.", "Report smaller images.", metavar="PX", least=1
     )
     max_aspect: float = option(
         5.0,

@@ -23,9 +23,7 @@ class ExportOptions:
         metavar="KIND",
     )
     encode: Literal["jpeg", "png"] | None = option(
-        None,
-        "Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not.",
-        none="images as stored",
+        None, "Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not.", none="images as stored"
     )
     quality: int | None = option(
         None, "JPEG quality of ``encode`` ``jpeg``.", none="90", metavar="Q", least=1, most=100
