@@ -24,7 +24,7 @@ from packstore.packing.report import ConvertReport, describe_rounding, find_pale
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object_name
-from packstore.stores.remote.publish import check_destination
+from packstore.stores.remote.publish import check_url
 
 
 def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
@@ -78,7 +78,7 @@ class Driver:
         if (published := self._find_published()) is not None:  # a driver was killed before it removed the run
             run.remove_objects()
             return self._make_report(published, started, published.records)
-        previous = check_destination(self._objects, overwrite=options.overwrite)
+        previous = check_url(self._objects, overwrite=options.overwrite)
         if options.restart:
             run.remove_objects()
         plan, shared = join_run(self._plan, run, self._progress)

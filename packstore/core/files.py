@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import re
+import shutil
 import stat
 import sys
 import threading
@@ -89,6 +90,22 @@ def refuse_nested_paths(destination: Path, other: Path) -> None:
         raise DestinationError(
             f"{printable(str(destination))} and {printable(str(other))} are the same, or one lies in the other; choose "
             "another destination"
+        )
+
+
+def free_bytes(destination: Path) -> int | None:
+    """Returns the free bytes on the disk of a destination. None if its folder does not exist, as for a URL."""
+    parent = destination.absolute().parent
+    return shutil.disk_usage(parent).free if parent.is_dir() else None
+
+
+def check_space(destination: Path, nbytes: int) -> None:
+    """Raises :class:`DestinationError` if a result of about ``nbytes`` exceeds the free space. Accepts every URL."""
+    free = free_bytes(destination)
+    if free is not None and nbytes > free:
+        raise DestinationError(
+            f"{printable(str(destination))}: the result takes about {nbytes / 1e6:,.1f} MB, but only "
+            f"{free / 1e6:,.1f} MB are free there; free some space or write elsewhere"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.errors import DestinationError, StoreError, UsageError, printable
+from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
-from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
+from packstore.core.files import check_paths, free_bytes, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
@@ -20,8 +19,9 @@ from packstore.exports.base import Export
 from packstore.exports.estimate import estimate_bytes
 from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
-from packstore.exports.staging import check_destination, was_published
+from packstore.exports.staging import find_owned_files, was_published
 from packstore.stores import Reader
+from packstore.stores.builder.publish import check_destination
 from packstore.stores.opening import open_reader
 
 
@@ -90,8 +90,8 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         UsageError: An argument is wrong, or the format cannot hold the store.
         StoreError: The store does not open, or is empty. For a damaged record: :class:`CorruptRecordError`.
         SampleError: An image cannot be re-encoded.
-        DestinationError: See :func:`packstore.exports.staging.check_destination`. A destination that a killed run of
-            the same export had published is accepted.
+        DestinationError: See :func:`packstore.stores.builder.publish.check_destination`. A destination that a killed
+            run of the same export had published is accepted.
     """
     refuse_empty(path)
     check_paths(destination)
@@ -124,11 +124,11 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         free_bytes=0,
     )
     if not was_published(destination, plan.identity):
-        check_destination(destination, overwrite=options.overwrite)
+        check_destination(destination, overwrite=options.overwrite, owned=find_owned_files)
     return replace(
         plan,
         estimate_bytes=estimate_bytes(trial, held, plan.has_lines, recoding.recode),
-        free_bytes=shutil.disk_usage(destination.absolute().parent).free,
+        free_bytes=free_bytes(destination) or 0,
     )
 
 
@@ -136,15 +136,6 @@ _BARE = (
     "packstore.json (--bare): packstore convert gets no more from it than other readers, so keys, types of columns and "
     "the dataset digest may differ"
 )
-
-
-def check_space(plan: ExportPlan) -> None:
-    """Raises :class:`DestinationError` if the estimated size of the export exceeds the free space."""
-    if plan.estimate_bytes > plan.free_bytes:
-        raise DestinationError(
-            f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
-            f"{plan.free_bytes / 1e6:,.1f} MB are free there; free some space or write elsewhere"
-        )
 
 
 def list_value_columns(manifest: Manifest) -> list[str]:

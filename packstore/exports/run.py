@@ -16,7 +16,7 @@ import numpy as np
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import printable
 from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_record_line
-from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
+from packstore.core.files import check_space, refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
@@ -24,7 +24,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress, pro
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions
-from packstore.exports.plan import ExportPlan, check_space, list_value_columns, plan_export
+from packstore.exports.plan import ExportPlan, list_value_columns, plan_export
 from packstore.exports.recoding import image_from_stored
 from packstore.exports.staging import ExportStaging, ShardReceipt, read_manifest_of_export, was_published
 from packstore.exports.to_url import local_destination
@@ -133,7 +133,7 @@ def run_export(
             kind=plan.kind.name, source=plan.kind.source, manifest=plan.manifest, held=plan.held
         )
         return _make_report(plan, published, started, plan.manifest.records)
-    check_space(plan)
+    check_space(plan.destination, plan.estimate_bytes)
     staging = ExportStaging(
         plan.destination,
         plan.kind,

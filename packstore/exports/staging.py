@@ -170,27 +170,6 @@ def was_published(destination: Path, identity: str) -> bool:
     return any(_read_run_label(run) == _make_run_label(identity, destination) for run in list_runs(work))
 
 
-def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raises :class:`DestinationError` if no export can be written to ``destination``, checked in this order:
-
-    - its parent folder is missing;
-    - it exists and is no export of packstore (:class:`NotAStoreError`);
-    - it is a folder with other files than the export's;
-    - it is an export, and ``overwrite`` is False.
-    """
-    shown = printable(str(destination))
-    if not destination.absolute().parent.is_dir():
-        parent = printable(str(destination.absolute().parent))
-        raise DestinationError(f"{shown}: the directory {parent} does not exist; create it first")
-    if not os.path.lexists(destination):
-        return
-    find_owned_files(destination)
-    if not overwrite:
-        raise DestinationError(
-            f"{shown} exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
-        )
-
-
 def find_owned_files(path: Path) -> list[Path]:
     """Lists all files of the export at ``path``. Refuses a folder with other files.
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, printable
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import check_paths, check_space, refuse_empty
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -226,7 +226,7 @@ def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCal
     if plan.linked is not None:
         return AddedShards(plan.linked, origin, origin, origin.skipped)
     copied = _copy_records(plan, plan.source.reader)
-    copied.check_writable()
+    check_space(plan.store, copied.estimate_bytes)
     links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
     parts, manifest = copied.make_shards(work.path / ADDED, progress, links=links)
     return AddedShards(parts, manifest or origin, origin, ())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import sync_file_system, writing
+from packstore.core.errors import StoreError, printable
+from packstore.core.files import check_space, sync_file_system, writing
 from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
@@ -29,14 +28,14 @@ from packstore.stores.builder.assembly import (
     link_shards,
     list_shards,
 )
-from packstore.stores.builder.publish import Staging
+from packstore.stores.builder.publish import Staging, check_destination
 from packstore.stores.builder.read_back import write_manifest_and_table
 from packstore.stores.builder.work_directory import KEPT
 from packstore.stores.joining import map_class_numbers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import list_owned_files, remove_unfinished
-from packstore.stores.remote.publish import check_destination, upload_store
+from packstore.stores.remote.publish import check_url, upload_store
 from packstore.stores.remote.transfer import fetch_shard_manifest
 from packstore.stores.shard_columns import columns_match
 
@@ -148,19 +147,17 @@ class Composition:
         return total
 
     def check_writable(self) -> None:
-        """Raises :class:`StoreError` if there are no records, and :class:`DestinationError` if the disk has too little
-        space."""
+        """Raises :class:`StoreError` if there are no records.
+
+        Raises :class:`DestinationError` if a local destination may not be written, or if the disk has too little space.
+        """
         if not self.records:
             raise StoreError(
                 f"no records are chosen, so there is nothing to put into {printable(str(self.destination))}"
             )
-        parent = self.destination.absolute().parent
-        free = shutil.disk_usage(parent).free if parent.is_dir() else self.estimate_bytes
-        if self.estimate_bytes > free:
-            raise DestinationError(
-                f"{printable(str(self.destination))}: the new store takes about {self.estimate_bytes / 1e6:,.1f} MB, "
-                f"but only {free / 1e6:,.1f} MB are free there; free some space or write elsewhere"
-            )
+        if not isinstance(self.destination, UrlPath):
+            check_destination(self.destination, overwrite=self.overwrite, owned=list_owned_files)
+        check_space(self.destination, self.estimate_bytes)
 
     def write_store(self, progress: ProgressCallback) -> Manifest:
         """Writes and publishes the store; uploads it if the destination is a URL. Returns its manifest.
@@ -180,7 +177,7 @@ class Composition:
 
         Raises :class:`DestinationError` before it writes if the URL has a store that must not be replaced.
         """
-        check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
+        check_url(open_objects(url), overwrite=self.overwrite)  # before anything is copied
         with lock_upload_folder(url) as (path, _):
             absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
             replace(self, destination=path, base=replace(self.base, options=absolute)).write_store(progress)
@@ -311,34 +308,25 @@ def sum_linked_columns(columns: Sequence[Column], pieces: Sequence[Piece]) -> di
 def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
     """Sums the bytes of each ragged column, without the main image, in some shards of a store.
 
-    Reads the manifests of these shards. On this machine, reads the manifests of all other shards if they are fewer.
+    Reads the manifests of these shards; at a URL, fetches the shards into the cache. On this machine, reads the
+    manifests of all other shards if they are fewer.
     """
-    places = [place for parts in taken_parts for place in parts.places]
+    shards = [pair for parts in taken_parts for pair in zip(parts.rows, parts.places, strict=True)]
+    places = [place for _, place in shards]
+    fewer = False
     if isinstance(places[0], UrlPath):
-        manifests = [manifest for parts in taken_parts for manifest in read_shard_manifests(parts, whole.format)]
-        ragged = [column.name for column in whole.columns[1:] if column.kind == "ragged"]
-        return {name: sum(manifest.column(name).nbytes for manifest in manifests) for name in ragged}
-    taken = set(places)
-    directory = Path(places[0]).parent
-    others = [place for name in (whole.shards.names() if whole.shards else ())
-              if (place := f"{directory}/{name}") not in taken]  # fmt: skip
-    fewer = len(others) < len(taken)
-    manifests = [read_manifest(Path(place)) for place in (others if fewer else places)]
-    return {
-        column.name: column.nbytes - read if fewer else read
-        for column in whole.columns[1:]
-        if column.kind == "ragged"
-        for read in [sum(manifest.column(column.name).nbytes for manifest in manifests)]
-    }
-
-
-def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
-    """Yields the manifests of shards. Fetches whole shards at a URL into the cache."""
-    for row, place in zip(parts.rows, parts.places, strict=True):
-        if isinstance(place, UrlPath):
-            yield fetch_shard_manifest(place, row["digest"].tobytes().hex(), int(row["nbytes"]), format)
-        else:
-            yield read_manifest(Path(place))
+        manifests = [
+            fetch_shard_manifest(UrlPath(place), row["digest"].tobytes().hex(), int(row["nbytes"]), whole.format)
+            for row, place in shards
+        ]
+    else:
+        directory, names = Path(places[0]).parent, whole.shards.names() if whole.shards else ()
+        others = sorted({f"{directory}/{name}" for name in names} - set(places))
+        fewer = len(others) < len(places)
+        manifests = [read_manifest(Path(place)) for place in (others if fewer else places)]
+    ragged = [column for column in whole.columns[1:] if column.kind == "ragged"]
+    read = {column.name: sum(manifest.column(column.name).nbytes for manifest in manifests) for column in ragged}
+    return {column.name: column.nbytes - read[column.name] if fewer else read[column.name] for column in ragged}
 
 
 def describe_stores_origin(readers: Sequence[Reader]) -> Origin:

@@ -14,7 +14,7 @@ from typing import Any
 from packstore.core.arguments import take_options
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, parse_fields
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import check_paths, check_space, refuse_empty
 from packstore.core.manifest import Skipped
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -22,7 +22,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.encode import Encoder
 from packstore.packing.batches import PackedBatch
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, check_destination, check_space, make_plan, plan_source, resolve_format
+from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
 from packstore.packing.records import append_batch, describe_store, list_store_columns, pack_batches
 from packstore.packing.report import ConvertReport, find_palette_classes, make_report
 from packstore.packing.resume import PositionTracker, ResumedRecords, conversion_identity
@@ -121,7 +121,7 @@ def _plan_dataset(
     if by_split and not data:
         raise UsageError("a dict of datasets is empty; give at least one split")
     resolve_format(destination, options.format)  # before samples are read
-    check_destination(destination, options)
+    check_new_store(destination, options)
     if options.cluster is not None:
         raise UsageError("a cluster reads paths, which each of its machines opens; a dataset is in this process alone")
     source = DatasetSource(
@@ -156,7 +156,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         from packstore.cluster.driver import run_on_cluster
 
         return run_on_cluster(plan, progress, started)
-    check_space(plan)
+    check_space(plan.destination, plan.estimate_bytes)
     workers = plan.options.workers or plan.source.workers()
     plan = with_statistics(plan, workers, progress)
     encoder = plan.make_encoder()

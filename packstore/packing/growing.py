@@ -1,4 +1,4 @@
-"""Grows a store: a composition of its shards and new ones, which keep their numbers."""
+"""Grows a store: joins its shards, which keep their numbers, with new ones."""
 
 from __future__ import annotations
 

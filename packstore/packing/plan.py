@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packstore.core.errors import DestinationError, UsageError, printable
-from packstore.core.files import refuse_nested_paths
+from packstore.core.errors import UsageError, printable
+from packstore.core.files import free_bytes, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
@@ -29,9 +27,10 @@ from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.stores import format_of
 from packstore.stores.builder.interrupted import was_killed_after_publishing
+from packstore.stores.builder.publish import check_destination
 from packstore.stores.format import Format
 from packstore.stores.linked import link_folder
-from packstore.stores.opening import holds_store
+from packstore.stores.ownership import list_owned_files
 
 DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
@@ -93,7 +92,7 @@ def make_plan(
     """
     resolve_format(destination, options.format)
     _check_paths(source, destination)
-    check_destination(destination, options)
+    check_new_store(destination, options)
     opened = options.open_source(
         source,
         columns=options.source_columns,
@@ -134,7 +133,7 @@ def plan_source(
             shape=shape,
             auto_normalize=auto,
             estimate_bytes=0,
-            free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
+            free_bytes=free_bytes(destination),
             options=options,
             index=wants_index(options.index, encode.encoding),
             relative_link_folder=link_folder(destination) if options.link == "relative" else None,
@@ -170,15 +169,6 @@ def _check_link(plan: Plan, encoder: Encoder) -> None:
         raise UsageError(
             f"link keeps files as they are, and images of this source would become {plan.encode.encoding}; leave "
             "--link out, or choose --encoding original and nothing that changes files"
-        )
-
-
-def check_space(plan: Plan) -> None:
-    """Raises :class:`DestinationError` if the estimated store exceeds the free space. Accepts every URL."""
-    if plan.free_bytes is not None and plan.estimate_bytes > plan.free_bytes:
-        raise DestinationError(
-            f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
-            f"{plan.free_bytes / 1e6:,.1f} MB are free there; free some space or write elsewhere"
         )
 
 
@@ -224,34 +214,21 @@ def _check_paths(source: Path, destination: Path) -> None:
         refuse_nested_paths(destination, source)
 
 
-def check_destination(destination: Path, options: ConvertOptions) -> None:
-    """Raises :class:`DestinationError` if no store can be written to the path ``destination``.
+def check_new_store(destination: Path, options: ConvertOptions) -> None:
+    """Raises :class:`DestinationError` if no store can be written to a path, see :func:`check_destination`.
 
-    Its directory does not exist, or something is there that may not be replaced. A store that a killed run has just
-    published is no obstacle. Raises :class:`UsageError` if a cluster would write to a path. Accepts every URL: the run
-    itself checks URLs.
+    A store that a killed run has just published is no obstacle. Accepts every URL: the run itself checks URLs. Raises
+    :class:`UsageError` if a cluster would write to a path.
     """
-    shown = printable(str(destination))
     if isinstance(destination, UrlPath):
         return
     if options.cluster is not None:
         raise UsageError(
-            f"{shown}: a cluster writes to an object store, as all its machines can; give a URL, such as s3://bucket/… "
-            f"or, for a folder that all share, {printable(destination.absolute().as_uri())}"
+            f"{printable(str(destination))}: a cluster writes to an object store, as all its machines can; give a URL, "
+            f"such as s3://bucket/… or, for a folder that all share, {printable(destination.absolute().as_uri())}"
         )
-    parent = destination.absolute().parent
-    if not parent.is_dir():
-        raise DestinationError(f"{shown}: the directory {printable(str(parent))} does not exist; make it first")
-    if os.path.lexists(destination):
-        if not holds_store(destination):
-            raise DestinationError(
-                f"{shown}: exists and is not a packstore store, which packstore never replaces; "
-                "remove it yourself or choose another name"
-            )
-        if not options.overwrite and not was_killed_after_publishing(destination):
-            raise DestinationError(
-                f"{shown}: exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
-            )
+    if options.overwrite or not was_killed_after_publishing(destination):
+        check_destination(destination, overwrite=options.overwrite, owned=list_owned_files)
 
 
 def _resolve_encoding(

@@ -30,7 +30,11 @@ def list_owned_files(path: Path) -> list[Path]:
     try:
         manifest = read_manifest(path)
     except StoreError as error:
-        raise NotAStoreError(f"{shown} is not a packstore store, so it is not replaced: {error}") from None
+        why = str(error).partition(";")[0]  # without advice for readers
+        raise NotAStoreError(
+            f"{shown} exists and is not a packstore store, which packstore never replaces; remove it yourself or "
+            f"choose another name ({why})"
+        ) from None
     if not path.is_dir():
         return [path]
     format: Format = FORMATS[manifest.format]

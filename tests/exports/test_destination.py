@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from packstore.core.errors import DestinationError
-from packstore.exports.staging import check_destination
+from packstore.exports.staging import find_owned_files
+from packstore.stores.builder.publish import check_destination
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -19,7 +20,7 @@ def test_a_pipe_is_refused_unopened(overwrite: bool, tmp_path: Path) -> None:
     try:
         os.write(end, bytes(4096))
         with pytest.raises(DestinationError, match="is not an export of packstore"):
-            check_destination(tmp_path / "p.zip", overwrite=overwrite)
+            check_destination(tmp_path / "p.zip", overwrite=overwrite, owned=find_owned_files)
         assert os.read(end, 8192) == bytes(4096), "it was read"
     finally:
         os.close(end)

@@ -330,7 +330,7 @@ def test_no_space_is_said_before_anything_is_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000)
-    monkeypatch.setattr("packstore.packing.plan.shutil.disk_usage", lambda path: full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with pytest.raises(DestinationError, match="free"):
         packstore.convert(folder, tmp_path / "out.lmdb")
     assert left_in(tmp_path) == []

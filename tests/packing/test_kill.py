@@ -96,4 +96,4 @@ def test_a_loss_is_noticed(killer: Any) -> None:
     out.write_bytes(b"something else")
     killer.look("hdf5", out, {})
     killer.finish("hdf5", out, overwrite=False)
-    assert [loss.partition(":")[2].split()[0] for loss in killer.tally.losses] == ["after", str(out) + ":", "the"]
+    assert [loss.partition(":")[2].split()[0] for loss in killer.tally.losses] == ["after", str(out), "the"]

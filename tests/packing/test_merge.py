@@ -174,6 +174,8 @@ def test_nothing_is_replaced_unasked(stores: Path, tmp_path: Path) -> None:
     before = content(tmp_path / "out.h5")
     with pytest.raises(DestinationError, match="exists already"):
         packstore.merge(pair, tmp_path / "out.h5")
+    dry = run("merge", *pair, "-o", tmp_path / "out.h5", "--dry-run")
+    assert (dry.returncode, "exists already" in dry.stderr) == (1, True)
     assert content(tmp_path / "out.h5") == before
     packstore.merge(pair, tmp_path / "out.h5", overwrite=True)
     assert digest(tmp_path / "out.h5") == digest(stores / "whole.h5")

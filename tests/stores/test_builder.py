@@ -174,7 +174,7 @@ def test_unusable_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/", "..", "a/..", "no/such/x.h5", "file/x.h5"])
 def test_destinations_that_cannot_be(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DestinationError, match=r"cannot be a store|is not a directory; make it first"):
+    with pytest.raises(DestinationError, match=r"cannot be the name of a store|does not exist; make it first"):
         begin(tmp_path / name if name != "/" else Path("/"), make_records(), format="hdf5")
     assert listing(tmp_path) == {"file"}
 
@@ -216,7 +216,7 @@ def test_overwrite_replaces_nothing_foreign(tmp_path: Path, suffix: str, what: s
         write(path, make_records(), format="hdf5")
         path.write_bytes(path.read_bytes()[:-1])
     before = listing(tmp_path)
-    with pytest.raises(DestinationError, match="is not a packstore store, so it is not replaced"):
+    with pytest.raises(DestinationError, match="is not a packstore store, which packstore never replaces"):
         begin(path, make_records(), overwrite=True)
     assert listing(tmp_path) == before
 
@@ -748,6 +748,6 @@ def test_what_is_no_store_is_not_offered_for_replacement(tmp_path: Path, what: s
         path.write_text("a novel")
     else:
         path.mkdir()
-    with pytest.raises(DestinationError, match="not a packstore store; choose another name") as caught:
+    with pytest.raises(DestinationError, match="not a packstore store, which packstore never replaces") as caught:
         begin(path, make_records())
     assert "--overwrite" not in str(caught.value)

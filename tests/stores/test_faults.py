@@ -283,6 +283,6 @@ UNAWARE = """
 import sys
 from packstore.packing import conversion
 from packstore.cli import main
-conversion.check_space = lambda plan: None
+conversion.check_space = lambda *_: None
 main(["convert", "-q", sys.argv[1], sys.argv[2], "--encoding", "original"])
 """

@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, printable
@@ -63,15 +64,9 @@ class Staging:
             DestinationError: The destination may not be written.
         """
         self.destination = destination
-        self._overwrite = overwrite
         self._owned = owned
+        self._check_destination = partial(check_destination, destination, overwrite=overwrite, owned=owned)
         self._published = False
-        name = destination.name
-        if name in ("", "..") or "\0" in str(destination):
-            raise DestinationError(f"{printable(str(destination))!r} cannot be a store's name")
-        parent = destination.parent
-        if not parent.is_dir():
-            raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
         self._check_destination()
         self.work = WorkDirectory(destination)
         try:
@@ -126,38 +121,6 @@ class Staging:
         """Unlocks the work directory and leaves its content, so that another run can resume."""
         self.work.release()
 
-    def _check_destination(self) -> bool:
-        """Returns whether there is a store to replace; False if nothing is there.
-
-        Raises :class:`DestinationError` for
-
-        - a symbolic link,
-        - without ``overwrite``: anything that exists,
-        - with ``overwrite``: anything but a store, and a store with foreign files.
-        """
-        shown = printable(str(self.destination))
-        with writing(self.destination):
-            try:
-                mode = self.destination.lstat().st_mode
-            except FileNotFoundError:
-                return False
-        if stat.S_ISLNK(mode):
-            raise DestinationError(f"{shown} is a symbolic link; name the path that it points to, or another one")
-        if not self._overwrite:
-            try:
-                self._owned(self.destination)
-            except NotAStoreError:  # do not suggest --overwrite, which would not help
-                raise DestinationError(
-                    f"{shown} exists already and is not a packstore store; choose another name"
-                ) from None
-            except DestinationError:
-                pass  # a store with foreign files in it: --overwrite then names what to move away
-            raise DestinationError(
-                f"{shown} exists already; choose another name or replace it with --overwrite (Python: overwrite=True)"
-            )
-        self._owned(self.destination)
-        return True
-
     def _replace_store(self) -> None:
         """Exchanges the staged store and the store at the destination, and syncs their directory.
 
@@ -177,6 +140,45 @@ class Staging:
             exchange_paths(self.path, self.destination)
             raise
         self._published = True
+
+
+def check_destination(destination: Path, *, overwrite: bool, owned: ListOwned) -> bool:
+    """Returns whether there is a store or an export to replace at a local path; False if nothing is there.
+
+    Raises :class:`DestinationError` for
+
+    - an impossible name, such as ``..``,
+    - a path whose directory does not exist,
+    - a symbolic link,
+    - anything that ``owned`` refuses; :class:`NotAStoreError` for anything but a store or an export,
+    - without ``overwrite``: anything that exists.
+    """
+    shown, parent = printable(str(destination)), destination.parent
+    if destination.name in ("", "..") or "\0" in str(destination):
+        raise DestinationError(f"{shown!r} cannot be the name of a store or an export")
+    if not parent.is_dir():
+        raise DestinationError(
+            f"{shown}: the directory {printable(str(parent.absolute()))} does not exist; make it first"
+        )
+    with writing(destination):
+        try:
+            mode = destination.lstat().st_mode
+        except FileNotFoundError:
+            return False
+    if stat.S_ISLNK(mode):
+        raise DestinationError(f"{shown} is a symbolic link; name the path that it points to, or another one")
+    try:
+        owned(destination)
+    except NotAStoreError:  # do not suggest --overwrite, which would not help
+        raise
+    except DestinationError:  # foreign files are in it
+        if overwrite:
+            raise
+    if not overwrite:
+        raise DestinationError(
+            f"{shown} exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
+        )
+    return True
 
 
 def exchange_paths(a: Path, b: Path) -> None:

@@ -39,7 +39,7 @@ class LostRaceError(DestinationError):
     """Another process created the same version first; read that version before trying again."""
 
 
-def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
+def check_url(objects: ObjectStore, *, overwrite: bool) -> int:
     """Checks that a new store may be written at a URL. Returns the number of its newest version, or 0.
 
     Ignores objects that are not of a store.
@@ -82,11 +82,11 @@ def upload_store(
 ) -> Manifest:
     """Uploads the local store at ``path`` and publishes it as the next version at a URL. Returns its manifest there.
 
-    A single-file store becomes a store of one shard. Raises the errors of :func:`check_destination` and
+    A single-file store becomes a store of one shard. Raises the errors of :func:`check_url` and
     :func:`upload_and_publish`.
     """
     objects = open_objects(destination)
-    previous = check_destination(objects, overwrite=overwrite)
+    previous = check_url(objects, overwrite=overwrite)
     manifest = read_manifest(path)
     parts = list_shards(path, manifest)
     if manifest.shards is None:
