@@ -48,7 +48,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
     Re-encoded images are upright if the store's readers apply the EXIF orientation. ``quality`` is for JPEG.
 
     Raises :class:`UsageError` if ``encode`` is None and the kind cannot hold the images unchanged. Raises it, too, if
-    PNG or JPEG cannot hold them, or they are normalised.
+    PNG or JPEG cannot hold them, or they are floating point values.
     """
     stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
     mode = manifest.image.pixels
@@ -57,7 +57,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
             return Recoding(manifest)
         if stored == "floats":
             raise UsageError(
-                f"{kind.name} holds image files, but the store holds normalised {manifest.encoding} values; export to "
+                f"{kind.name} holds image files, but the store holds {manifest.encoding} values; export to "
                 f"{_kinds_that_hold(stored)}, or pack the images with --encoding uint8"
             )
         raise UsageError(
@@ -67,9 +67,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
             + f"; or export to {_kinds_that_hold(stored)}"
         )
     if stored == "floats":
-        raise UsageError(
-            f"encode needs pixels, but the store holds normalised {manifest.encoding} values; leave it out"
-        )
+        raise UsageError(f"encode needs pixels, but the store holds {manifest.encoding} values; leave it out")
     if encode == "png" and not fits_png(mode):
         raise UsageError(f"a PNG does not hold images of mode {mode}; leave encode out, or export to another kind")
     if encode == "jpeg" and mode.name not in _JPEG_MODES:

@@ -273,6 +273,11 @@ def test_statistics_of_any_number_of_channels(tmp_path: Path, mode: str) -> None
     assert np.allclose(manifest.normalization.std, stacked.std((0, 1, 2)), rtol=1e-9)
     items = torch.stack([item for item, _ in PackedDataset(tmp_path / "s.pth")])
     assert items.mean((0, 2, 3)).abs().max() < 1e-4
+    packstore.convert(folder, tmp_path / "raw.pth", mode="keep", normalize="none", encoding="float32")
+    with pytest.raises(UsageError, match=r"given as they are packed; .*--normalize"):
+        PackedLoader(
+            PackedDataset(tmp_path / "raw.pth"), 2, normalize=([0.5] * stacked.shape[3], [1] * stacked.shape[3])
+        )
 
 
 def test_a_dataset_reads_files_in_another_mode(tmp_path: Path) -> None:

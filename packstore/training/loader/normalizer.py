@@ -52,8 +52,10 @@ class Normalizer:
         if normalization is not None and not isinstance(normalization, Normalization):
             normalization = parse_normalization(normalization, mode)
         if normalization is not None and manifest.holds_floats:
+            known = "normalised already" if manifest.normalization is not None else "given as they are packed"
             raise UsageError(
-                f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
+                f"a {manifest.encoding} store holds images that are {known}; leave normalize out, or pack them again "
+                "with --normalize"
             )
         if normalization is not None and len(normalization.mean) != mode.channels:
             example = ", such as ([0.13], [0.3])" if mode.channels == 1 else ""
