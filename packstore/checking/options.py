@@ -14,9 +14,9 @@ from packstore.packing.source_arguments import SourceArguments, decoder_option, 
 class VerifyOptions(SourceArguments):
     """Options of :func:`packstore.verify`.
 
-    Raises :class:`UsageError` for invalid ``source_kind``, ``quick``, ``decode``, ``workers`` and ``max_pixels``, and
-    for ``quick`` with ``decode`` or ``against``. Opening the source checks most others; making a decoder checks
-    ``decoder``.
+    Raises :class:`UsageError` for invalid ``source_kind``, ``quick``, ``decode``, ``workers`` and ``max_pixels``.
+    Raises it also for ``quick`` with ``decode`` or ``against``. Does not check ``decoder`` and the other options of
+    the source: that happens when they are used.
     """
 
     quick: bool = option(
@@ -55,8 +55,8 @@ class VerifyOptions(SourceArguments):
 class RepairOptions(SourceArguments):
     """Options of :func:`packstore.repair`.
 
-    Raises :class:`UsageError` for invalid ``source_kind``, ``partial``, ``workers`` and ``max_pixels``. Opening the
-    source checks most others; making a decoder checks ``decoder``.
+    Raises :class:`UsageError` for invalid ``source_kind``, ``partial``, ``workers`` and ``max_pixels``. Does not check
+    ``decoder`` and the other options of the source: that happens when they are used.
     """
 
     partial: bool = option(
@@ -99,7 +99,7 @@ class AuditOptions:
     )
     mask_classes: int | None = option(
         None,
-        "With ``pixels``: number of classes of the masks. A value beyond them, other than 255, is reported.",
+        "With ``pixels``: number of classes of the masks. Values from this number on are reported, except 255.",
         "With --pixels: mask values are below N, or 255.",
         metavar="N",
         least=1,

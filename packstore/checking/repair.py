@@ -61,7 +61,8 @@ def repair(arguments: RepairArguments) -> RepairReport:
     """Writes an undamaged store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
-    that the damaged store had before it was damaged. This takes the same versions of the libraries that write it.
+    that the damaged store had before it was damaged. Equal bytes need the same versions of the libraries that write
+    the format.
 
     At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. If
     ``source`` is a store with the same shard, the shard is copied. Other shards are rebuilt from their undamaged
@@ -76,7 +77,9 @@ def repair(arguments: RepairArguments) -> RepairReport:
 
     Raises:
         StoreError: The damaged store does not open, or a shard of it does not.
-        SourceError, UsageError: The source cannot be read, or the records cannot be made from it.
+        SourceError: The source cannot be read, or the records cannot be made from it.
+        UsageError: ``destination`` is missing, or is given for a URL. Or an argument is wrong, such as ``partial`` for
+            a URL.
         DestinationError: The destination may not be written.
     """
     refuse_empty(arguments.source)
@@ -128,7 +131,8 @@ def _repair_files(
 def open_damaged(path: Path) -> Reader:
     """Opens a store and each of its shards.
 
-    Raises :class:`StoreError` if the store or a shard does not open; the message recommends salvage.
+    Raises :class:`StoreError` if the store or a shard does not open. The message recommends salvage, unless nothing is
+    at ``path``.
     """
     hint = "packstore salvage may get records out of it"
     try:

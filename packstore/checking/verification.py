@@ -105,7 +105,7 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
     Raises:
         StoreError: ``path`` does not open as a store. A :class:`MissingStoreError` if it does not exist; an
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
-        UsageError: There is nothing to compare with.
+        UsageError: Nothing is at ``against``; checked before the store is read. Or an option is wrong.
         SourceError: The source to compare with cannot be read.
     """
     refuse_empty(arguments.against)
@@ -284,7 +284,14 @@ class _Verification:
                     yield record, f"{which} does not decode: {image}"
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record with a wrong seek index: unreadable, or not its image file's."""
+        """Yields number and problem of each record whose seek index is unreadable or not that of its image file.
+
+        Accepts the indexes of gray stores from earlier versions.
+
+        Args:
+            images: Image files of the records to check, by number.
+            value: Returns the value of a column for a record.
+        """
         columns = self.reader.manifest.columns
         for record, index in zip(images, make_indexes([*images.values()], columns), strict=False):
             try:

@@ -120,8 +120,10 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line and exits. Prints errors on standard error. For an ambiguous source, prints commands that
-    resolve it.
+    """Runs the command line and exits. Prints errors on standard error.
+
+    For an ambiguous source, prints commands that resolve it. ``--debug`` anywhere among the arguments prints a
+    traceback.
 
     Exit codes:
 
@@ -131,9 +133,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     - 3: success, but records are missing (skipped, lost or not salvaged).
     - 128 plus the number of a signal: the signal stopped the run.
 
-    Sets signal handlers, a hook for exceptions of destructors, the garbage collector and an environment variable for
-    the process. ``arguments``: None takes
-    those of the process.
+    Changes the process: its signal handlers, its hook for exceptions in destructors, the thresholds of its garbage
+    collector, and an environment variable.
+
+    ``arguments``: None takes those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     # Before numpy is imported: its linear algebra, which packstore does not need, would start a thread a core, and they
@@ -232,9 +235,9 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Sends a signal again, 10 ms later, whose exception a destructor or a weak reference's callback has swallowed.
+    """Sends a signal again if a destructor or a callback of a weak reference has swallowed its exception.
 
-    Prints all other exceptions, as Python does.
+    Waits 10 ms before, in a thread. Prints all other exceptions, as Python does.
     """
     stopped = unraisable.exc_value
     if not isinstance(stopped, _StoppedError):

@@ -70,7 +70,7 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
 
 
 def describe_report(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
-    """Returns the report as text: checks, each kind with its first findings, and the total.
+    """Returns the report as text: checks, the first findings of each kind, and the total.
 
     Args:
         report: Report of an audit.

@@ -322,11 +322,12 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
     """Summarises a ledger (the roles of a source's files) on one or two lines. Empty without files.
 
     The first line: ``1,012 images packed, 3 annotation files read, 2 left out: README.txt``. It names up to three files
-    that are left out. If there are more, it has the three most frequent reasons.
+    that are left out. If more are left out, it has the three most frequent reasons instead of names.
 
     The second line counts the parts of packed files that are left out.
 
-    ``skipped``: number of skipped samples. The ledger was made before they were read, and counts their files as packed.
+    ``skipped``: number of skipped samples. The ledger counts their files as packed, since it is made before samples are
+    read.
     """
     from packstore.sources.ledger import Role
     from packstore.sources.listing import IMAGE_SUFFIXES
@@ -351,7 +352,7 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
 
 
 def _join_reasons(counts: Iterable[tuple[str, int]]) -> str:
-    """Joins reasons and their counts: ``hidden (3), system files (1)``. The count after the reason needs no plural."""
+    """Joins reasons and their counts: ``hidden (3), system files (1)``."""
     return ", ".join(f"{printable(reason)} ({count:,})" for reason, count in counts)
 
 

@@ -220,7 +220,10 @@ def describe_report(report: ConvertReport) -> str:
 
 
 def describe_links(report: ConvertReport) -> list[str]:
-    """Opens a new linked store, and returns one or two lines about the files that it links to."""
+    """Opens a new linked store, and returns a line about the files that it links to.
+
+    A second line warns if training opens a small file for each image.
+    """
     from packstore.stores.linked import link_folder, list_linked_files
     from packstore.stores.opening import open_reader
 
@@ -252,10 +255,10 @@ def _describe_uint8_size(report: ConvertReport) -> str | None:
 
 
 def _read_common_shape(report: ConvertReport) -> list[int] | None:
-    """Returns the shape of all images if the store allows different shapes but has one. Returns None otherwise.
+    """Returns the shape of all images if they share one in a store that allows several. Returns None otherwise.
 
-    Reads the column ``shape``. Returns None for stores of files, stores at URLs, and stores with masks, boxes and the
-    like: ``--size`` does not apply to them.
+    Reads the column ``shape``. Returns None also for stores to which ``--size`` does not apply: of files, at URLs, or
+    with masks, boxes and the like.
     """
     from packstore.stores.opening import open_reader
 

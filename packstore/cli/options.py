@@ -20,7 +20,10 @@ from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
 
 
 class Option(click.Option):
-    """Option under a heading, in the help of a :class:`Command`. Without one it is under ``Options``."""
+    """Option with a heading, under which the help of a :class:`Command` lists it.
+
+    ``group``: the heading. Options with an empty ``group`` are under ``Options``.
+    """
 
     def __init__(self, *names: Any, group: str = "", **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -103,10 +106,10 @@ _TYPES: Mapping[str, click.ParamType] = {  # type: ignore[type-arg]
 
 
 class OptionsOf:
-    """Decorator that adds an option for each field of a dataclass, see :mod:`packstore.core.options`.
+    """Decorator of a command: adds an option for each field of a dataclass, see :mod:`packstore.core.options`.
 
-    The command must be a :class:`Command`: it imports the dataclass when it needs the options, so that ``packstore
-    --help`` imports none.
+    The command must be a :class:`Command`. It imports the dataclass when it first needs the options. ``packstore
+    --help`` imports no such dataclass.
     """
 
     def __init__(
@@ -120,18 +123,21 @@ class OptionsOf:
 
         Args:
             place: Location of the dataclass, ``package.module:name``.
-            types: Click types of options that only this command has, by name.
+            types: Click types by name of the field, for options that only this command has.
             without: Names of fields to leave out.
         """
         self.place, self.types, self.without = place, types, without
 
     def __call__(self, command: Any) -> Any:
-        """Puts itself among the options of a command, in place of those that it makes."""
+        """Adds itself to the parameters of a command, as a placeholder for its options. Returns the command."""
         command.__click_params__ = [*getattr(command, "__click_params__", ()), self]
         return command
 
     def make_options(self) -> Iterator[click.Option]:
-        """Imports the dataclass and yields the options, in the order of the fields."""
+        """Imports the dataclass and yields the options, in the order of the fields.
+
+        Leaves out fields that only the library has. Puts ``--dicom`` before ``--column``.
+        """
         module, _, name = self.place.partition(":")
         listed = [*list_options(getattr(import_module(module), name))]
         flags = {name: option.flag or f"--{name.replace('_', '-')}" for name, _, _, option in listed}
@@ -154,7 +160,9 @@ def _find_attributes(
     option: Description,
     parser: click.ParamType | None,  # type: ignore[type-arg]
 ) -> dict[str, Any]:
-    """Returns the attributes of a click option: default, type and others. ``switch`` means a second flag, ``--no-…``.
+    """Returns the attributes of a click option: default, type and others.
+
+    ``switch`` is not one of click: it asks for a second flag, ``--no-…``.
 
     Args:
         type: Type of the field.

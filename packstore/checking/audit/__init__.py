@@ -45,9 +45,10 @@ class AuditArguments(AuditOptions):
 def audit(arguments: AuditArguments) -> AuditReport:
     """Finds data that spoils training: the same image in two splits or under two labels, odd images, wrong boxes.
 
-    Reads checksums, keys, labels, splits and boxes. Memory is about 80 bytes a record, and 8 more for each column of
-    class numbers beside ``label``. With ``pixels`` it is 200 bytes a record, and a temporary file takes 288 bytes a
-    record.
+    Reads checksums, keys, labels, splits and boxes; with ``pixels`` also images and masks.
+
+    Needs about 80 bytes of memory a record, and 8 more for each column of class numbers beside ``label``. With
+    ``pixels`` the memory is 200 bytes a record. A temporary file then takes 288 bytes a record.
 
     Returns:
         The report. Damaged records are reported too, and do not end the audit.
@@ -55,7 +56,8 @@ def audit(arguments: AuditArguments) -> AuditReport:
     Raises:
         StoreError: ``store`` does not open. A :class:`MissingStoreError` if it does not exist; an
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
-        UsageError: An option is out of range. Or ``mirrored`` or ``mask_classes`` is given without ``pixels``.
+        UsageError: ``store`` is empty, or an option is out of range. Or ``mirrored`` or ``mask_classes`` is given
+            without ``pixels``.
     """
     refuse_empty(arguments.store)
     with open_store(arguments.store) as reader, progress_callback(arguments.progress) as report:

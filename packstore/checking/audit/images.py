@@ -100,7 +100,13 @@ class ImageInspector:
     """
 
     def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
-        """``reader`` checks the records that it reads; ``decoder`` reads images as the store says."""
+        """Makes a decoder for each further column of images.
+
+        Args:
+            reader: Store that checks the records that it reads.
+            decoder: Decoder of the main images, as the store's options say.
+            limits: Limits of what is reported.
+        """
         self._reader = reader
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder

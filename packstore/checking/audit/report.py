@@ -111,7 +111,7 @@ class FindingCollector:
         self._drop.setdefault(kind, array("q")).extend(numbers if drop is None else drop)
 
     def make_report(self, reader: Reader, pixels: bool, checks: Iterable[str]) -> AuditReport:
-        """Returns the report of all findings; reads the keys from ``reader``."""
+        """Returns the report of all findings, in the order of :func:`list_kinds`. Reads the keys from ``reader``."""
         kinds = sorted(self._counts, key=[*list_kinds()].index)
         findings = [
             Finding(kind, what, records, tuple(try_key(reader, record) for record in records))

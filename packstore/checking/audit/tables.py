@@ -157,10 +157,10 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
 
 
 def report_faulty_rows(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> list[str]:
-    """Adds findings of rows that their column types call faulty, such as boxes outside their image. Returns a text for
-    each check.
+    """Adds findings of rows that their column types call faulty, such as boxes outside their image.
 
-    Unreadable columns become findings, too.
+    Returns the names of the checks, each once. Unreadable columns become findings, too. Leaves out shards that do not
+    open.
 
     ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
     """
@@ -185,7 +185,7 @@ def _check_rows(
 ) -> None:
     """Adds findings of faulty rows in the records ``part`` of a file.
 
-    One finding for each record and kind of fault; it shows the first five rows.
+    Makes a finding for each record and kind of fault. Its text has the first five rows.
     """
     rows, counts = _read_rows(file.reader, column, part)
     records = file.start + np.repeat(np.asarray(part), counts)
@@ -202,8 +202,11 @@ def _check_rows(
 
 
 def _read_rows(reader: Reader, column: Column, part: range) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Reads the rows of all records in ``part``, and the number of rows of each record: of a fixed column 1, or 0 for a
-    missing value. Leaves out an incomplete row at the end of a value."""
+    """Reads the rows of all records in ``part``. Returns them, and the number of rows of each record.
+
+    A record of a fixed column has one row, or none if its value is missing. Leaves out an incomplete row at the end of
+    a value.
+    """
     if column.kind == "fixed":
         there = np.ones(len(part), np.bool_)
         if column.nullable:
