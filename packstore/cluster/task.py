@@ -131,9 +131,10 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
 
 
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
-    """Uploads a shard that was sealed and read back.
+    """Uploads the shard at ``path``, which was sealed and read back.
 
-    Returns the receipt with the shard, its keys, and the bytes of each column.
+    Returns the receipt with these facts added: the shard, hashes of its keys, and the bytes of each column except the
+    main image.
     """
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))

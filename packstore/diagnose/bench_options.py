@@ -14,8 +14,8 @@ AUGMENTS = ("crop", "none")
 class BenchOptions:
     """Options of :func:`packstore.diagnose.bench.bench`.
 
-    Raises :class:`UsageError` for numbers out of range and unknown operations. Raises it for ``size`` with operations,
-    which have sizes of their own.
+    Raises :class:`UsageError` for numbers out of range and for unknown operations. Raises it also for ``size`` together
+    with operations: these have their own sizes.
     """
 
     split: str | None = option(

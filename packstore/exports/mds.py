@@ -193,8 +193,10 @@ def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _choose_encoding(column: Column) -> str:
-    """Returns the MDS encoding of a column. A file that may be missing is ``bytes``: readers must not decode a missing
-    file."""
+    """Returns the name of the MDS encoding of a column, such as ``jpeg``, ``int`` or ``ndarray:float32:4``.
+
+    A file that may be missing is ``bytes``: readers must not decode a missing file.
+    """
     dtype = _element_dtype(column)
     if column.form == "text":
         return "json" if column.traits.extension == "json" else "str"

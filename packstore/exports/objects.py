@@ -57,7 +57,11 @@ class ObjectColumns:
     """
 
     def __init__(self, manifest: Manifest, extra: str) -> None:
-        """``extra``: name of a JSON column with a value for each object; ignored if the store has none."""
+        """Finds the first column of boxes, and the class numbers and keypoints that belong to these boxes.
+
+        Each name is None if there is no such column. ``extra``: name of a JSON column with a value for each object;
+        ignored if the store has no such column or no boxes.
+        """
         columns = manifest.columns
         self.boxes: str | None = next((column.name for column in columns if column.coordinates == "xyxy"), None)
         beside = [column for column in columns if self.boxes is not None and column.parallel == self.boxes]
@@ -270,8 +274,10 @@ def _read_upright_size(data: bytes) -> tuple[int, int]:
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:
-    """Returns the name of the column of captions: ``captions`` (JSON), ``caption`` or ``text`` (text). Returns None if
-    there is none."""
+    """Returns the name of the column of captions. Returns None if there is no such column.
+
+    Takes the first of these: ``captions`` if it is JSON, ``caption`` and ``text`` if they are text.
+    """
     extensions = {"captions": "json", "caption": "txt", "text": "txt"}
     there = {column.name: column.traits.extension for column in columns}
     return next((name for name, extension in extensions.items() if there.get(name) == extension), None)

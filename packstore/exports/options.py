@@ -14,7 +14,11 @@ from packstore.core.sizes import convert_size
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Options of :func:`packstore.export`. Raises :class:`UsageError` for a wrong one."""
+    """Options of :func:`packstore.export`.
+
+    Raises :class:`UsageError` for an unknown kind or encoding, and for numbers out of range. Raises it also for
+    ``quality`` without ``encode="jpeg"``.
+    """
 
     to: str | None = option(
         None,

@@ -211,8 +211,10 @@ def _is_utf8(raw: Any) -> bool:
 
 
 def _make_schema(columns: Sequence[Column]) -> Any:
-    """Makes the Arrow schema of ``columns``, the image first. Metadata have the features for ``datasets``, and mark
-    boxes as ``xyxy``."""
+    """Makes the Arrow schema of ``columns``, of which the first is the image.
+
+    Its metadata describe the features for the library ``datasets``, and the convention of boxes, ``xyxy``.
+    """
     features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
     pa = _import_pyarrow("pyarrow")
     boxes = {BOXES_ARE: b"xyxy"}

@@ -82,7 +82,9 @@ class ExportPlan:
 
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
-    """Checks the arguments, opens the store and plans the export. Writes nothing. ``stack`` closes the store.
+    """Checks the arguments, opens the store and plans the export. Writes nothing.
+
+    ``stack``: closes the store.
 
     With ``encode``, re-encodes up to 16 images to estimate the size.
 

@@ -49,8 +49,10 @@ class RecordioExport(Export):
 
     @cached_property
     def _holds_label(self) -> bool:
-        """True if the column ``label`` exists and can have no missing value, and all labels are 0 … 2^24. Reads all
-        labels."""
+        """True if every record has a label from 0 to 2^24, which float32 holds exactly. Reads all labels.
+
+        False if a label could be missing.
+        """
         if not self.manifest.has_label or self.manifest.column("label").nullable:
             return False
         values = np.asarray(self.reader.column("label"))

@@ -97,8 +97,8 @@ def export(arguments: ExportArguments) -> ExportReport:
         A report with the losses for other readers.
 
     Raises:
-        UsageError: An argument is wrong, the kind is unknown, or the format cannot hold the store. The message says if
-            ``encode`` would help.
+        UsageError: An argument is wrong, the kind is unknown, or the format cannot hold the store. If ``encode`` would
+            help, the message says so.
         StoreError: The store does not open or is empty. For a damaged record: :class:`CorruptRecordError`.
         SampleError: An image cannot be re-encoded, or is too large for the format.
         DestinationError: The destination exists without ``overwrite``, is no export, cannot be written or has too

@@ -88,11 +88,12 @@ class TfdsExport(Export):
         return _RecordWriter(self.path, f"{_NAME}-{self._split_name(split)}.tfrecord-{number:05}", self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``dataset_info.json`` and ``features.json``, and a file of class names for each column whose names can
-        be lines.
+        """Writes ``dataset_info.json``, ``features.json`` and files of class names.
 
-        If a label can never be missing, image and label become the supervised keys. Adds the files to the export
-        manifest. Writes the export manifest unless the export is bare.
+        A column has such a file if each of its class names fits on one line. If every record must have a label, image
+        and label become the supervised keys.
+
+        Adds the files to the export manifest. Writes the manifest unless the export is bare.
         """
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:

@@ -158,8 +158,8 @@ class _SampleWriter(ShardWriter):
 def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
     """Returns the extension and the content of the file for a value.
 
-    - A label: its number.
-    - A text, a file or bytes: unchanged.
+    - A label: its number, as ``.cls``.
+    - A text, a file or bytes: unchanged. The format of a file gives its extension, the column type the others.
     - Any other value: an ``.npy`` file.
     """
     extension = image_extension(value) if column.form == "file" else column.traits.extension

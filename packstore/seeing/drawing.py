@@ -123,10 +123,9 @@ def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -
 
 
 def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
-    """Reads the values of a record that :func:`draw_values` draws, by column: masks ``(H, W)``, boxes, keypoints and
-    the like.
+    """Reads the values of a record that :func:`draw_values` draws, by column. Leaves out missing values.
 
-    Adds the class numbers of their rows. Leaves out missing values.
+    Values are masks ``(H, W)``, boxes, keypoints and the like, and the class numbers of their rows.
 
     Args:
         reader: The store.
@@ -154,7 +153,9 @@ def draw_record(
 ) -> Pixels:
     """Draws a record's values, such as boxes, over its thumbnail, see :func:`draw_values`.
 
-    Raises the errors of :func:`read_drawn_values`."""
+    Raises the errors of :func:`read_drawn_values` and :func:`image_size`. The other arguments are those of
+    :func:`draw_values` and :func:`image_size`.
+    """
     values = read_drawn_values(reader, record, which)
     return draw_values(image, values, reader.manifest.columns, which, image_size(reader, record, exif_transpose), names)
 
@@ -222,7 +223,10 @@ class _PictureCanvas:
     """Draws the shapes of values into a copy of a thumbnail, :attr:`picture`."""
 
     def __init__(self, image: Pixels, size: Size, names: bool) -> None:
-        """``size``: height and width of the whole image. ``names``: draw the names of classes at boxes."""
+        """Copies the thumbnail ``image``.
+
+        ``size``: height and width to which coordinates refer. ``names``: draw the names of classes at boxes.
+        """
         height, width = image.shape[:2]
         self.picture = Image.fromarray(np.ascontiguousarray(image))
         self._scale = np.array((width / max(1, size[1]), height / max(1, size[0])), np.float64)

@@ -223,7 +223,7 @@ class CellMaker:
     """
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
-        """Raises :class:`UsageError` for columns that cannot be drawn."""
+        """Chooses the columns to show. Raises :class:`UsageError` if a column of the options cannot be shown."""
         manifest = reader.manifest
         drawn = list_drawable_columns(manifest)
         there = [column.name for column in drawn]

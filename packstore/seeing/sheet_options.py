@@ -15,7 +15,7 @@ class SheetOptions:
     split: str | None = option(None, "The split.", "Draw only this split.", metavar="NAME")
     per_class: int = option(
         5,
-        "Number of records of each class. Without a class for each record: number of rows, and of records in a row.",
+        "Number of records of each class. If records have no class: number of rows, and of records in a row.",
         "Records of each class.",
         metavar="N",
         least=1,

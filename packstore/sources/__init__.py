@@ -88,7 +88,8 @@ def open_source(
         max_pixels: See :class:`SourceOptions`.
         packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
             ambiguous. Its options for arrays, ``ignore``, ``columns`` and ``frames`` replace those that are not given.
-            None of these applies to another store, or an export of one; but ``frames`` does if it has the files.
+            If the source is itself a store or an export of a store, only ``frames`` replaces, and only if the images
+            are files.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
@@ -103,7 +104,8 @@ def open_source(
 
     Raises:
         AmbiguousSourceError: ``kind`` is None, and several kinds match, or none reads all annotations of the images.
-        UsageError: An unknown kind, or an option that the kind or the bridge does not use.
+        UsageError: ``kind`` is unknown, the kind or the bridge does not use an option, or an option is unusable. Also
+            for ``labels`` at a URL.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
     place = RemotePath(path) if isinstance(path, UrlPath) else path
@@ -142,7 +144,7 @@ def open_source(
 
 
 def _is_packed(place: Path) -> bool:
-    """Tells if ``place`` is a store, or an export with its manifest: options for the files of a source do not apply."""
+    """Tells if ``place`` is a store, or an export with its manifest. False for bridges and for unreadable paths."""
     if find_bridge(place) is not None:
         return False
     try:
@@ -174,11 +176,14 @@ def _open_files(
     *,
     clips: bool,
 ) -> Source:
-    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags. ``clips``:
-    folders of images may be clips; see :func:`.recognition.recognise`.
+    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
 
     If ``place`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
-    kind reads only local files. Raises :class:`UsageError`
+    kind reads only local files.
+
+    ``clips``: folders of images may be clips; see :func:`.recognition.recognise`.
+
+    Raises :class:`UsageError`
 
     - for a labels file at a URL, an unknown kind, and unusable patterns in ``ignore``;
     - for options that the named kind, or a bridge, does not use.

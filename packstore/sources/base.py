@@ -208,8 +208,8 @@ class Survey:
             name. In a source without splits, the only name is ``""``.
         columns: All columns except the main image, in order. Those of ``Entry.labels`` are fixed int64 with classes.
             The others are the columns of :attr:`sampled` with their companions.
-        encoding: Encoding of the images that :meth:`Source.read` returns: ``original`` for image files, ``uint8`` or
-            another dtype for arrays ``(H, W, C)``; a store's own encoding.
+        encoding: Encoding of the images that :meth:`Source.read` returns. ``original`` for image files, the dtype for
+            arrays ``(H, W, C)``, its own encoding for a store.
         mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all main images in the source.
@@ -226,8 +226,9 @@ class Survey:
             once.
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
         notes: Further facts that a person should know before using or sharing the store.
-        value_range: Least and greatest value that arrays of whole numbers can have; None if only their dtype says so.
-        uses_all_bits: Whole numbers may take the range of their dtype. False for scans, which use an unknown part.
+        value_range: Least and greatest value that arrays of whole numbers can have; None for the range of their dtype.
+        uses_all_bits: Whole numbers may use the whole range of their dtype. False for scans, which use an unknown part
+            of the range.
     """
 
     splits: Mapping[str, int]

@@ -42,7 +42,8 @@ class CopiedSource(WrappedSource):
     def __init__(
         self, path: RemotePath, opener: Callable[[Path], Source], progress: ProgressCallback = no_progress
     ) -> None:
-        """
+        """Fetches the objects into the cache, and opens the copies.
+
         Args:
             path: URL of an object, or of a folder of objects.
             opener: Opens the copies as a source.

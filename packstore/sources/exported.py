@@ -98,8 +98,10 @@ class ExportedFiles(ExportedRows):
         claims.claim(row.ref[1][0])
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the export manifest, the lines of the records and the files beside images as annotations, and the
-        export's other files as evidence."""
+        """Claims the export manifest, the lines of the records and the files beside images as annotations.
+
+        Claims the files in :attr:`ExportManifest.files` as evidence.
+        """
         claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
         for name in self.export_manifest.files:
             claims.claim(name, Role.EVIDENCE)

@@ -110,8 +110,10 @@ class ExportedRows(RowSource):
         return {}
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims :meth:`files` as packed, the export manifest and the lines of the records as annotations, and the
-        export's other files as evidence: their content is in the manifest and the lines, too."""
+        """Claims :meth:`files` as packed, the export manifest and the lines of the records as annotations.
+
+        Claims the files in :attr:`ExportManifest.files` as evidence.
+        """
         for name in self.export_manifest.files:
             claims.claim(name, Role.EVIDENCE)
         super().claim_files(claims)
@@ -255,9 +257,11 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value to its stored form. :class:`StoredBytes` have that form already. Of an array with the column's
-    dtype, checks only shape and classes: the exported store had the same numbers. Raises :class:`ValueError` for a
-    value that does not fit the column."""
+    """Converts a value of an export to its stored form. Raises :class:`ValueError` if it does not fit the column.
+
+    :class:`StoredBytes` have that form already. If an array has the column's dtype, only its shape and its classes are
+    checked.
+    """
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)

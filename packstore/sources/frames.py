@@ -262,7 +262,9 @@ def to_record_layout(pixels: NDArray[Any]) -> NDArray[Any]:
 
 
 def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
-    """Returns the mode that holds the pixels of all ``modes``. Each mode has the path of a file, for messages.
+    """Returns the mode that holds the pixels of all ``modes``.
+
+    ``path`` and ``modes``: the source, and a file of each mode, for messages.
 
     - No mode: RGB.
     - A single mode: this mode.

@@ -195,7 +195,11 @@ def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list
 
 
 def skip_reason(name: str) -> str:
-    """Returns the reason why a file or directory is left out: ``hidden``, ``system files``, ``not images (.txt)``."""
+    """Returns the reason why a file or directory of this name is left out.
+
+    ``hidden``, ``system files``, ``not images (.txt)`` or ``not images (no extension)``. Extensions of more than 12
+    characters count as none.
+    """
     if name[0] == ".":
         return "hidden"
     if name.lower() in SYSTEM_NAMES:

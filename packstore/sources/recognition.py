@@ -165,8 +165,10 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
 
 
 def _find_certain_kind(path: Path) -> Kind | None:
-    """Returns the first built-in kind that is certain of a path; None if there is none. A kind with a question about
-    the path counts as certain. Raises :class:`SourceError` for a damaged path."""
+    """Returns the first built-in kind that is certain of a path; None if no kind is.
+
+    A kind that finds the path ambiguous counts as certain. Raises :class:`SourceError` for damaged files.
+    """
     kind: Kind
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):

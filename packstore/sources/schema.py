@@ -160,10 +160,11 @@ class Schema:
         return NamedSample(key, found, nbytes)
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
-        """Converts values to plain types, which do not depend on the libraries that made them; does not read files.
+        """Converts values to plain types, which do not depend on the libraries that made them. Does not read files.
 
-        Raises :class:`ValueError` for pixels in a field of files, files in a field of pixels, and for the reasons of
-        :func:`.values.to_plain`. Other values are checked when they are stored.
+        Adds the conversions of images to ``unified``. Raises :class:`ValueError` for pixels in a field of files, for
+        files in a field of pixels, and for the reasons of :func:`.values.to_plain`. Other values are checked when they
+        are stored.
         """
         values, unified = dict(taken.values), [*taken.unified]
         for name, field, plain_type in self._field_types:
@@ -188,10 +189,14 @@ class Schema:
         return taken._replace(values=values, unified=tuple(unified))
 
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
-        """Converts named values to a sample of a source. Reads its files, numbers its classes, and encodes its images
-        except the main one. Raises :class:`ValueError` for the reasons of :meth:`to_plain`, and :class:`FieldError` for
-        a bad file, image or class name. Ranges of class numbers and shapes of arrays are checked when they are
-        stored."""
+        """Converts named values to a sample of a source.
+
+        Reads its files, numbers its classes, and encodes its images except the main image. Does not check ranges of
+        class numbers and shapes of arrays: that happens when they are stored.
+
+        Raises :class:`ValueError` for the reasons of :meth:`to_plain`. Raises :class:`FieldError` for a bad file, image
+        or class name. ``key``: names the sample in messages.
+        """
         taken = self.to_plain(taken)
         values = taken.values
         for name, field, plain_type in self._field_types:

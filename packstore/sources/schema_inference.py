@@ -177,13 +177,12 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """Finds the field of boxes that the labels or points ``name`` belong to. All first samples must have as many values
-    as boxes. Returns False
+    """Finds the field of boxes to which the labels or points in the field ``name`` belong, one to one.
 
-    - if no sample has as many values as boxes;
-    - if there are no or several fields of boxes.
-
-    Raises :class:`UsageError` if only some samples have as many values as boxes.
+    - Returns the only field of boxes, if every sample has as many values as boxes.
+    - Returns False if there are no or several fields of boxes.
+    - Returns False if all samples with values have another number of boxes.
+    - Raises :class:`UsageError` if the numbers are equal only in some samples with values.
     """
     boxes = [name for name, field in fields.items() if column_of(name, field).traits.rows_are_objects]
     if len(boxes) != 1:

@@ -158,7 +158,7 @@ class StoreSource(Source):
 
     @cached_property
     def _part_places(self) -> list[ShardPlace]:
-        """Paths of the shards of the store; the only path of a store without shards."""
+        """Paths or URLs of the shards; for a store without shards, its only file."""
         return self.reader.part_places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
@@ -200,8 +200,12 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain of a store by its first bytes or layout, else ``NO``. Possible for LMDB or HDF5 without a manifest, which
-    may be a damaged store or no store."""
+    """Recognises stores by their first bytes or their layout.
+
+    - ``CERTAIN``: a store, or a damaged one.
+    - ``POSSIBLE``: LMDB or HDF5 without a manifest. It may be a damaged store, or another program's file.
+    - ``NO``: anything else.
+    """
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
     format = recognise_store(path)

@@ -116,8 +116,8 @@ def to_plain(field: Field, value: Any) -> Any:
     - Tensors and lists of tensors become arrays.
     - None and other values stay.
 
-    Raises :class:`ValueError` for pixels, masks, lists of files and formats of boxes that do not fit the field. Other
-    values are checked when they are stored.
+    Raises :class:`ValueError` for pixels and lists of files that do not fit the field, and for boxes of torchvision in
+    another format than XYXY. Other values are checked when they are stored.
     """
     if value is None:
         return None
@@ -150,11 +150,13 @@ def _describe_types(value: Any) -> str:
 
 
 def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Converts the pixels of an image to a mode, None for RGB. Gray is converted to any mode with colours.
+    """Converts the pixels of an image to a mode; None for RGB. Of conversions, makes only gray to colours.
 
-    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point. Returns also the names in
-    :data:`packstore.images.losses.UNIFIED` of conversions, and of frames that are left out. Raises :class:`ValueError`
-    for another dtype or number of channels, and for no pixels."""
+    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point. Also returns the names of all losses, see
+    :data:`packstore.images.losses.UNIFIED`: conversions by Pillow, frames that are left out, gray that becomes colour.
+
+    Raises :class:`ValueError` for another dtype or number of channels, and for no pixels.
+    """
     array = _to_channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")

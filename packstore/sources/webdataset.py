@@ -365,12 +365,12 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 64 files of the first tar.
+    """Recognises tars by the first 64 files of the first tar. A key is a file's path without its extensions.
 
-    - ``CERTAIN``: files of one key follow each other, and half of the keys have an image and another known file. If
-      files are in several folders, which may be classes, each key has a label.
+    - ``CERTAIN``: the files of a key follow each other. At least half of the keys have an image and another known file.
+      If the files are in several folders, each key must have a label: folders alone may be classes.
     - ``PARTIAL``: several numbered tars of images alone.
-    - ``POSSIBLE``: damaged tars in a folder, tars in a folder with a repeated key, and tars that :func:`find_shards`
+    - ``POSSIBLE``: a folder of tars of which the first is damaged or repeats a key. Also tars that :func:`find_shards`
       refuses.
     - ``NO``: anything else. Also a folder with images beside the tars, and a tar of a kind with annotations beside each
       image (LabelMe).
@@ -456,8 +456,10 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         return raw
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
-        """Returns the stored bytes of a file. Decodes only arrays and labels. Raises :class:`ValueError` for damaged
-        ones."""
+        """Returns the value of a file: an array or a label decoded, anything else as stored bytes.
+
+        Raises :class:`ValueError` for a damaged array or label.
+        """
         if name.partition(".")[0] in self._list_columns:
             return data
         if extension.rpartition(".")[2] == "npy":

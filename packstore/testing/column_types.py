@@ -39,7 +39,7 @@ from packstore.training.loader.options import Collate
 
 
 class ColumnTypeSuite:
-    """Tests of one column type.
+    """Tests of one column type. Inherit it in a class ``Test…``, and set the attributes without a default.
 
     Attributes:
         type: Its name in the registry.
@@ -47,9 +47,9 @@ class ColumnTypeSuite:
         optional: The declaration with missing values allowed; None if the type has no missing values.
         values: Values of different kinds: the smallest, usual ones, large ones.
         wrong: Values that the type has to refuse.
-        placed: A value of an image of 5 x 4 pixels (height x width); None for the last of the values. It has no faults.
-        mirrored: For rows that move with the image: the value :attr:`placed` of the mirrored image, else None.
-        faulty: A value of an image of 5 x 4 pixels for each kind of finding in :attr:`ColumnType.faults`.
+        placed: A value without faults, for an image of 5 x 4 pixels (height x width). None: the last of :attr:`values`.
+        mirrored: The value :attr:`placed` after mirroring the image. None if the type has no rows that move.
+        faulty: A value with a fault for each kind of finding in :attr:`ColumnType.faults`, for such an image.
     """
 
     type: ClassVar[str]
@@ -62,8 +62,10 @@ class ColumnTypeSuite:
     faulty: ClassVar[Mapping[str, Any]] = {}
 
     def write(self, path: Path, field: Field, values: Sequence[Any]) -> Manifest:
-        """Writes a store with a small image and a value in the column ``value`` for each record. Returns its
-        manifest."""
+        """Writes a store with a record for each value: a small image, and the column ``value``.
+
+        Returns the store's manifest.
+        """
         with Writer(path, {"image": "image", "value": field}) as writer:
             for number, value in enumerate(values):
                 writer.add(image=_make_image(number), value=value)
@@ -71,7 +73,7 @@ class ColumnTypeSuite:
         return writer.report.manifest
 
     def write_unchecked(self, path: Path, column: Column, values: Sequence[Any]) -> None:
-        """Writes an LMDB like :meth:`write`, of numbers that packing might refuse."""
+        """Writes an LMDB like :meth:`write`, of numbers, without the checks of packing."""
         image = Column("image", "ragged", "uint8", type="image")
         columns = (image, column, *column.companions, KEY, CHECKSUM)
         with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
@@ -115,7 +117,7 @@ class ColumnTypeSuite:
 
     @pytest.mark.parametrize("kind", ["imagefolder", "mds", "parquet", "recordio", "tfds", "webdataset"])
     def test_exports_give_it_back(self, kind: str, tmp_path: Path) -> None:
-        """Importing an export gives the same dataset digest."""
+        """Importing an export gives the same dataset digest. If the type has missing values, one is exported, too."""
         values = list(self.values) if self.optional is None else [None, *self.values]
         manifest = self.write(tmp_path / "a.lmdb", self.optional or self.field, values)
         export(tmp_path / "a.lmdb", tmp_path / "out", to=kind)
@@ -168,7 +170,7 @@ class ColumnTypeSuite:
             assert all(map(_are_equal, (row[:length] for row, length in zip(values, lengths, strict=True)), items))
 
     def test_listings_and_the_page_show_it(self, tmp_path: Path) -> None:
-        """A listing has a line on the column. The page gets each value as JSON, cut to a size that it can show."""
+        """``packstore info`` describes the column. The page gets each value as JSON of less than 1 MiB."""
         self.write(tmp_path / "a.lmdb", self.field, self.values)
         with open_store(tmp_path / "a.lmdb") as reader:
             column = reader.manifest.column("value")
@@ -182,7 +184,10 @@ class ColumnTypeSuite:
                 assert len(json.dumps(shown, allow_nan=False)) < 1 << 20
 
     def test_it_is_drawn_over_the_image(self, tmp_path: Path) -> None:
-        """Thumbnails, contact sheets and the page draw the value :attr:`placed` if its type draws the column."""
+        """Thumbnails, contact sheets and the page draw the value :attr:`placed` if its type draws the column.
+
+        Else thumbnails and the page draw nothing. A sheet then refuses the column, unless it holds lists of images.
+        """
         self.write(tmp_path / "a.lmdb", self.field, [self.values[-1] if self.placed is None else self.placed])
         with open_store(tmp_path / "a.lmdb") as reader:
             column = reader.manifest.column("value")
@@ -200,7 +205,10 @@ class ColumnTypeSuite:
             write_sheet(tmp_path / "a.lmdb", tmp_path / "sheet.png", options)
 
     def test_audits_find_its_faults(self, tmp_path: Path) -> None:
-        """An audit finds each fault of :attr:`faulty` in its record, and no fault in the value :attr:`placed`."""
+        """An audit finds each fault of :attr:`faulty` in its record, and no fault in the value :attr:`placed`.
+
+        :attr:`faulty` has exactly the kinds that the type declares.
+        """
         column = self.column(tmp_path)
         assert self.faulty.keys() == column.traits.faults.keys()
         assert {*column.traits.faults} <= {*list_kinds()}
@@ -215,7 +223,10 @@ class ColumnTypeSuite:
         assert not report.of("damaged")
 
     def test_values_move_with_the_image(self, tmp_path: Path) -> None:
-        """Mirroring, mirroring twice and a mosaic of four images move the value :attr:`placed` as the type says."""
+        """Mirroring, mirroring twice and a mosaic of four images move the value :attr:`placed` as the type says.
+
+        A mosaic is refused for images, class numbers and maps of several channels.
+        """
         self.write(tmp_path / "a.lmdb", self.field, [self.values[-1] if self.placed is None else self.placed])
         dataset = PackedDataset(tmp_path / "a.lmdb", columns=("image", "value"))
         column = dataset.manifest.column("value")
@@ -258,7 +269,7 @@ def _make_image(number: int) -> bytes:
 
 
 def _list_of(column: Column) -> dict[str, Collate]:
-    """Returns the option ``collate`` of a loader: lists of images are asked for as lists, since they do not move."""
+    """Returns the option ``collate`` of a loader for a column: lists for lists of images, else the default."""
     return {column.name: "list"} if column.collation == "image_lists" else {}
 
 

@@ -56,8 +56,10 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.parametrize("encoding", _first_fast(ENCODINGS))
     def test_an_import_is_the_same_dataset(self, folder: Path, tmp_path: Path, encoding: str) -> None:
-        """Importing an export gives the store's dataset digest, and leaves out no file. A form of images that the kind
-        does not hold is refused."""
+        """Importing an export gives the store's dataset digest, and leaves out no file.
+
+        If the kind cannot hold such images, exporting them is refused. Pixels of 8 bits are then exported as PNG.
+        """
         store, out = tmp_path / "in.lmdb", self.destination(tmp_path)
         manifest = convert(folder, store, **ENCODINGS[encoding]).manifest
         held = {"files": manifest.holds_files, "floats": manifest.holds_floats}

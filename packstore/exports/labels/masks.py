@@ -21,7 +21,7 @@ class MasksExport(ObjectsExport):
 
     @property
     def _mask_folders(self) -> dict[str, str]:
-        """Maps each column of masks to its folder."""
+        """Maps each column of masks to its folder: ``masks`` for ``mask``, else the name with an ``s``."""
         names = [column.name for column in self.columns if column.holds_masks]
         return {name: "masks" if name == "mask" else safe_name(f"{name}s") for name in names}
 
@@ -31,7 +31,7 @@ class MasksExport(ObjectsExport):
 
     @property
     def label_bytes(self) -> int:
-        """Estimated bytes of an image's masks, with half a block of padding for each."""
+        """Estimated bytes of one record's masks, each with half a block of padding on disk."""
         sizes = [column.size_of(self.manifest.records) for column in self.columns if column.holds_masks]
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 

@@ -128,7 +128,7 @@ def _progress_response(job: Job) -> Response:
 
 
 async def _get_store(site: Site, _: Request) -> Response:
-    """Answers with the facts about the store that need no record.
+    """Answers with facts about the store and its columns, as JSON; reads no record.
 
     For each kind of finding, adds its title, the number of marked records, and the first 1,000 notes.
     """
@@ -312,14 +312,14 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 
 async def _get_full_image(site: Site, request: Request) -> Response:
-    """Answers with an image in full size. In a list of images, ``n`` is its number."""
+    """Answers with an image in full size. For a column of lists, the parameter ``n`` is its number in the list."""
     record, column = site.parse_record(request), _find_image_column(site, request)
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
 
 
 async def _get_mask_picture(site: Site, request: Request) -> Response:
-    """Answers with a mask as a coloured picture."""
+    """Answers with a mask as a picture with a colour for each value."""
     record, column = site.parse_record(request), _find_mask_column(site, request)
     return _image_response(await site.run_in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
 
@@ -388,7 +388,7 @@ async def _get_loaded_image(site: Site, request: Request) -> Response:
 
 
 async def _get_loaded_mask(site: Site, request: Request) -> Response:
-    """Answers with a mask of a record as the loader returns it, as a coloured picture."""
+    """Answers with a mask as the loader returns it, as a picture with a colour for each value."""
     column = _find_mask_column(site, request)
     return _image_response(
         await site.run_in_thread(

@@ -98,7 +98,7 @@ class SampleLoader:
     def describe_loaded(self, request: LoadRequest) -> dict[str, Any]:
         """Loads a record and describes it as a JSON object.
 
-        - ``shown``: width and height.
+        - ``shown``: width and height of the image as loaded.
         - ``exact``: see :class:`LoadedRecord`.
         - ``columns``: see :func:`describe_value`.
         - ``python``: code that loads this record in the same way.
@@ -118,8 +118,10 @@ class SampleLoader:
         return encode_png(self.load(request).image)
 
     def render_mask(self, request: LoadRequest, name: str) -> WebFile:
-        """Loads a record and encodes one of its masks as a coloured PNG. Raises :class:`UsageError` if it has no such
-        mask."""
+        """Loads a record and draws one of its masks, ``name``, as a PNG with a colour for each value.
+
+        Raises :class:`UsageError` if the record has no such mask.
+        """
         value = self.load(request).values.get(name)
         if value is None or not self._manifest.column(name).holds_masks:
             raise UsageError(f"no mask {name[:80]!r} in this record")
@@ -214,11 +216,13 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
 def _python_code(
     reader: Reader, split: str | None, item: int, request: LoadRequest, form: dict[str, Collate], no_further: bool
 ) -> str:
-    """Returns Python code that loads a record with the columns that the page shows.
+    """Returns Python code that loads a record as ``request`` asks, with the columns that the page shows.
 
     - With augmentations, the code loads no JSON and no lists of images.
     - With ``no_further``, it loads no images besides the main image.
     - With a recipe of several views, it loads only the main image.
+
+    ``item``: number of the record in ``split``. ``form``: entries for the loader's option ``collate``.
     """
     operations = request.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None

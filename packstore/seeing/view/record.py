@@ -50,10 +50,12 @@ def shown_columns(manifest: Manifest) -> list[Column]:
 
 
 def describe_value(column: Column, value: Any, classes: RowClasses | None) -> dict[str, Any]:
-    """Converts a column's value to a JSON object to show, see :meth:`ColumnType.show`. Adds its shapes over the image.
+    """Converts a column's value to a JSON object to show, see :meth:`ColumnType.show`.
 
-    - ``layer``: place of the shapes above those of other columns. Absent if nothing is drawn.
-    - ``shapes``: see :class:`ShapeList`. Absent for masks, which are pictures with an address.
+    For a column that is drawn over the image, adds:
+
+    - ``layer``: number that orders drawn columns; a higher one is above.
+    - ``shapes``: see :class:`ShapeList`. Absent for masks: the page fetches these as pictures.
 
     A missing value is ``{"value": None}``. ``classes``: class numbers that describe the value's rows.
     """
@@ -74,7 +76,7 @@ class ShapeList:
     - Boxes: ``boxes``, each left, top, right, bottom. With classes: ``numbers`` and ``names``, one for each box.
     - Points: ``points``, a list of points for each object.
 
-    Leaves out masks, and rows beyond those that the page shows.
+    Leaves out masks, and the rows that :func:`cut_rows` leaves out.
     """
 
     def __init__(self) -> None:
@@ -102,8 +104,11 @@ def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
-    """Describes a column: ``name``, ``type``, ``dtype``, ``parallel``, and the entries of :func:`describe_value`. If
-    the value is damaged, ``error`` replaces these entries."""
+    """Describes a column and its value in a record as a JSON object.
+
+    Its entries are ``name``, ``type``, ``dtype``, ``parallel``, and those of :func:`describe_value`. If the value is
+    damaged, ``error`` replaces the latter.
+    """
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
         return about | describe_value(

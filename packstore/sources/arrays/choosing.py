@@ -212,12 +212,13 @@ def _assign_part(
 def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptions) -> _NamedArray:
     """Finds the array of images: the first of these that exists.
 
-    - the array that ``--image-key`` names
-    - the only candidate, see :func:`_looks_like_images`
-    - the only candidate named as images, if all others are masks or floating-point numbers
-    - the only matrix that may be flat images, if it is uint8 or named as images
+    - The array that ``--image-key`` names. Raises if it does not exist.
+    - The only candidate, see :func:`_looks_like_images`.
+    - The only candidate with a name of images. All other candidates must have names of masks, or be floating point.
+    - The only matrix that may be flat images. It must be uint8, or have a name of images.
 
-    Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none.
+    Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none. ``shown``: the
+    source, for messages.
     """
     if options.image_key is not None:
         return _find_by_key(shown, arrays, options.image_key, "--image-key")

@@ -70,8 +70,10 @@ class ChunkFolderSource(ArraySource):
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object from a file; returns None if there is no file. Raises :class:`SourceError` if the file is
-    damaged, no object, or over 16 MiB."""
+    """Reads a JSON object from a file; returns None if there is no file.
+
+    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 16 MiB.
+    """
     if not path.is_file():
         return None
     try:

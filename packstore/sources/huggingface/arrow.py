@@ -192,8 +192,10 @@ class ArrowSource(HfTableSource):
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object. Raises :class:`SourceError` if it is missing, damaged, no object, or
-    over 16 MiB."""
+    """Reads a JSON object from a file.
+
+    Raises :class:`SourceError` if the file is missing or cannot be read, has no JSON object, or has more than 16 MiB.
+    """
     if not path.is_file():
         raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:

@@ -41,9 +41,9 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Reads the dataset card, ``README.md``, in a folder. Returns an empty one if the folder has none.
+    """Reads the dataset card, ``README.md``, in a folder. Returns an empty card if the folder has no card.
 
-    Raises :class:`SourceError` for a malformed card, and for one whose head is longer than 8 MiB. Raises
+    Raises :class:`SourceError` if the card cannot be read, or if its head is malformed or longer than 8 MiB. Raises
     :class:`AmbiguousSourceError` for several configurations without a default.
     """
     path = folder / CARD

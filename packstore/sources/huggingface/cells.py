@@ -128,10 +128,10 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a function of an array, which returns a function of a row number.
+    """Returns a function that makes :class:`ArrayCells` of an Arrow array of nested lists.
 
-    The inner function converts nested lists to a NumPy array of a shape and dtype, and keeps None. It raises
-    :class:`ValueError` for lists of another size, and for a null in a list.
+    A cell is a NumPy array of ``shape`` and ``dtype``, or None for a null. Reading the cell raises :class:`ValueError`
+    for lists of another size, for values of another type, and for a null in a list.
     """
 
     def numbers(scalar: Any) -> Any:

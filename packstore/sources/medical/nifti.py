@@ -134,7 +134,7 @@ class NiftiSource(HeaderScanSource):
         return {**found, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys the source. No header says which values are used."""
+        """Surveys the source, see :meth:`Source.survey`. Only volumes of 8 bits count as using all bits."""
         return replace(super().survey(split, progress), uses_all_bits=self._mode.dtype == "uint8")
 
     def rows(self, split: str) -> Iterator[Row]:

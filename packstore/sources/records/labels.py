@@ -70,9 +70,10 @@ class Numbering:
 def find_class_names(folder: Path) -> ClassNameFile | None:
     """Reads names of classes from ``labels.txt`` or a label map (``.pbtxt``). Returns None if there is no such file.
 
-    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone. Raises :class:`SourceError` for
-    a file that cannot be read, has over 256 MiB, or two names for one number. Raises :class:`AmbiguousSourceError` for
-    several files.
+    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone; these have no numbers.
+
+    Raises :class:`SourceError` if the file cannot be read, has more than 256 MiB, or has two names for one number.
+    Raises :class:`AmbiguousSourceError` for several files.
     """
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
     files = [file for file in (folder / "labels.txt",) if file.is_file()] + maps

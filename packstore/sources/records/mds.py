@@ -333,7 +333,8 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the first ``index.json`` names the format mds, even a damaged one, else ``NO``."""
+    """``CERTAIN`` if the first ``index.json`` names the format mds, else ``NO``. Does not parse the file, which may be
+    damaged."""
     for _, index in find_indexes(path)[:1]:
         try:
             data = read_bounded(index, MAX_JSON)

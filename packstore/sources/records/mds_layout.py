@@ -181,7 +181,7 @@ def check_file_name(name: object) -> str:
 def read_index(index: Path) -> dict[str, Any]:
     """Reads the JSON object in an index file; does not check its content.
 
-    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or more than 256 MiB.
+    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 256 MiB.
     """
     try:
         found = json.loads(read_bounded(index, MAX_JSON))

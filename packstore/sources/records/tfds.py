@@ -322,8 +322,10 @@ def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, P
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file. Raises :class:`SourceError` if the file is missing, too large, or has no JSON
-    object."""
+    """Reads a JSON object from a file.
+
+    Raises :class:`SourceError` if the file is missing or cannot be read, has no JSON object, or has more than 64 MiB.
+    """
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
