@@ -39,6 +39,7 @@ UNIFIED = {
         "JPEG files of further pictures (previews, gain maps)",
         "the first is read",
     ),
+    "premultiplied": ("image of premultiplied colours", "images of premultiplied colours", "the values are as stored"),
     "white_is_zero": ("image in which 0 is white", "images in which 0 is white", "the values are as stored"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
 }

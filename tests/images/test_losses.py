@@ -403,6 +403,18 @@ def test_gray_in_which_0_is_white_is_said(tmp_path: Path) -> None:
     np.testing.assert_array_equal(packstore.PackedDataset(out)[2][0][0], 255 - DEEP.astype(np.uint8))
 
 
+def test_premultiplied_colours_of_16_bits_are_said(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    values = np.random.default_rng(0).integers(0, 1 << 16, (9, 11, 4)).astype(np.uint16)
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    for name in ("assoc", "unass"):
+        path = tmp_path / "images" / "a" / f"{name}.tif"
+        tifffile.imwrite(path, values, photometric="rgb", extrasamples=[f"{name}alpha"])
+    report = packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", mode="keep")
+    assert dict(report.unified) == {"premultiplied": 1}
+    np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0], values)
+
+
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif"])
 def test_the_frame_that_is_read_decides(suffix: str, tmp_path: Path) -> None:
     hole = HOLE.copy()

@@ -27,6 +27,7 @@ from packstore.images.decoders.tiff import (
     find_tiff_dtype,
     find_tiff_mode,
     import_tifffile,
+    is_premultiplied,
     is_stored_inverted,
     pillow_reads_all,
 )
@@ -256,7 +257,10 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
     if wide is None or dtype is None:
         return None
     transparent = _has_transparent_pixels(data, wide, frame)
-    certain, converted = dtype.name in EXACT, _INVERTED if is_stored_inverted(tags) else None
+    converted = _INVERTED if is_stored_inverted(tags) else None
+    if wide.has_alpha and is_premultiplied(tags):
+        converted = "premultiplied"
+    certain = dtype.name in EXACT
     return ImageDescription(wide, frames, transparent, certain, converted, find_tiff_colours(tags))
 
 

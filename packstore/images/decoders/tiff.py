@@ -128,6 +128,11 @@ def find_tiff_colours(tags: Any) -> str | None:
     return None if is_converted or tags.get(277, 1) == 1 else _COLOURS.get(photometric)
 
 
+def is_premultiplied(tags: Any) -> bool:
+    """Tells if the colours of a page are multiplied by its alpha. Pillow divides those of 8 bits."""
+    return 1 in np.atleast_1d(tags.get(338, ())).tolist()
+
+
 def is_stored_inverted(tags: Any) -> bool:
     """Tells if 0 is white in a gray page, and its values are read as stored. Pillow inverts those of up to 8 bits."""
     return tags.get(_PHOTOMETRIC) == 0 and tags.get(277, 1) == 1 and find_tiff_dtype(tags) != np.uint8
