@@ -105,8 +105,7 @@ def append(arguments: AppendArguments) -> AppendReport:
     """Adds the records of ``source`` to ``store`` as new shards, encoded like the store's records.
 
     Readers see the old store until the append is complete. A store of one file becomes a directory whose first shard is
-    that file. New classes get the next numbers. ``depth``, ``alpha`` and ``frames`` that are not given are
-    those with which the store was packed.
+    that file. New classes get the next numbers. Without ``depth``, ``alpha`` or ``frames``, the store's own apply.
 
     Returns:
         The report.
@@ -164,8 +163,9 @@ def _append_at_url(
 ) -> AppendReport:
     """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version.
 
-    Reads the store's keys. Reads its images only to rewrite shards with several splits, or to compare samples with
-    equal keys. If an interrupted run of the same request had published, returns a report without new records.
+    Reads the store's keys unless ``on_duplicate`` is ``unchecked``. Reads its images only to rewrite shards with
+    several splits, or to compare samples with equal keys. If an interrupted run of the same request had published,
+    returns a report without new records.
 
     If others publish first, plans again. Raises :class:`DestinationError` after 20 tries.
     """
@@ -195,8 +195,9 @@ def _append_at_url(
 
 
 def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
-    """Tells if two plans, for two versions of the store, pack the same records. Then the packed records can be used
-    again.
+    """Tells if two plans, for two versions of the store, pack the same records, which can then be used again.
+
+    Compares columns, the keys left out, and the number of records of each split.
 
     False for shards that are linked.
     """
@@ -233,10 +234,10 @@ def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCal
 
 
 def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
-    """Plans the copies of the records to add, of an open store with equal columns, to shards of their own.
+    """Plans copies of the records to add to new shards. ``reader``: the source, a store with equal columns.
 
     Maps class numbers to the destination's. Leaves out the keys in ``plan.left_out``, and splits that are not
-    requested.
+    requested. Drops counts of records, and the list of skipped samples.
     """
     other, size = reader.manifest, max_shard_bytes(plan)
     names = [split.name for split in other.splits if plan.options.split in (None, split.name)] or [""]
@@ -254,13 +255,13 @@ def _publish_shards(
     there: RemoteHead | None = None,
     note: Path | None = None,
 ) -> AppendReport:
-    """Adds shards to the store, publishes it, and returns the report. Does nothing if there is no shard to add.
+    """Adds shards to the store, publishes it, and returns the report. Without shards, publishes nothing.
 
     Raises :class:`LostRaceError` if another process published first.
 
     Args:
         plan: The plan.
-        added: The shards to add.
+        added: The shards to add; None for none.
         work: The store's work directory.
         progress: Called for each step.
         started: ``time.monotonic`` at the start.

@@ -38,8 +38,8 @@ def plan_conversion(plan: AppendPlan, source: AddedSource, destination: Path, pr
 def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
     """Makes the options of a conversion whose records are encoded like the store's.
 
-    Images of a store with the same encoding stay as they are. For them the options leave out size, quality,
-    normalisation and EXIF handling.
+    Images of a store with the same encoding stay as they are: the options have no size, quality, normalisation and EXIF
+    handling.
     """
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None

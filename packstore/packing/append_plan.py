@@ -46,8 +46,8 @@ def plan_append(
 ) -> AppendPlan:
     """Plans an append: opens source and store, compares columns, classes and keys. Writes nothing.
 
-    The caller closes the plan's source. If ``on_duplicate`` is ``raise``, reads the samples whose keys the store has.
-    The :class:`SourceError` then says how many of them have the same content.
+    The caller closes the plan's source. Reads no keys if ``on_duplicate`` is ``unchecked``. If it is ``raise``, reads
+    the samples whose keys the store has. The :class:`SourceError` then says how many of them have the same content.
 
     Raises the errors of :func:`packstore.append`.
 
@@ -235,7 +235,8 @@ def _list_linkable_shards(plan: AppendPlan, reader: Reader) -> ShardList | None:
     """Lists the shards of the source, an open store, with the splits that they get in the destination.
 
     Returns None in these cases:
-    - They cannot be linked, see :func:`list_linkable_shards`, or links in the destination are relative.
+    - They cannot be linked, see :func:`list_linkable_shards`.
+    - The destination has relative links.
     - A shard also contains records of a split that is not requested.
     - The records of a split would not stay together.
     """

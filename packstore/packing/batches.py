@@ -93,8 +93,8 @@ def pack_batch(
 ) -> Iterator[PackedBatch]:
     """Reads and encodes ``batch``; yields its records in parts of about 4 MiB.
 
-    Adds seek indexes if ``index``. Adds the records' locations if there is a ``linker``. With ``skip``, lists bad
-    samples in the part instead of raising their errors.
+    Adds seek indexes if ``index``. With a ``linker``, adds the records' locations; without ``index``, the records
+    themselves are then empty. With ``skip``, lists bad samples in the part instead of raising their errors.
 
     Raises:
         SampleError, CorruptRecordError: A sample is bad.

@@ -184,8 +184,9 @@ class Composition:
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
-        """Creates a builder at ``path`` for the records to copy. Shards, if any, have :attr:`shard_size` bytes of
-        images."""
+        """Creates a builder at ``path`` for the records to copy: one file, or shards of :attr:`shard_size` if
+        ``sharded``.
+        """
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_store_like(
             path, self.base, self.columns, overwrite=overwrite, sharded=sharded, shard_size=shard_size
@@ -194,8 +195,10 @@ class Composition:
     def _copy_records_to(
         self, builder: StoreBuilder, progress: ProgressCallback, links: LinkGetter | None = None
     ) -> Manifest:
-        """Copies to a builder the records that are not linked, and commits it. Returns the manifest of these
-        records."""
+        """Copies to a builder the records that are not linked, and commits it. Returns the manifest of these records.
+
+        Begins a new shard after linked shards, and for a piece with ``cut``.
+        """
         links = links or partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
@@ -238,13 +241,14 @@ class Composition:
     ) -> tuple[ShardList, Manifest | None]:
         """Copies the records that are not linked to new shards at ``path``. Replaces an unfinished store there.
 
-        Returns all shards in order, and the manifest of the new ones; None if there are none.
+        Returns all shards in order, and the manifest of the new ones. If there are no records to copy, writes nothing
+        and returns None for the manifest.
 
         Args:
             path: A local path.
             progress: Called after each batch.
             first: Number of the first new shard.
-            links: Returns the links of copied records. None for links from the destination.
+            links: Returns the links of copied records. None for links that fit a store at the destination.
         """
         if not self.copied_count:
             return self._order_shards(empty_shard_list()), None
@@ -308,8 +312,8 @@ def sum_linked_columns(columns: Sequence[Column], pieces: Sequence[Piece]) -> di
 def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
     """Sums the bytes of each ragged column, without the main image, in some shards of a store.
 
-    Reads the manifests of these shards; at a URL, fetches the shards into the cache. On this machine, reads the
-    manifests of all other shards if they are fewer.
+    Reads the manifests of these shards; at a URL, fetches the shards into the cache. If fewer shards of a local store
+    are left out, reads their manifests instead and subtracts.
     """
     shards = [pair for parts in taken_parts for pair in zip(parts.rows, parts.places, strict=True)]
     places = [place for _, place in shards]
@@ -344,7 +348,7 @@ def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column])
 
     Conditions:
     - Format and columns are the other store's.
-    - The digests of the shards are known.
+    - The store is not a single object at a URL, whose digest is unknown.
     - Links to images are absolute.
     """
     manifest = reader.manifest
@@ -358,7 +362,9 @@ def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column])
 def copy_split(
     reader: Reader, split: str, new_split: str, columns: Sequence[Column], left_out: Collection[str]
 ) -> CopiedRecords:
-    """Returns the copies of a split's records to a store with other classes, without those with the keys ``left_out``.
+    """Returns the piece that copies a split's records, without those whose keys are in ``left_out``.
+
+    Maps class numbers to those of ``columns``.
 
     ``split`` ``""``: all records. Reads the keys if some are left out.
     """

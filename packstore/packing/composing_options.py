@@ -147,5 +147,5 @@ class SelectOptions:
 
     @property
     def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes; None if it is not set."""
+        """:attr:`shard_size` in bytes; None if it is not set. Raises :class:`UsageError` if it is no size."""
         return convert_size(self.shard_size)

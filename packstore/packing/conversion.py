@@ -68,10 +68,11 @@ class ConvertArguments(ConvertOptions):
 
 @takes(ConvertArguments)
 def convert(arguments: ConvertArguments) -> ConvertReport:
-    """Packs ``source`` into a new store at ``destination``.
+    """Packs ``source`` into a new store at ``destination``, and verifies it.
 
     The store appears under its name only when it is complete. A run that was killed keeps its records in a hidden
-    directory beside it, and so does a run that failed after more than a few seconds. The same call resumes from there.
+    directory beside it. A run that failed keeps them if it took more than a few seconds. The same call resumes from
+    there.
 
     Returns:
         Manifest, bytes, seconds, skipped samples, and the ledger of the source.
@@ -79,7 +80,7 @@ def convert(arguments: ConvertArguments) -> ConvertReport:
     Raises:
         UsageError: Unknown options, or options that contradict each other or the source.
         SourceError: The source cannot be read, or changed during the run; :class:`SampleError` for one bad sample.
-        DestinationError: The destination cannot be written or has too little space.
+        DestinationError: The destination exists, cannot be written or has too little space.
         StoreError: Writing failed.
     """
     started = time.monotonic()

@@ -81,8 +81,8 @@ def join_shards(
 ) -> tuple[ShardList, int]:
     """Lists the store's shards ``own`` and the added ones, which get the next numbers. Keeps each split together.
 
-    If that needs it, rewrites each shard with several splits as one shard per split, in a store at ``path``. Also
-    returns the number of rewritten records. Raises :class:`LostRaceError` if the store has changed meanwhile.
+    If the order demands it, rewrites each shard with several splits as one shard per split, in a store at ``path``.
+    Raises :class:`LostRaceError` if the store has changed before that. Also returns the number of rewritten records.
     """
     order = [split.name for split in plan.manifest.splits]
     parts, rewritten = _add_shards(own, added).group_by_split(order), 0
@@ -94,7 +94,10 @@ def join_shards(
 
 
 def build_grown_manifest(plan: AppendPlan, parts: ShardList, added: AddedShards) -> Manifest:
-    """Builds the manifest of the store with all shards ``parts``, of which ``added`` are new."""
+    """Builds the manifest of the store with all shards ``parts``, of which ``added`` are new.
+
+    Joins options, skipped samples and versions. Adds up counts of records if all records of the source are added.
+    """
     manifest, origin = plan.manifest, added.origin
     shards = LinkedShards(added.parts, "", added.manifest)
     nbytes = sum_linked_columns(plan.columns, [shards])
@@ -113,7 +116,7 @@ def build_grown_manifest(plan: AppendPlan, parts: ShardList, added: AddedShards)
 
 
 def next_number(shards: ShardList) -> int:
-    """Returns the number after the highest of some shards."""
+    """Returns the number after the highest of some shards, at least one."""
     return int(shards.rows["number"].max()) + 1
 
 
@@ -128,7 +131,8 @@ def _split_mixed_shards(
 ) -> tuple[ShardList, int]:
     """Copies the records of each shard with several splits to one shard per split, in a store at ``path``.
 
-    Returns the list of the store's shards with the new ones in place, and the number of copied records.
+    Returns the list of the store's shards with the new ones in place, and the number of copied records. Raises
+    :class:`LostRaceError` if the store has changed.
     """
     manifest = plan.manifest
     with open_reader(plan.store) as reader:

@@ -54,7 +54,7 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
         The report. If the store has an index, nothing is written, and leftovers of a killed run are deleted.
 
     Raises:
-        UsageError: Its encoding is not ``original``.
+        UsageError: The store's encoding is not ``original``.
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
         DestinationError: The disk has no room for the copy.
     """

@@ -101,8 +101,10 @@ def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, ki
 
 
 def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, path: str) -> None:
-    """Raises :class:`UsageError` for ``depth="scale"`` if whole numbers do not take the whole range of their dtype, or
-    are not known to: images would become almost black, or gray."""
+    """Raises :class:`UsageError` for ``depth="scale"`` unless whole numbers are known to take the range of their dtype.
+
+    Other images would become almost black, or gray.
+    """
     dtype, found = base.pixels.dtype, survey.value_range
     if options.depth != "scale" or dtype == "float32":
         return
@@ -142,8 +144,8 @@ def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
 def _resolve_array_reading(reading: Reading, given: Mapping[str, str]) -> Reading:
     """Returns how to read arrays: in their own mode, with two changes.
 
-    Values become 8 bits if ``given`` has a ``depth``. Alpha goes if it has an ``alpha``. Answers that a store records
-    change nothing again: its pixels have the mode that was named beside them.
+    Values become 8 bits if ``given`` has a ``depth``. Alpha is removed if ``given`` has an ``alpha``. Options recorded
+    by a store change nothing: they were applied when it was packed.
     """
     mode = reading.pixels
     if "depth" in given and mode.dtype != "uint8":

@@ -72,7 +72,7 @@ def relink(
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Raises:
-        UsageError: The store is not linked, or none of its files is in the old folder.
+        UsageError: The store is not linked, none of its files is in the old folder, or ``links`` is another word.
         StoreError: A file is missing, or its bytes have changed.
         DestinationError: The disk has no room for the new store.
     """

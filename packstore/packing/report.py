@@ -86,7 +86,8 @@ def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
 def describe_rounding(manifest: Manifest) -> list[str]:
     """Describes the rounding of images of more than 8 bits by a floating point encoding of 16 bits, in one line.
 
-    Empty for others."""
+    Empty for other encodings, and for images of 8 bits.
+    """
     bits, mode = {"float16": 11, "bfloat16": 8}.get(manifest.encoding), manifest.image.pixels
     if bits is None or mode.dtype == "uint8":
         return []
@@ -120,7 +121,7 @@ def find_palette_classes(
 ) -> tuple[str, ...]:
     """Returns the classes whose records are all PNG files with a palette.
 
-    Returns ``""`` for a whole store without classes. Returns none if the labels come with the samples.
+    For a store without classes, returns ``("",)`` if all records are such files. Empty if the samples bring labels.
 
     Args:
         plan: The conversion.
