@@ -41,7 +41,8 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
 def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
     """Converts numbers in a list, tuple or array to floats.
 
-    Raises :class:`UsageError` for no numbers, for NaN, and for anything else.
+    Accepts infinity, and texts of numbers in a list. Raises :class:`UsageError` for no numbers, for NaN, and for
+    anything else.
     """
     try:
         numbers = () if isinstance(values, str | bytes) else tuple(map(float, values))
@@ -53,7 +54,7 @@ def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
 
 
 def show_value(value: Any) -> str:
-    """Returns the ``repr`` of an argument for messages; says so if a number has more digits than Python prints."""
+    """Returns the ``repr`` of an argument for messages. Describes numbers with more digits than Python prints."""
     try:
         return repr(value)
     except ValueError:

@@ -171,7 +171,7 @@ class RecordLines:
 
     @property
     def may_name_sidecars(self) -> bool:
-        """False if no line names a file beside an image, see :func:`names_sidecar`."""
+        """Tells if a line may name a file beside an image, see :func:`names_sidecar`. False is certain, True is not."""
         return self._data.find(b'"beside') >= 0
 
     def __len__(self) -> int:

@@ -62,7 +62,10 @@ class Array(Field):
     smooth: bool = False
 
     def column(self, name: str) -> Column:
-        """Creates the column: of the type ``mask``, ``volume`` or ``clip`` if the field is spatial, else ``array``."""
+        """Creates the column: of the type ``mask``, ``volume`` or ``clip`` if the field is spatial, else ``array``.
+
+        Raises :class:`ManifestError` for an impossible declaration.
+        """
         if self.spatial:
             return _spatial_column(name, self)
         if self.smooth:

@@ -178,7 +178,8 @@ def open_regular(path: Path) -> int:
 
 
 def read_text(path: Path, most: int = 64 << 20) -> str:
-    """Reads a text file in UTF-8. Raises :class:`OSError` if it cannot be read or has more than ``most`` bytes.
+    """Reads a text file in UTF-8. Raises :class:`OSError` if it cannot be read, is a pipe or device, or has more than
+    ``most`` bytes.
 
     Raises :class:`UnicodeDecodeError` for other encodings.
     """
@@ -186,7 +187,7 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Reads a file. Raises :class:`OSError` if it cannot be read or has more than ``most`` bytes."""
+    """Reads a file. Raises :class:`OSError` if it cannot be read, is a pipe or device, or has more than ``most`` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

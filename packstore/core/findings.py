@@ -71,7 +71,8 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
         records: Number of the store's records.
 
     Raises:
-        UsageError: A kind is unknown, the file is not such a report, or the report is about another store.
+        UsageError: A kind is unknown, the file is not such a report, or the report is about another store or names
+        records that the store lacks.
     """
     import numpy as np  # here: the kinds are in the help of commands, which loads no numpy
 

@@ -94,7 +94,7 @@ def mode_of(channels: int, dtype: str) -> Mode:
 
 
 def with_dtype(mode: Mode, dtype: str) -> Mode:
-    """Returns a mode with another dtype. A last channel that is no alpha does not become alpha."""
+    """Returns a mode with another dtype. If the usual one would add or lose alpha, returns a ``multi`` mode instead."""
     usual = mode if dtype == mode.dtype else mode_of(mode.channels, dtype)
     return usual if usual.has_alpha == mode.has_alpha else parse_mode(f"multi:{mode.channels}:{dtype}")
 

@@ -58,7 +58,7 @@ class Description:
         flag: Name on the command line; empty: ``--`` and the name of the field.
         metavar: Placeholder of the value on the command line; None: that of its type.
         least: Smallest number.
-        most: Largest number.
+        most: Largest number, for the docstring; :func:`check_options` does not check it.
         group: Heading of the option in the help of a command with headings.
     """
 
@@ -73,7 +73,7 @@ class Description:
 
     @property
     def documentation(self) -> str:
-        """Text for the docstring: meaning, range, and the meaning of None."""
+        """Text for the docstring: meaning, range if there is a largest number, and the meaning of None."""
         span = "" if self.most is None else f" From {self.least} to {self.most}."
         return self.meaning + span + (f" None for {self.none}." if self.none else "")
 
@@ -90,15 +90,17 @@ def option(
     most: int | None = None,
     group: str = "",
 ) -> Default:
-    """Makes a field with a default, see :class:`Description`. For mypy it is the default itself, so the two types are
-    compared."""
+    """Makes a field with a default and a :class:`Description`.
+
+    Its declared result is the default: mypy compares the default's type with the field's.
+    """
     described = Description(meaning, help, none, flag, metavar, least, most, group)
     made: Any = field(default=default, metadata={"option": described})
     return made  # type: ignore[no-any-return]
 
 
 def argument(meaning: str) -> Mapping[str, Description]:
-    """Makes the metadata of a field without a default. mypy takes only calls of ``dataclasses.field`` for these."""
+    """Makes the metadata of a field without a default, for ``dataclasses.field(metadata=…)``."""
     return {"option": Description(meaning)}
 
 
@@ -135,8 +137,11 @@ def progress_option() -> bool | ProgressCallback:
 
 
 def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
-    """Yields name, type, default and description of each field. In a type, ``Any`` replaces names that are imported
-    for type checkers alone."""
+    """Yields name, type, default and description of each field.
+
+    A field without a default has ``dataclasses.MISSING``. In a type, ``Any`` replaces names that are imported for type
+    checkers alone.
+    """
     names = _Names(vars(builtins))
     for base in reversed(options.__mro__):
         names.update(vars(sys.modules[base.__module__]))
@@ -146,7 +151,7 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
 
 
 def check_options(options: Any, *names: str) -> None:
-    """Checks options by the types and ranges of their fields: flags, choices, numbers and texts.
+    """Checks the options ``names`` by the types and least numbers of their fields: flags, choices, numbers and texts.
 
     Raises :class:`UsageError` for a value that is not allowed.
     """
@@ -208,7 +213,7 @@ def initializes(
 ) -> Callable[[Callable[[Self, Arguments], None]], Callable[Concatenate[Self, P], None]]:
     """Returns a decorator like that of :func:`takes`, for an ``__init__`` with one argument beside ``self``.
 
-    ``unknown``: makes the error for an unknown keyword.
+    The docstring stays as it is. ``unknown``: makes the error for an unknown keyword; None for :class:`TypeError`.
     """
     return lambda function: cast("Callable[Concatenate[Self, P], None]", _take(arguments, function, unknown))
 
@@ -217,7 +222,8 @@ def _take(
     arguments: Callable[..., Any], function: Callable[..., Any], unknown: Callable[[str], Exception] | None
 ) -> Callable[..., Any]:
     """Returns a function with the fields of ``arguments`` as its arguments. All arguments of ``function`` but the last
-    come before them."""
+    come before them. If ``function`` has only one argument, its docstring gets a description of the fields.
+    """
     first = [*inspect.signature(function).parameters.values()][:-1]
     taken = inspect.signature(arguments).parameters
     signature = inspect.signature(function).replace(parameters=[*first, *taken.values()])

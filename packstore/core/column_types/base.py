@@ -248,7 +248,7 @@ class ColumnType(ABC):
         has_images: Values are images, or lists of images.
         moves: Values have coordinates or pixels of the main image. They change if an operation moves its pixels.
         lies_on_image: Arrays have the main image's height and width as their last axes.
-        blends: Resizing blends these arrays' values like the image's. Else each resized value is one of the array's.
+        blends: Resizing interpolates the values of arrays, like pixels. Otherwise it takes the nearest value.
         has_classes: Values are class numbers.
         rows_are_objects: Rows are objects of the image, such as boxes. Rows of other columns may describe them.
         goes_with_boxes: Rows may describe objects of another column, such as boxes.
@@ -348,8 +348,8 @@ class ColumnType(ABC):
 
         Returns:
             ``as``: ``numbers``, ``classes``, ``text``, ``json``, ``bytes``, ``image``, ``images`` or ``mask``.
-            ``value`` or ``nbytes``, or both: the content, and its size in bytes. ``cut``, if something is left out: the
-            number of rows or characters.
+            ``value`` or ``nbytes``, or both: the content, and its size in bytes. ``cut``, only if something is left
+            out: the number of all rows or characters.
         """
         array = np.asarray(value)
         if column.dtype == "bfloat16":
@@ -386,7 +386,7 @@ class ColumnType(ABC):
         Args:
             column: The column of masks.
             shape: Height and width of the mask.
-            values: The mask ``(H, W)``. None for a file if ``classes`` is None: then it is not decoded.
+            values: The mask ``(H, W)``. None for a file that is not decoded, since ``classes`` is None.
             size: Height and width of its image.
             classes: Number of classes; None if unknown.
         """
@@ -436,7 +436,8 @@ class ColumnType(ABC):
         return np.concatenate([points[..., :2].min(1), points[..., :2].max(1)], 1)
 
     def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
-        """Tells if a value contains boxes that no operation moves. By default False, without a call of ``read``.
+        """Tells if a value seems to contain boxes, which no operation would move. By default False, without a call of
+        ``read``.
 
         ``read`` reads a value of the column.
         """

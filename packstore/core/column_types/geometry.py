@@ -17,7 +17,7 @@ class RowMoves(Protocol):
     def move_boxes(self, boxes: NDArray[Any], images: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Moves boxes ``(N, 4)`` and clips them to the results. Returns them, and bool ``(N,)``: boxes to keep.
 
-        Boxes are left, top, right, bottom, float32. A kept box is as large as the user demands.
+        Boxes are left, top, right, bottom, float32. Boxes smaller than the user's minimum are not kept.
         """
         ...
 

@@ -219,7 +219,10 @@ class BoxesType(ArrayType):
         return "boxes" if sizes_known else "boxes (not their right and lower ends: no image was read)"
 
     def find_faults(self, column: Column, rows: NDArray[Any], sizes: NDArray[np.int32] | None) -> Iterator[RowFaults]:
-        """Yields boxes that are inverted or not finite, empty, or more than a pixel outside their image."""
+        """Yields boxes that are inverted or not finite, empty, or more than a pixel outside their image.
+
+        Right and lower ends are compared with the size of the image if that is known.
+        """
         low, high = rows[:, :2], rows[:, 2:]
         finite = np.isfinite(rows).all(1)
         inverted = ~finite | (low > high).any(1)

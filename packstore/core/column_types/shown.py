@@ -14,13 +14,14 @@ MOST_ROWS = 2000
 
 
 def show_text(text: str) -> dict[str, Any]:
-    """Returns the first 16,000 characters of a text as ``value``. If there are more, ``cut`` is their number."""
+    """Returns the first 16,000 characters of a text as ``value``. If there are more, ``cut`` is the number of all."""
     return {"value": text[:LONGEST_TEXT], **({"cut": len(text)} if len(text) > LONGEST_TEXT else {})}
 
 
 def show_numbers(array: NDArray[Any]) -> dict[str, Any]:
-    """Returns the first rows of an array as ``value``, and its ``shape``. If there are more rows, ``cut`` is their
-    number."""
+    """Returns the first rows of an array as ``value``, and its ``shape``. If there are more rows, ``cut`` is the number
+    of all.
+    """
     kept = cut_rows(array)
     cut = {"cut": len(array)} if array.ndim and len(kept) < len(array) else {}
     return {"value": to_json_numbers(kept), "shape": list(array.shape), **cut}
