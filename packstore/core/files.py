@@ -187,7 +187,10 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Reads a file. Raises :class:`OSError` if it cannot be read, is a pipe or device, or has more than ``most`` bytes."""
+    """Reads a file.
+
+    Raises :class:`OSError` if it cannot be read, is a pipe or device, or has more than ``most`` bytes.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

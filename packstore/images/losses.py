@@ -169,7 +169,10 @@ def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | 
 
 
 def _has_other_colours(found: native.ImageDescription, wanted: Mode) -> bool:
-    """Tells if three channels would change their meaning: one of ``found`` and ``wanted`` is RGB, the other is not."""
+    """Tells if three channels would change their meaning: one of ``found`` and ``wanted`` is RGB, the other is not.
+
+    If their dtypes differ, tells if ``found`` has colours with another name, such as ``Lab``.
+    """
     if found.mode.dtype != wanted.dtype:  # 16 bits of Lab become no RGB of 8 bits; floating point RGB has no name
         return found.colours is not None
     three = all(mode.channels - mode.has_alpha == RGB.channels for mode in (found.mode, wanted))

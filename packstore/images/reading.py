@@ -219,7 +219,7 @@ def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArra
 
 
 def _mix_luma(colours: NDArray[Any]) -> NDArray[Any]:
-    """Returns the gray of colours ``(H, W, 3)``, of their dtype: ``(H, W)``."""
+    """Returns the luma (ITU-R 601) of colours ``(H, W, 3)``, in their dtype: ``(H, W)``."""
     if colours.dtype.kind == "f":
         return (colours.astype(np.float64) @ (_LUMA / (1 << 16))).astype(colours.dtype)
     return ((colours @ _LUMA + (1 << 15)) >> 16).astype(colours.dtype)

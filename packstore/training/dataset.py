@@ -377,7 +377,7 @@ class PackedDataset(ItemDataset):
         return f"{names} ({form}{where})"
 
     def _locate(self, path: Any) -> Path:
-        """Returns the store's place, absolute: a worker process may have another working directory.
+        """Returns the store's absolute path, or its URL: a worker process may have another working directory.
 
         Raises :class:`UsageError` for an empty path.
         """

@@ -38,8 +38,10 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
 
 
 def detection_columns(manifest: Manifest) -> list[Column]:
-    """Returns the first column of objects, such as boxes, and that of their classes if there is one. Empty without
-    objects."""
+    """Returns the first column of objects, such as boxes, and the first column of their classes.
+
+    Empty without objects.
+    """
     objects = [column for column in manifest.columns if column.traits.rows_are_objects][:1]
     names = {column.name for column in objects}
     return objects + [c for c in manifest.columns if c.traits.has_classes and c.parallel in names][:1]
@@ -92,9 +94,9 @@ def choose_reading(
     """Returns the conversion of image files to pixels: the store's, with the user's mode, depth, alpha and frame.
 
     Raises:
-        UsageError: An unknown value, or any option for a store of pixels. The mode has 8 bits, the images have more,
-            and ``depth`` does not say how to convert them. ``depth="keep"`` without a mode, for a store that converts
-            to 8 bits.
+        UsageError: An unknown value, or an option for a store of pixels, except ``depth="keep"``. Or ``mode`` has 8
+            bits, the images have more, and ``depth`` does not convert them. Or ``depth="keep"`` without ``mode``, for a
+            store that converts to 8 bits.
     """
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}

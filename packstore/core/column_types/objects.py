@@ -120,7 +120,7 @@ class JsonType(BytesType):
 
     def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
         """Tells if a value has a key such as ``bbox`` or ``boxes``, see :func:`_has_box_key`."""
-            return _has_box_key(read())
+        return _has_box_key(read())
 
 
 _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}

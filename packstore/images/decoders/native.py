@@ -65,8 +65,8 @@ class ImageDescription(NamedTuple):
         frames: Number of frames; for a TIFF, of its pages without smaller versions of other pages.
         transparent: Some pixel of the described frame is not opaque.
         is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
-        converted: Name in :data:`packstore.images.losses.UNIFIED` of a conversion of its colours to RGB, since no mode
-            has them, or of values that are not as usual; None otherwise.
+        converted: Name in :data:`packstore.images.losses.UNIFIED` of what a report mentions; None for nothing. It is a
+            conversion to RGB of colours that no mode has, inverted gray, or further pictures that are not read.
         colours: Name of colours that are not RGB and are not converted, such as ``Lab``; None for RGB and gray.
     """
 
@@ -83,8 +83,9 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
 
     ``frame``: number of the frame or page that is described.
 
-    Returns None for a file that Pillow cannot open, also without its plugin. Raises :class:`DecodeError` if another
-    library for the file is missing."""
+    Returns None for a file that Pillow cannot open, perhaps because a plugin is missing, and for a TIFF that no mode
+    fits. Raises :class:`DecodeError` if another library for the file is missing.
+    """
     if info.kind == "jpeg":
         pictures = find_pictures(data, info)
         if 0 < frame < len(pictures.views):
@@ -238,7 +239,8 @@ class FrameReader:
 def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescription | None:
     """Describes page ``frame`` of a TIFF. Returns None if no mode fits.
 
-    Raises :class:`DecodeError` if a library is missing. Says nothing of damage: decoding reports it."""
+    Raises :class:`DecodeError` if a library is missing. Ignores damage, which decoding reports.
+    """
     try:
         pages = [place for place, _ in list_tiff_pages(data)]
     except (HeaderError, struct.error, IndexError):

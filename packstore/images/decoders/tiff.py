@@ -58,7 +58,8 @@ class TiffPages:
         """Decodes a page. Returns pixels and mode.
 
         Raises :class:`DecodeError` for damaged files, missing pages, too many pixels, and without tifffile. Raises it
-        also if no mode fits the channels and values, and for a page of several planes."""
+        also if no mode fits the channels and values, and for a page that is a volume.
+        """
         import_tifffile()
         try:
             if number >= len(self._pages):
@@ -104,10 +105,11 @@ def pillow_reads_all(tags: Any) -> bool:
 
 
 def find_tiff_mode(tags: Any) -> Mode | None:
-    """Returns the mode for the channels and dtype of a TIFF, by its tags. Returns None if no mode fits, a page has
-    several planes, or the tags are damaged.
+    """Returns the mode for the channels and dtype of a TIFF, by its tags. Returns None if no mode fits, the page is a
+    volume, or the tags are damaged.
 
-    The mode may be narrower than the dtype: then decoding compares the values."""
+    The mode may be narrower than the dtype: then decoding compares the values.
+    """
     dtype = find_tiff_dtype(tags)
     try:
         return (
@@ -134,12 +136,15 @@ def is_premultiplied(tags: Any) -> bool:
 
 
 def is_stored_inverted(tags: Any) -> bool:
-    """Tells if 0 is white in a gray page, and its values are read as stored. Pillow inverts those of up to 8 bits."""
+    """Tells if 0 is white in a gray page whose values are not inverted when they are read.
+
+    Pillow inverts values of up to 8 bits.
+    """
     return tags.get(_PHOTOMETRIC) == 0 and tags.get(277, 1) == 1 and find_tiff_dtype(tags) != np.uint8
 
 
 def _has_deep_palette(tags: Any) -> bool:
-    """Tells if the values of a page are 16-bit places in a palette, whose colours have 16 bits."""
+    """Tells if the values of a page are 16-bit indices of a palette, whose colours have 16 bits."""
     return tags.get(_PHOTOMETRIC) == _PALETTE and _COLOUR_MAP in tags and find_tiff_dtype(tags) == np.uint16
 
 

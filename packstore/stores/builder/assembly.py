@@ -190,7 +190,8 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
     shards at URLs.
 
     Returns the number of shards copied or downloaded, which are synced. Appends each path to ``made`` before creating
-    it. Raises :class:`FileExistsError` for a name that is taken, and other :class:`OSError`.
+    it. Raises :class:`FileExistsError` for a name that is taken, :class:`StoreError` if a download fails, and other
+    :class:`OSError`.
     """
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
     root = os.fspath(directory)

@@ -33,7 +33,7 @@ class _ColourOperation(ProgramOperation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """All steps."""
+        """All of :attr:`codes`."""
         return [(code, 0) for code in self.codes]
 
     @property

@@ -82,7 +82,7 @@ class RandomErasing(ProgramOperation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Erasing with random values."""
+        """Erasing, if its values are random; else none, since all images support it."""
         return [(Code.ERASE, ERASE_FLAGS[self.value])] if isinstance(self.value, str) else []
 
     def draw_program(self, draws: Draws, size: Size) -> Program:

@@ -64,9 +64,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
         name: Name of the operation in messages. By default, the name of the step.
 
     Raises:
-        UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB. Codes in
-            :data:`_IN_GRAY` also take gray of uint8. Codes in :data:`_ANY_DTYPE` take all images, except erasing with
-            random values; permuting takes three channels.
+        UsageError: A step does not support the images' dtype or channels, see :func:`check_pixels`.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -120,6 +118,11 @@ def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
 
 def check_pixels(dtype: torch.dtype, channels: int, code: Code, flags: int, name: str, mode: str = "") -> None:
     """Raises :class:`UsageError` if ``code`` does not support images of a dtype and number of channels.
+
+    - Most codes need uint8 RGB.
+    - Codes in :data:`_IN_GRAY` also take gray of uint8.
+    - Codes in :data:`_ANY_DTYPE` take all images, but permuting needs three channels.
+    - Erasing with random values (``flags`` are not 0) needs uint8 RGB.
 
     A policy supports only uint8 RGB, even if ``code`` supports more. It is recognised by "Aug" in ``name``. The message
     says how to load other images. ``mode``: name of the images' mode, for the message.

@@ -135,9 +135,11 @@ class Tiles:
     ) -> dict[str, Any]:
         """Builds the other columns of the mosaics.
 
-        - Masks: a tensor.
-        - Boxes and other objects, columns that describe them, keypoints: a list of joined rows for each mosaic.
+        - Masks: a tensor, ``mask_fill`` outside the images.
+        - Boxes and other objects, columns that describe them, keypoints: a list with the joined rows of each mosaic.
         - Others: unchanged.
+
+        Drops objects smaller than ``min_area`` or ``min_visible``, and the rows that describe them.
         """
         found = dict(values)
         moves = _TileMoves(self, min_area, min_visible)
@@ -208,7 +210,7 @@ class _TileMoves:
     def move_points(self, points: Floats, images: Numbers) -> Floats:
         """Moves points.
 
-        Points with visibility become zeros if they are unlabelled or leave the mosaic, as in
+        Points with visibility become zeros if that is 0 or they leave the mosaic, as in
         :func:`packstore.training.augment.targets.place_points`.
         """
         moved = points.copy()
@@ -225,7 +227,7 @@ def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None
 
     - Labels and further images of a whole record.
     - Volumes and clips.
-    - Columns that mosaics join to lists, if ``collate`` gives them another form.
+    - Columns that mosaics join to lists, if ``collate`` names them.
     """
     objects = {column.name for column in columns if column.traits.rows_are_objects}
     for column in columns:

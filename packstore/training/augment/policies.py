@@ -136,7 +136,9 @@ class _Policy(Operation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Saturation, for which :func:`check_pixels` refuses policies."""
+        """Saturation, which stands for all steps: :func:`check_pixels` then refuses images that a policy does not
+        support.
+        """
         return [(Code.SATURATION, 0)]
 
     def __post_init__(self) -> None:

@@ -33,7 +33,8 @@ class ProgramOperation(Operation):
     def possible_steps(self) -> Collection[tuple[Code, int]]:
         """Code and flags of each step that programs may contain and that not all images support.
 
-        By default none: then :func:`run_program` finds out."""
+        By default empty: then :func:`run_program` raises the error, in the first batch with such a step.
+        """
         return ()
 
     @abstractmethod
@@ -61,7 +62,7 @@ def operation_name(operation: Any) -> str:
 
 
 def list_possible_steps(part: Any) -> Collection[tuple[Code, int]]:
-    """Returns :attr:`ProgramOperation.possible_steps`. None for other operations, and for a probability of 0."""
+    """Returns :attr:`ProgramOperation.possible_steps`. Empty for other operations, and for a probability of 0."""
     return () if getattr(part, "p", None) == 0 else getattr(part, "possible_steps", ())
 
 

@@ -385,7 +385,7 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
     - AugMix, which mixes images that lie in different places.
     - torchvision's transforms that move pixels.
     - Unknown functions, unless they are in :class:`InPlace`.
-    - Beside boxes or keypoints: a padding that repeats pixels, of an operation that is not inside a group.
+    - Beside boxes or keypoints: an operation whose padding repeats pixels. Operations inside groups are not checked.
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.

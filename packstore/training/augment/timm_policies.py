@@ -120,7 +120,9 @@ class TimmAugment(ProgramOperation):
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
-        """Saturation, for which :func:`check_pixels` refuses policies."""
+        """Saturation, which stands for all steps: :func:`check_pixels` then refuses images that a policy does not
+        support.
+        """
         return [(Code.SATURATION, 0)]
 
     def draw_program(self, draws: Draws, size: Size) -> Program:

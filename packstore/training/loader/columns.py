@@ -103,7 +103,8 @@ class BatchFields:
 
         Raises:
             UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``. An
-                unknown column in ``collate``. Boxes in a JSON column of the first record, if operations move pixels.
+                unknown column in ``collate``. Further images, if ``one_by_one``. Boxes in a JSON column of the first
+                record, if operations move pixels.
         """
         self._dataset = dataset
         self._options = options
@@ -240,7 +241,8 @@ def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str
 def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[Column]) -> None:
     """Raises :class:`UsageError` if one of the ``columns`` holds boxes that no operation moves, as JSON may.
 
-    Looks at the dataset's first record alone."""
+    Reads only the dataset's first record.
+    """
     for column in columns:
         if column.traits.hides_boxes(column, partial(_read_first, dataset, column)):
             raise UsageError(

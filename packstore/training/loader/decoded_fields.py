@@ -106,8 +106,10 @@ class MaskRows(TensorRows):
     def _fill_row(self, context: ColumnContext, row: int) -> None:
         """Decodes the mask of a row, moves it with its image, and writes it. Writes zeros for a missing mask.
 
-        Raises :class:`DecodeError` for a damaged mask, or if it differs in size from its image. If masks do not move,
-        raises :class:`SizeError` if it differs in size from the batch's masks."""
+        Raises :class:`DecodeError` for a damaged mask. If masks move, raises it also for a mask that differs in size
+        from its image. If they do not move, raises :class:`SizeError` for a mask that differs in size from the batch's
+        masks.
+        """
         placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:

@@ -280,7 +280,8 @@ class Pipeline:
 
 
 def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
-    """Returns the columns of labels that ``mix=`` mixes with their images. Returns none for mosaics.
+    """Returns the columns of labels that ``mix=`` mixes with their images: labels that are never missing, and multi-hot
+    ones. Empty for mosaics.
 
     Raises:
         UsageError: There are no labels, or there are columns that cannot be mixed or joined in mosaics.

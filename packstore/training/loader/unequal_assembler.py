@@ -54,8 +54,8 @@ class UnequalAssembler(RecordAssembler):
             size: Final height and width of all images; None if they differ.
             object_columns: Columns of objects, such as boxes, by which operations may choose crops.
             finish: Final format of pixels; None for none.
-            arguments: Arguments of a :class:`RecordAssembler` without operations.
-            named: As ``arguments``.
+            arguments: Arguments of :class:`RecordAssembler`, without crops.
+            named: Its further arguments by name.
         """
         super().__init__(*arguments, **named)
         self._list = tuple(list_of_operations)
