@@ -288,6 +288,8 @@ def _open_recognised(
         raise
     except (OSError, ValueError) as error:
         raise SourceError(unreachable_message(place, error)) from None
+    if not isinstance(place, RemotePath) and not (place.is_dir() or place.is_file()):
+        raise SourceError(f"{printable(str(place))} is neither a file nor a folder, but a pipe, socket or device")
     if named is not None and not named.reads(place):
         raise NeedsCopyError(f"{printable(str(place))} is of kind {named.name}")
     with (

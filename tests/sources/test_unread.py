@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -139,6 +140,13 @@ def test_files_that_are_no_source(data: bytes, said: str, tmp_path: Path) -> Non
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(SourceError, match=said):
         open_source(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", [None, "imagefolder", "webdataset"])
+def test_a_pipe_is_no_source(kind: str | None, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(SourceError, match="x is neither a file nor a folder"):
+        open_source(tmp_path / "x", kind=kind)
 
 
 @pytest.mark.parametrize("pages", [["a.h5"], ["a.h5", "b.h5"], ["b.h5"]])
