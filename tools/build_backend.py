@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+from setuptools.command.build_ext import build_ext
 
 __all__ = [
     "build_editable",
@@ -58,6 +60,23 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     with _compiler():
         return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+
+
+def _build_extensions(command: build_ext) -> None:
+    """Compiles files at the same time, which setuptools compiles one after another."""
+    compile_in_turn = command.compiler.compile
+
+    def compile_together(sources: list[str], **options: Any) -> list[str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            made = pool.map(lambda source: compile_in_turn([source], **options), sources)
+            return [path for paths in made for path in paths]
+
+    command.compiler.compile = compile_together
+    _build_in_turn(command)
+
+
+_build_in_turn = build_ext.build_extensions
+build_ext.build_extensions = _build_extensions
 
 
 def _compilers() -> list[str]:
