@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -33,7 +34,7 @@ seconds = 0.0
 """Processor time of all commands so far."""
 
 _SERVER = """
-import gc, json, os, sys
+import ctypes, gc, json, os, resource, subprocess, sys
 from contextlib import contextmanager
 # What commands load at their start, and nothing that starts a thread: a fork has but one.
 import h5py, lmdb, PIL.Image
@@ -54,9 +55,11 @@ def stop_at(number, stage, count):
         yield stop
     packstore.core.progress.progress_callback = told
 
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
 gc.freeze()  # a collection in a fork would copy all that was loaded
 for line in sys.stdin:
-    arguments, folder, environment, stop, *outputs = json.loads(line)
+    arguments, folder, environment, stop, trace, *outputs = json.loads(line)
+    ready, go = os.pipe()
     child = os.fork()
     if child == 0:
         os.chdir(folder)
@@ -67,26 +70,43 @@ for line in sys.stdin:
             os.dup2(os.open(path, os.O_WRONLY), number)
         if stop:
             stop_at(*stop)
+        if trace:
+            sys.dont_write_bytecode = True
+            ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: strace is no ancestor
+            os.read(ready, 1)
         sys.argv = ["packstore", *arguments]
         main()
-    _, status, used = os.wait4(child, 0)
-    print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
+    if trace:
+        strace = subprocess.Popen(["strace", "-f", *trace, "-p", str(child)], stderr=subprocess.PIPE)
+        strace.stderr.readline()  # it is attached
+        os.write(go, b"x")
+    _, status = os.waitpid(child, 0)
+    if trace:
+        strace.communicate()
+    os.close(ready)
+    os.close(go)
+    before, used = used, resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    print(os.waitstatus_to_exitcode(status), seconds, flush=True)
 """
 
 
 def run(
-    *arguments: object, cwd: Path | None = None, stop: tuple[int, str, int] | None = None
+    *arguments: object,
+    cwd: Path | None = None,
+    stop: tuple[int, str, int] | None = None,
+    trace: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command in a fork of a process that has loaded the libraries, which takes a fifth of the time.
 
     With ``stop`` the process gets a signal as soon as its progress says that so many records of a stage are done:
-    ``(signal.SIGTERM, "pack", 8)``.
+    ``(signal.SIGTERM, "pack", 8)``. With ``trace`` it runs under strace with these arguments.
     """
     global seconds
     words = [str(argument) for argument in arguments]
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         environment = dict(os.environ)
-        request = [words, os.fspath(cwd or Path.cwd()), environment, stop, out.name, err.name]
+        request = [words, os.fspath(cwd or Path.cwd()), environment, stop, trace, out.name, err.name]
         server = _server(words[:1] in (["bench"], ["sheet"]))
         assert server.stdin is not None
         assert server.stdout is not None

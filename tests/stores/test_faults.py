@@ -20,6 +20,7 @@ import pytest
 import packstore
 from packstore.stores import is_store
 from packstore.stores.lmdb import writer as lmdb_writer
+from tests.makers.command import run as run_command
 from tests.makers.stores import content
 from tests.makers.tools import load_tool
 
@@ -55,10 +56,9 @@ def traced(folder: Path, need: Any) -> Callable[..., subprocess.CompletedProcess
     """Runs a conversion under strace with further arguments for it."""
     need("strace", killing.can_trace())
 
-    def run(out: Path, *arguments: str, case: str = "", overwrite: bool = False) -> subprocess.CompletedProcess[str]:
-        convert = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]
-        command = ["strace", "-f", "-qq", *arguments, *convert, "--encoding", "original", *CASES.get(case, ())[1:]]
-        return subprocess.run(command + ["--overwrite"] * overwrite, capture_output=True, text=True, check=False)
+    def run(out: Path, *trace: str, case: str = "", overwrite: bool = False) -> subprocess.CompletedProcess[str]:
+        options = ["--encoding", "original", *CASES.get(case, ())[1:], *["--overwrite"] * overwrite]
+        return run_command("convert", "-q", folder, out, *options, trace=trace)
 
     return run
 
