@@ -108,10 +108,10 @@ def room_of(file: str) -> Room | None:
     return next((room for room in ROOMS if room.name == name), None)
 
 
-def imports(file: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imports(file: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything that a module imports; names out of packstore with what is taken from it."""
     package = ["packstore", *Path(file).parts[:-1]]
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -144,8 +144,12 @@ def file_of(name: str, files: frozenset[str]) -> str:
 
 
 @functools.cache
-def parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+def findings(file: str, text: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """:func:`imports` and :func:`outbursts` of a module. Its tree is not kept: with 600 of them, collecting garbage
+    would take as long as parsing."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.Name)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return [*imports(file, nodes)], [*outbursts(nodes)]
 
 
 def violations(file: str, text: str, files: frozenset[str]) -> list[str]:
@@ -153,9 +157,9 @@ def violations(file: str, text: str, files: frozenset[str]) -> list[str]:
     room = room_of(file)
     if room is None:
         return [f"{file}: is in no room; put it into ROOMS, and into DESIGN's table"]
-    tree = parsed(text)
+    imported, outbreaks = findings(file, text)
     found = []
-    for line, name in imports(file, tree):
+    for line, name in imported:
         top = name.partition(".")[0]
         if top in sys.stdlib_module_names or name == "packstore.__version__":
             continue
@@ -167,13 +171,13 @@ def violations(file: str, text: str, files: frozenset[str]) -> list[str]:
         elif top not in room.libraries.split() and not (file.startswith(BRIDGES) and top in BRIDGED.split()):
             found.append(f"{file}:{line}: {room.name} may not import the library {top}")
     if room.name not in MAY_PRINT:
-        found += [f"{file}:{line}: {what} outside cli/" for line, what in outbursts(tree)]
+        found += [f"{file}:{line}: {what} outside cli/" for line, what in outbreaks]
     return found
 
 
-def outbursts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def outbursts(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Where a module prints, asks or exits."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id="print" | "input" | "exit" | "quit" | "breakpoint" as name)):
                 yield node.lineno, f"{name}()"
@@ -257,7 +261,7 @@ def test_no_modules_import_each_other() -> None:
     files = {file for file in everything if "/" in file}
     graph: dict[str, set[str]] = {}
     for file in files:
-        names = imports(file, parsed((PACKAGE / file).read_text("utf-8")))
+        names = findings(file, (PACKAGE / file).read_text("utf-8"))[0]
         targets = {file_of(name, everything) for _, name in names if name.startswith("packstore.")}
         graph[file] = (targets & files) - {file}
     assert circles(graph) == []
@@ -369,6 +373,6 @@ def test_no_test_file_imports_another() -> None:
         text = path.read_text("utf-8")
         if not re.search(r"\btests\.(?!makers\.|conftest\b)|import tests|from tests import", text):
             continue  # parsing it would show nothing
-        names = [name for _, name in imports(path.name, ast.parse(text))]
+        names = [name for _, name in findings(path.name, text)[0]]
         taken = [name for name in names if name.startswith("tests.")]
         assert all(name.startswith(("tests.makers.", "tests.conftest.")) for name in taken), path

@@ -496,7 +496,7 @@ def test_a_table_of_few_images_is_a_question(tmp_path: Path) -> None:
     assert ("--source", "table") in [answer.options for answer in caught.value.answers]
 
 
-@pytest.mark.parametrize("size", [3_000, pytest.param(200_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("size", [1_000, pytest.param(200_000, marks=pytest.mark.soak)])
 def test_large_tables(tmp_path: Path, size: int) -> None:
     """All rows are read, whatever the first ones are; memory is some hundred bytes a row."""
     import tracemalloc
