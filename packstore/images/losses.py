@@ -35,8 +35,8 @@ UNIFIED = {
     "hsv_to_rgb": ("HSV image", "HSV images", "the colours are converted"),
     "current_frame": ("image of several frames", "images of several frames", "the current frame is packed"),
     "further_pictures": (
-        "JPEG file of further pictures (previews, gain maps)",
-        "JPEG files of further pictures (previews, gain maps)",
+        "JPEG file with further pictures (previews, gain maps)",
+        "JPEG files with further pictures (previews, gain maps)",
         "the first is read",
     ),
     "premultiplied": ("image of premultiplied colours", "images of premultiplied colours", "the values are as stored"),
