@@ -33,7 +33,7 @@ class VerifyOptions(SourceArguments):
     )
     against: str | os.PathLike[str] | None = option(
         None,
-        "A source (or another store) to compare with, also a URL, or None.",
+        "A source or another store to compare with, or its URL. None compares nothing.",
         "Also compare images, labels, keys and splits with the source, or with another store.",
         metavar="SOURCE",
     )
@@ -61,7 +61,7 @@ class RepairOptions(SourceArguments):
 
     partial: bool = option(
         False,
-        "Write the store even if some records are lost, without these.",
+        "If some records are lost, write the store without them.",
         "If records are lost, write FIXED without them, and exit with 3.",
     )
     max_pixels: int = max_pixels_option(
@@ -100,12 +100,16 @@ class AuditOptions:
     mask_classes: int | None = option(
         None,
         "With ``pixels``: number of classes of the masks. Values from this number on are reported, except 255.",
-        "With --pixels: mask values are below N, or 255.",
+        "With --pixels: report mask values of N or more, except 255.",
         metavar="N",
         least=1,
     )
     min_side: int = option(
-        16, "Images whose shorter side has fewer pixels are tiny.", "Report smaller images.", metavar="PX", least=1
+        16,
+        "Images whose shorter side has fewer pixels are reported.",
+        "Report shorter sides below PX.",
+        metavar="PX",
+        least=1,
     )
     max_aspect: float = option(
         5.0,

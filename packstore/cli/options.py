@@ -62,7 +62,7 @@ def _dicom_option() -> click.Option:
         expose_value=False,
         is_eager=True,
         callback=_note_dicom,
-        help="DICOM: also keep each file, which names its patient.",
+        help="DICOM: also keep the files, which identify their patients.",
     )
 
 

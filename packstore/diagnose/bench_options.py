@@ -20,7 +20,7 @@ class BenchOptions:
 
     split: str | None = option(
         None,
-        "The split. None for the only one.",
+        "Split to load; None if the store has at most one.",
         "Split to load, if there are several.  [default: train]",
         metavar="NAME",
     )

@@ -98,7 +98,7 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
         return LossReport({}, is_certain=info.kind != "tiff")
     if reading.frame >= found.frames:
         several = "1 frame" if found.frames == 1 else f"{found.frames:,} frames"
-        raise HeaderError(f"has {several}, and frame {reading.frame} is read (from 0)")
+        raise HeaderError(f"has {several}, but no frame {reading.frame} (from 0)")
     if reading.frame and info.kind == "png" and info.precision > 8 and info.components > 1:
         raise HeaderError("is a PNG of 16 bits a channel, of which packstore reads the first frame")
     if reading.frame:  # frames of a file may differ in depth, channels and alpha

@@ -131,7 +131,7 @@ class SelectOptions:
             if isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} should be a list of names, got {getattr(self, name)!r}")
         if self.drop is None and tuple(self.drop_kinds) != DEFAULT_DROP:
-            raise UsageError("drop_kinds says which findings of an audit count: drop names its report")
+            raise UsageError("drop_kinds chooses findings of an audit: give its report, too, as drop")
         if self.splits is not None:
             shares = list(self.splits.values())
             if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6 or "" in self.splits:

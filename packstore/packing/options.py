@@ -153,7 +153,7 @@ class EncodingOptions:
     index: bool | None = option(
         None,
         "Add a seek index to each baseline JPEG file of ``original``. With it loaders decode little more than the "
-        "crop. It takes 0.8% of the bytes. None adds it if packstore's JPEG engine is available.",
+        "crop. It takes 0.8% of the bytes, 2.9% in mode ``L``. None adds it if packstore's JPEG engine is available.",
         "original: add a seek index to JPEG files, so that crops decode faster; 0.8% more bytes.  [default: --index]",
         group=_IMAGES,
     )

@@ -224,8 +224,8 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
         return
     if options.cluster is not None:
         raise UsageError(
-            f"{printable(str(destination))}: a cluster writes to an object store, as all its machines can; give a URL, "
-            f"such as s3://bucket/… or, for a folder that all share, {printable(destination.absolute().as_uri())}"
+            f"{printable(str(destination))}: a cluster writes to an object store, which all machines reach; give a "
+            f"URL, such as s3://bucket/…, or for a shared folder {printable(destination.absolute().as_uri())}"
         )
     if options.overwrite or not was_killed_after_publishing(destination):
         check_destination(destination, overwrite=options.overwrite, owned=list_owned_files)

@@ -125,7 +125,7 @@ def test_an_animated_jpeg_xl_is_asked_about(tmp_path: Path) -> None:
     np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0][0], frames[0].transpose(2, 0, 1))
     dataset = PackedDataset(tmp_path / "x.lmdb", frames="2")
     np.testing.assert_array_equal(dataset[0][0], frames[2].transpose(2, 0, 1))
-    with pytest.raises(DecodeError, match="3 frames, and frame 3 is read"):
+    with pytest.raises(DecodeError, match="3 frames, but no frame 3"):
         PackedDataset(tmp_path / "x.lmdb", frames="3")[0]
 
 

@@ -447,8 +447,8 @@ def test_pixels_of_a_lab_picture_have_no_alpha() -> None:
 IDLE: list[tuple[str, dict[str, Any], str]] = [
     ("deep", {"mode": "keep", "depth": "scale"}, "mode keep keeps all bits"),
     ("deep", {"mode": "RGB"}, "--depth"),
-    ("deep", {"depth": "scale", "frames": 2}, "has 1 frame, and frame 2 is read"),
-    ("plain", {"frames": 2}, "has 1 frame, and frame 2 is read"),
+    ("deep", {"depth": "scale", "frames": 2}, "has 1 frame, but no frame 2"),
+    ("plain", {"frames": 2}, "has 1 frame, but no frame 2"),
     ("plain", {"mode": "I;16"}, "different types"),
     ("plain", {"mode": "multi:5:uint8"}, "3 channels, and 5 are expected"),
     ("plain", {"mode": "multi:4096:uint8"}, "3 channels, and 4096 are expected"),

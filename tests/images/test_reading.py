@@ -249,7 +249,7 @@ def test_a_frame_by_its_number() -> None:
     for number, value in ((0, 10), (2, 30)):
         found = get_decoder(reading=Reading("L", frames=str(number))).decode(file.getvalue())
         assert (found == value).all()
-    with pytest.raises(DecodeError, match="3 frames, and frame 3 is read"):
+    with pytest.raises(DecodeError, match="3 frames, but no frame 3"):
         get_decoder(reading=Reading("L", frames="3")).decode(file.getvalue())
 
 

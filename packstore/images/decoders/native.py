@@ -170,7 +170,7 @@ class FrameReader:
         if info.kind == "jpeg" and frame:
             views = find_pictures(data, info).views
             if frame >= len(views):
-                raise DecodeError(f"the image has {len(views)} frames, and frame {frame} is read (from 0)")
+                raise DecodeError(f"the image has {len(views)} frames, but no frame {frame} (from 0)")
             return decode(data[slice(*views[frame])], self._max_pixels, gray=gray)
         if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
             colours, mode = decode(rest[0], self._max_pixels)
@@ -186,7 +186,7 @@ class FrameReader:
             return _read_netpbm(bytes(data), info)
         if info.kind == "avif" and info.precision > 8:
             if frame >= len(self._deep_avif):
-                raise DecodeError(f"the image has {len(self._deep_avif)} frames, and frame {frame} is read (from 0)")
+                raise DecodeError(f"the image has {len(self._deep_avif)} frames, but no frame {frame} (from 0)")
             pixels = self._deep_avif[frame].copy()
             return _scale_to_dtype(pixels, mode_of(pixels.shape[2], "uint16"), info)
         if info.kind in _HEIF and info.precision > 8:
@@ -223,7 +223,7 @@ class FrameReader:
         if not frame or self._info.kind != "tiff":
             return frame
         if frame >= len(self._pages):
-            raise DecodeError(f"the image has {len(self._pages)} frames, and frame {frame} is read (from 0)")
+            raise DecodeError(f"the image has {len(self._pages)} frames, but no frame {frame} (from 0)")
         return self._pages[frame]
 
     @cached_property

@@ -206,7 +206,7 @@ class OpenImage:
         if frame:
             count = getattr(image, "n_frames", 1)
             if frame >= count:
-                raise DecodeError(f"the image has {count} frames, and frame {frame} is read (from 0)")
+                raise DecodeError(f"the image has {count} frames, but no frame {frame} (from 0)")
         if frame != image.tell():
             image.seek(frame)
         return image

@@ -63,7 +63,7 @@ class TiffPages:
         import_tifffile()
         try:
             if number >= len(self._pages):
-                raise DecodeError(f"the image has {len(self._pages)} pages, and page {number} is read (from 0)")
+                raise DecodeError(f"the image has {len(self._pages)} pages, but no page {number} (from 0)")
             page = self._pages[number]
             height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
             pillow.check_size(width, height, max_pixels)

@@ -47,7 +47,7 @@ def _refuse_further_frames(
         if frame:
             from packstore.core.errors import DecodeError
 
-            raise DecodeError(f"the image has 1 frame, and frame {frame} is read (from 0)")
+            raise DecodeError(f"the image has 1 frame, but no frame {frame} (from 0)")
         return decode(data, info)
 
     return decode_frame

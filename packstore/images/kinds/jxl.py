@@ -103,7 +103,7 @@ def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
 
     pixels = _read_frame(data, frame)
     if pixels is None:
-        raise DecodeError(f"the image has {count_frames(data)} frames, and frame {frame} is read (from 0)")
+        raise DecodeError(f"the image has {count_frames(data)} frames, but no frame {frame} (from 0)")
     return pixels.astype(np.float32) if pixels.dtype == np.float16 else pixels
 
 

@@ -246,9 +246,9 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
         raise SourceError(f"{shown}: {reason}")
     listed = ", ".join(each.info.shown for each in arrays[:_LISTED]) + (", …" if len(arrays) > _LISTED else "")
     raise SourceError(
-        f"{shown} holds no arrays of images (samples x height x width, with or without 1 or 3 channels, of uint8 or "
-        f"named images, x, data …), but {listed}; --image-key NAME and --layout NHWC (or NCHW, NHW …) name others, of "
-        "any numbers and channels"
+        f"{shown} holds no arrays of images (samples x height x width, alone or with 1 or 3 channels, of uint8 or "
+        f"named images, x, data …), but {listed}; to choose an array of other numbers or channels, give "
+        "--image-key NAME and --layout NHWC (or NCHW, NHW …)"
     )
 
 
