@@ -47,8 +47,8 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
 
     Re-encoded images are upright if the store's readers apply the EXIF orientation. ``quality`` is for JPEG.
 
-    Raises :class:`UsageError` if ``encode`` is None and the kind cannot hold the images unchanged. Raises it, too, if
-    PNG or JPEG cannot hold them, or they are floating point values.
+    Raises :class:`UsageError` if the kind or the encoding cannot hold the images. No encoding holds floating point
+    values.
     """
     stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
     mode = manifest.image.pixels

@@ -111,8 +111,8 @@ def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, p
     if not survey.uses_all_bits:
         limits = np.iinfo(dtype)
         raise UsageError(
-            f"{printable(path)} holds scans in {dtype}, which use an unknown part of its values; --depth scale would "
-            f"take all, {limits.min} to {limits.max}; give --depth window:LO,HI, the values of black and white"
+            f"{printable(path)} holds values of {dtype}, of which scans use an unknown part; --depth scale would take "
+            f"all, {limits.min} to {limits.max}; give --depth window:LO,HI, the values of black and white"
         )
     if found is not None and found != (np.iinfo(dtype).min, np.iinfo(dtype).max):
         raise UsageError(

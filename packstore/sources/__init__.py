@@ -275,12 +275,14 @@ def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptio
 def _open_recognised(
     place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None, clips: bool
 ) -> Source:
-    """Opens a path as the named kind, or as the recognised one. Options for arrays that are not given are those of
-    ``packed_as``, if that has the same kind.
+    """Opens a path as the named kind, or as the recognised kind.
 
-    If recognition is ambiguous, opens the path as the kind in ``packed_as``. If recognition fails otherwise, does so
-    only if ``packed_as`` has options for arrays. Raises :class:`NeedsCopyError` for a URL if the kind reads only local
-    copies. Raises :class:`SourceError` if the path cannot be reached, or is of no known kind.
+    If recognition is ambiguous, takes the kind in ``packed_as``. If recognition fails otherwise, takes this kind only
+    if ``packed_as`` has options for arrays. Options for arrays that are not given are those of ``packed_as``, if that
+    has the same kind.
+
+    Raises :class:`NeedsCopyError` for a URL if the kind reads only local copies. Raises :class:`SourceError` if the
+    path cannot be reached, or is of no known kind.
     """
     try:
         place.stat()
