@@ -210,7 +210,8 @@ def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCal
     """Converts samples to new shards, copies records to new shards, or takes the shards to link. Returns None if
     nothing is added.
 
-    First deletes what an interrupted run left; warns if that run had packed all samples.
+    First deletes what an interrupted run left; warns if that run had packed all samples. Raises
+    :class:`DestinationError` if the disk has no room for copies.
     """
     remove_unfinished(work.path / KEPT)
     if os.path.lexists(work.path / ADDED):

@@ -109,7 +109,7 @@ def _plan_dataset(
     """Plans the conversion of a dataset, or of a dict of datasets by split. ``fields`` None infers the fields.
 
     Raises :class:`UsageError` for options that only paths have, and for a cluster. Raises it also for an empty dict,
-    and for a split whose name is empty or no text.
+    and for a split whose name is empty or no text. Also raises the errors of :func:`make_plan`.
     """
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     if options.ignore or options.source_columns or any(value is not None for value in for_paths):
@@ -141,6 +141,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
 
     At a URL, a cluster or one local worker packs the store. Resumes an interrupted run; returns at once if that run had
     published. If this run fails, it keeps the packed records for the next run. A note on the error says where they are.
+
+    Keeps no records of links, or of an iterable that can be read only once.
 
     Args:
         plan: The plan.

@@ -66,7 +66,8 @@ class ImageDescription(NamedTuple):
         transparent: Some pixel of the described frame is not opaque.
         is_certain: The mode can represent every value. If False, the caller must compare the values after decoding.
         converted: Name in :data:`packstore.images.losses.UNIFIED` of what a report mentions; None for nothing. It is a
-            conversion to RGB of colours that no mode has, inverted gray, or further pictures that are not read.
+            conversion to RGB of colours that no mode has, inverted gray, colours multiplied by alpha, or further
+            pictures that are not read.
         colours: Name of colours that are not RGB and are not converted, such as ``Lab``; None for RGB and gray.
     """
 

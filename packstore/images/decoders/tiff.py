@@ -131,7 +131,7 @@ def find_tiff_colours(tags: Any) -> str | None:
 
 
 def is_premultiplied(tags: Any) -> bool:
-    """Tells if the colours of a page are multiplied by its alpha. Pillow divides those of 8 bits."""
+    """Tells if the colours of a page are multiplied by its alpha. Pillow undoes that for 8 bits."""
     return 1 in np.atleast_1d(tags.get(338, ())).tolist()
 
 
