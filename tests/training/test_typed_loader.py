@@ -491,6 +491,7 @@ def test_a_fill_value_that_is_no_uint8_makes_masks_of_int32(stores: dict[str, Ty
         ({"bbox": [[1, 2, 3, 4]], "category": [1]}, True),
         ({"bbox": []}, True),
         ([{"bbox": [1, 2, 3, 4]}], True),
+        ([{"caption": "a box"}, {"bbox": [1, 2, 3, 4]}], True),
         ({"annotations": [{"boxes": [1, 2, 3, 4]}]}, True),
         ({"caption": "a box"}, False),
         (["boxes"], False),

@@ -119,7 +119,7 @@ class JsonType(BytesType):
         return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
 
     def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
-        """Tells if a value has a key such as ``bbox`` or ``boxes``, see :func:`_has_box_key`."""
+        """Tells if a value has a key such as ``bbox`` or ``boxes``, at any depth."""
         return _has_box_key(read())
 
 
@@ -127,12 +127,10 @@ _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
 
 
 def _has_box_key(value: Any) -> bool:
-    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth. Of a list, reads the first entry
-    only.
-    """
+    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth."""
     if isinstance(value, dict):
         return not _BOX_KEYS.isdisjoint(value) or any(map(_has_box_key, value.values()))
-    return isinstance(value, list) and any(map(_has_box_key, value[:1]))
+    return isinstance(value, list) and any(map(_has_box_key, value))
 
 
 def to_bytes(column: Column, value: Any) -> bytes:
