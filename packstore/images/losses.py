@@ -83,6 +83,8 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
 def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> LossReport:
     """Finds losses as :func:`find_losses`, and the lossless conversion of a file of another mode.
 
+    Finds no losses in a file that cannot be opened. For a TIFF and for a further frame, that is not certain.
+
     Raises:
         HeaderError: The frame to read does not exist; or it is a further frame of a PNG of 16 bits in colour.
         DecodeError: A library that the file needs is missing.

@@ -164,7 +164,10 @@ class FrameReader:
         return self._info.precision
 
     def read_frame(self, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
-        """Decodes a frame and returns its pixels and mode, see :func:`decode`. Raises :class:`DecodeError`."""
+        """Decodes a frame and returns its pixels and mode, see :func:`decode`.
+
+        Raises :class:`DecodeError`, also for a frame that does not exist.
+        """
         data, info = self.data, self._info
         if info.kind in KINDS:
             return _scale_to_dtype(*_decode_special_kind(bytes(data), info, frame), info)
