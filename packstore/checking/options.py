@@ -114,7 +114,7 @@ class AuditOptions:
     max_aspect: float = option(
         5.0,
         "Images whose longer side is more than this many times their shorter side are reported.",
-        "Report images with sides in a larger ratio than X.",
+        "Report images whose longer side is over X times the shorter.",
         metavar="X",
         least=1,
     )

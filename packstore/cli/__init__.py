@@ -237,7 +237,7 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
 def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     """Sends a signal again if a destructor or a callback of a weak reference has swallowed its exception.
 
-    Waits 10 ms before, in a thread. Prints all other exceptions, as Python does.
+    The signal comes 10 ms later, from a thread. Prints all other exceptions, as Python does.
     """
     stopped = unraisable.exc_value
     if not isinstance(stopped, _StoppedError):

@@ -129,7 +129,7 @@ class OptionsOf:
         self.place, self.types, self.without = place, types, without
 
     def __call__(self, command: Any) -> Any:
-        """Adds itself to the parameters of a command, as a placeholder for its options. Returns the command."""
+        """Adds itself to the parameters of a command, as a placeholder for the options. Returns the command."""
         command.__click_params__ = [*getattr(command, "__click_params__", ()), self]
         return command
 
@@ -162,13 +162,13 @@ def _find_attributes(
 ) -> dict[str, Any]:
     """Returns the attributes of a click option: default, type and others.
 
-    ``switch`` is not one of click: it asks for a second flag, ``--no-…``.
+    The entry ``switch`` is not click's: it asks the caller for a second flag, ``--no-…``.
 
     Args:
         type: Type of the field.
         default: Its default.
         option: Its description.
-        parser: Type of the click option; None if the type of the field tells it.
+        parser: Type of the click option; None derives it from the type of the field.
     """
     parts = split_union(type)
     shown = default is not None and default is not False and default not in ("", ())

@@ -20,7 +20,7 @@ from packstore.cli.options import cache_options
 )
 @click.option(
     "--window", nargs=2, type=float, metavar="LO HI",
-    help="More than 8 bits: these values are black and white.  [default: 1st and 99th percentile of each image]",
+    help="More than 8 bits: values shown as black and as white.  [default: 1st and 99th percentile of each image]",
 )  # fmt: skip
 @cache_options
 def view(

@@ -29,7 +29,7 @@ class BenchOptions:
         None,
         "Side of the crops in pixels.",
         "Side of the crops.",
-        none="224, or that of all images",
+        none="the images' shorter side if all have one size, else 224",
         metavar="PX",
         least=1,
     )

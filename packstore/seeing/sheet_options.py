@@ -25,7 +25,7 @@ class SheetOptions:
         None,
         "Names of columns to show: masks, boxes and keypoints over the images, lists of images below them. None for "
         "all boxes and lists.",
-        "Masks, boxes, keypoints to draw over the images, lists of images to show below: mask,boxes; none for plain "
+        "Columns to draw over the images (masks, boxes, keypoints) or to show below (lists of images); none for plain "
         "images.  [default: boxes and lists]",
         metavar="NAMES",
     )
@@ -50,7 +50,7 @@ class SheetOptions:
     window: tuple[float, float] | None = option(
         None,
         "For images of more than 8 bits: the value shown as black, and the value shown as white.",
-        "More than 8 bits: these values are black and white.",
+        "More than 8 bits: values shown as black and as white.",
         none="1st and 99th percentile of each image",
         metavar="LO HI",
     )

@@ -150,10 +150,11 @@ def _describe_types(value: Any) -> str:
 
 
 def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Converts the pixels of an image to a mode; None for RGB. Of conversions, makes only gray to colours.
+    """Converts the pixels of an image to a mode; None for RGB. Gray is converted to any mode with colours.
 
-    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point. Also returns the names of all losses, see
-    :data:`packstore.images.losses.UNIFIED`: conversions by Pillow, frames that are left out, gray that becomes colour.
+    Returns pixels ``(H, W, C)``, or ``(C, H, W)`` for floating point. Also returns names in
+    :data:`packstore.images.losses.UNIFIED`: that of gray that becomes colour, and those for a Pillow image (colours
+    that are converted, frames that are left out).
 
     Raises :class:`ValueError` for another dtype or number of channels, and for no pixels.
     """

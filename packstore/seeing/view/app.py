@@ -312,7 +312,7 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 
 async def _get_full_image(site: Site, request: Request) -> Response:
-    """Answers with an image in full size. For a column of lists, the parameter ``n`` is its number in the list."""
+    """Answers with an image in full size. For a column of lists, ``n`` in the address is the image's number."""
     record, column = site.parse_record(request), _find_image_column(site, request)
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))

@@ -54,7 +54,7 @@ def describe_value(column: Column, value: Any, classes: RowClasses | None) -> di
 
     For a column that is drawn over the image, adds:
 
-    - ``layer``: number that orders drawn columns; a higher one is above.
+    - ``layer``: number that orders drawn columns; shapes of a higher layer are above.
     - ``shapes``: see :class:`ShapeList`. Absent for masks: the page fetches these as pictures.
 
     A missing value is ``{"value": None}``. ``classes``: class numbers that describe the value's rows.
@@ -107,7 +107,7 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
     """Describes a column and its value in a record as a JSON object.
 
     Its entries are ``name``, ``type``, ``dtype``, ``parallel``, and those of :func:`describe_value`. If the value is
-    damaged, ``error`` replaces the latter.
+    damaged, ``error`` replaces those of :func:`describe_value`.
     """
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
