@@ -175,7 +175,8 @@ class _Salvage:
     def save_records(self, destination: Path) -> SalvageReport:
         """Adds all records that can be saved to the new store, and publishes it; returns the report. Reports progress.
 
-        Publishes nothing if there are none.
+        The new manifest lists lost records as skipped, at most 10,000 of them. Publishes nothing if no record can be
+        saved.
         """
         total = sum(file.records or 0 for file in self.store.files)
         for file in self.store.files:

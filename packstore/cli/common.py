@@ -218,7 +218,11 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
     """Returns a command line for each answer to an ambiguous source. Empty if the error names no source.
 
     If the command in ``arguments`` takes the answer's options, the line repeats ``arguments`` and adds these options.
-    Otherwise the line is ``packstore convert SOURCE NAME.lmdb`` with these options.
+    In the repeated line, the answer's source replaces the given one. A given file inside the source stays if the
+    answer's kinds accept that file.
+
+    Otherwise the line is ``packstore convert SOURCE NAME.lmdb`` with these options. It is also this line if
+    ``arguments`` do not name the source.
     """
     if error.source is None:
         return []

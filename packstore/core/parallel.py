@@ -44,9 +44,9 @@ def ordered_flat_map(
 ) -> Iterator[R]:
     """Yields the pieces that ``function(item)`` yields for each item, in order, computed by ``workers`` threads.
 
-    Workers pause while the finished pieces have ``budget`` bytes or more. One worker never pauses without a finished
-    piece: the one whose item is next. Otherwise the consumer would wait for ever. Memory is bounded by ``budget``, plus
-    a piece for each worker and for the consumer.
+    Workers pause while the finished pieces have ``budget`` bytes or more. The worker whose pieces are due next does not
+    pause while it has none finished. Memory is bounded by ``budget``, plus a piece for each worker and for the
+    consumer.
 
     An exception of ``function`` is raised after the pieces before it. All threads have ended when the iteration ends.
 

@@ -30,7 +30,11 @@ class UnsupportedPickleError(PickleError):
 
 
 class StandIn:
-    """Base of harmless objects. ``find`` returns them in place of the objects that the program names."""
+    """Base of harmless objects. ``find`` returns them in place of the objects that the program names.
+
+    This base refuses a state and items with :class:`UnsupportedPickleError`. A subclass that accepts them overrides the
+    methods.
+    """
 
     __slots__ = ()
 

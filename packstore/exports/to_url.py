@@ -31,7 +31,8 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
     directory, which the end of the context deletes.
 
     Publishing with ``overwrite`` first deletes the old export. Readers at the URL find no ``packstore.json`` until
-    publishing has ended. A publishing that fails deletes the objects that it has created.
+    publishing has ended. A publishing that fails deletes the objects that it has created. If another process writes to
+    the URL, publishing raises :class:`DestinationError`.
 
     Raises :class:`DestinationError` if the URL is read only, or is taken and ``overwrite`` is False. Raises it, too, if
     the URL has objects that do not belong to one export.

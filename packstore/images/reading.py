@@ -91,7 +91,7 @@ class Reading:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The values that become 0 and 255; None if :attr:`depth` is no ``window``."""
+        """The two values of a ``window`` in :attr:`depth`, which become 0 and 255. None for any other depth."""
         match = None if self.depth is None else _DEPTH.fullmatch(self.depth)
         return None if match is None or match[1] is None else (float(match[1]), float(match[2]))
 

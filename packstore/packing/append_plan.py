@@ -154,6 +154,10 @@ def _make_split_mapping(
 ) -> Callable[[str], str]:  # fmt: skip
     """Returns a function that maps a split of the source to a split of the store.
 
+    - Both have splits: names stay the same.
+    - Only the store has splits: all become ``split``.
+    - The store has none: all become ``""``.
+
     Raises :class:`UsageError` in these cases:
     - Only the store has splits, and ``split`` names none.
     - Only the source has splits, and ``split`` does not name one.

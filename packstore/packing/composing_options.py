@@ -48,8 +48,13 @@ class MergeOptions:
 class SelectOptions:
     """Options of :func:`packstore.select`.
 
-    Raises :class:`UsageError` for invalid values, and for arguments that exclude each other, such as ``whole_shards``
-    and ``sample``. Planning checks ``where``, ``drop``, ``drop_columns``, ``relabel`` and ``shard_size``.
+    Raises :class:`UsageError` for invalid values, and in these cases:
+
+    - ``whole_shards`` with options other than ``where``, ``splits``, ``seed``, ``format`` and ``overwrite``.
+    - ``stratify`` without ``splits`` or ``sample``.
+    - ``drop_kinds`` other than the default without ``drop``.
+
+    Planning checks ``where``, ``drop``, ``drop_columns``, ``relabel`` and ``shard_size``.
     """
 
     where: str | None = option(

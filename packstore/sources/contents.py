@@ -175,7 +175,7 @@ def stem_of(name: str) -> str:
 
 
 def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
-    """Hashes the stems of names; returns sorted unique hashes."""
+    """Hashes the stems of names; returns sorted unique hashes. The hashes hold only within one process."""
     return _sort_unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
 
 

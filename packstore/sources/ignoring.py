@@ -137,8 +137,9 @@ _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths
 
 
 def _pattern_to_regex(pattern: str) -> str:
-    """Converts a pattern to a regular expression, for ``re.match`` on paths that the pattern may hide. Raises
-    :class:`UsageError` for an unusable pattern."""
+    """Converts a pattern to a regular expression. With ``re.match`` it matches the paths that the pattern hides.
+
+    Raises :class:`UsageError` for an unusable pattern."""
     body = pattern.removeprefix("/").removesuffix("/")
     parts = body.split("/")
     if not body or "\0" in pattern or any(part in ("", ".", "..") for part in parts):

@@ -25,7 +25,7 @@ class GzipReader(io.RawIOBase):
     thread-safe.
 
     Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
-    member is verified at its end.
+    member is verified at its end. Refuses to seek from the end, and to read over 256 MiB at a time.
     """
 
     def __init__(self, path: Path, deflated: tuple[int, int] | None = None) -> None:

@@ -86,8 +86,10 @@ def find_kind(path: Path) -> Kind | None:
 
 def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     """Returns the kind of ``path``: the first certain one (specific kinds come first), else the first possible one.
-    With ``clips`` the classes of an image folder may contain folders of equal names. Skips kinds that cannot read at
-    the place, or do not use all given options.
+
+    For a URL, asks only the kinds that read from object stores. Skips kinds that do not use all given options.
+
+    ``clips``: the classes of an image folder may contain folders of equal names.
 
     Raises:
         AmbiguousSourceError: Kinds match partially, folders of an image folder do not seem to be classes, or the

@@ -42,9 +42,11 @@ class SegmentationSource(FileRowSource):
     """Images with masks in the column ``mask``. The value is missing for an image without a mask.
 
     Cityscapes also has ``instance_mask``, ``train_mask`` and ``polygons``, ADE20K ``scene``, if their files exist. With
-    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask. The constructor
-    refuses a tree without such masks, and masks of another size than their images. It compares only the first four of
-    each ending, and none of Cityscapes.
+    a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each mask.
+
+    The constructor raises :class:`SourceError` for a tree without such masks, and for masks of another size than their
+    images. In each folder it compares the sizes of the first four masks with the same ending. In Cityscapes it compares
+    none.
     """
 
     kind = "segmentation"

@@ -320,7 +320,8 @@ def _split_number(extension: str) -> tuple[str, int] | None:
 
 
 def _is_in_list(extension: str, lists: Mapping[str, int]) -> bool:
-    """Tells if an extension belongs to a numbered image in one of the lists."""
+    """Tells if an extension belongs to a numbered image in one of the lists. Any number counts; only the list's name
+    is compared."""
     named = _split_number(extension)
     return named is not None and named[0] in lists
 
@@ -409,8 +410,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
-    """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe). Asks only kinds that use
-    one of ``extensions``."""
+    """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe).
+
+    ``extensions``: those in the archive. Kinds whose annotations have none of these extensions are not asked."""
     kinds = (kind for kind in SOURCES.values() if kind.sidecar_extensions & extensions)
     return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
 

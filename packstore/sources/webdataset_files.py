@@ -142,7 +142,9 @@ def make_usual_column(extension: str) -> str:
 
 
 def make_own_column(extension: str) -> str:
-    """Returns the column of files whose usual column is taken: ``png`` for the masks beside ``jpg``."""
+    """Returns a column named after the extension, for files whose usual column is taken.
+
+    Example: ``png`` for the masks beside ``jpg``. The extension ``image`` gets ``image_``."""
     name = make_column_name(extension)
     return f"{name}_" if name == "image" else name
 

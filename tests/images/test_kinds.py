@@ -113,6 +113,12 @@ def test_values_beside_alpha_and_scaled_ones_have_the_whole_range() -> None:
     np.testing.assert_array_equal(shown, np.rint(gray / 4095 * 255).astype(np.uint8))
 
 
+def test_a_header_of_jpeg_xl_that_is_cut_off_does_not_decode() -> None:
+    data = to_jxl(noise(3, "uint8"))
+    with pytest.raises(HeaderError, match="truncated"):
+        jxl.decode(data[:3], check_header(data), 0)
+
+
 def test_an_animated_jpeg_xl_is_asked_about(tmp_path: Path) -> None:
     frames = np.stack([noise(3, "uint8") + number for number in range(3)])
     (tmp_path / "images" / "a").mkdir(parents=True)

@@ -15,7 +15,11 @@ from packstore.exports.objects import LabelledObject
 
 
 class LabelMeExport(SidecarExport):
-    """Rectangles and polygons in a JSON file for each image. The class of an image is a flag."""
+    """Boxes and polygons in a JSON file beside each image. The class of an image is a flag.
+
+    An object with exactly one valid polygon becomes a polygon, any other its box as a rectangle. An image without boxes
+    and class gets no file.
+    """
 
     name = "labelme"
     help = "LabelMe: a JSON file beside each image"

@@ -48,7 +48,7 @@ class _JxlHeader(NamedTuple):
 
 
 class _Bits:
-    """Reads numbers from a codestream bit by bit, the lowest bit of a byte first. Raises :class:`IndexError` past its
+    """Reads numbers from a codestream bit by bit, the lowest bit of a byte first. Raises :class:`HeaderError` past its
     end."""
 
     def __init__(self, data: bytes) -> None:
@@ -57,7 +57,7 @@ class _Bits:
     def read(self, bits: int) -> int:
         """Reads a number of ``bits`` bits."""
         if bits > self._left:
-            raise IndexError
+            raise HeaderError("is truncated: its JPEG XL header is cut off")
         found = self._value & (1 << bits) - 1
         self._value >>= bits
         self._left -= bits
@@ -78,8 +78,8 @@ class _Bits:
 def read_header(data: bytes, whole: bool) -> ImageInfo:
     """Parses the header. With ``whole``, also checks the sizes of boxes.
 
-    Raises :class:`HeaderError` for a damaged file, for channels besides colours and alpha, and for too many bits. A
-    truncated header raises :class:`IndexError`."""
+    Raises :class:`HeaderError` for a damaged or truncated file, for channels besides colours and alpha, and for too
+    many bits. A box that is cut off in its own header may raise :class:`struct.error`."""
     found = _parse_header(data, whole)
     return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
 
@@ -95,8 +95,8 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
     """Decodes a frame with imagecodecs; float16 becomes float32. Ignores ``info``.
 
-    Raises :class:`DecodeError` without the library, and if the frame does not exist. A damaged image raises the
-    library's own errors."""
+    Raises :class:`DecodeError` without the library, and if the frame does not exist. A damaged or truncated header
+    raises :class:`HeaderError`. Other damage raises the library's own errors."""
     import numpy as np
 
     from packstore.core.errors import DecodeError
@@ -166,8 +166,8 @@ def import_library() -> Any:
 def _parse_header(data: bytes, whole: bool) -> _JxlHeader:
     """Parses the codestream's header. With ``whole``, also checks the sizes of boxes.
 
-    Raises :class:`HeaderError` without a codestream, and for channels and bits that packstore does not read. A
-    truncated header raises :class:`IndexError`."""
+    Raises :class:`HeaderError` without a codestream, for a truncated header, and for channels and bits that packstore
+    does not read."""
     head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_list_codestream_parts(data, whole))[:_HEAD]
     if head[:2] != _CODESTREAM:
         raise HeaderError("is damaged: a JPEG XL file without a codestream")

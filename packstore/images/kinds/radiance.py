@@ -119,7 +119,8 @@ def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
 def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
     """Reads a scanline in the older coding into ``row``. Returns the end of its bytes.
 
-    The coding has whole pixels; ``1 1 1 n`` repeats the last pixel ``n`` times.
+    The coding has whole pixels; ``1 1 1 n`` repeats the last pixel ``n`` times. A second run directly after the first
+    repeats ``n << 8`` times, a third ``n << 16``, a fourth ``n << 24``.
 
     Raises :class:`HeaderError` for a run that does not fit, and for truncated data."""
     import numpy as np

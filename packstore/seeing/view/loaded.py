@@ -70,6 +70,8 @@ class LoadedRecord:
 class SampleLoader:
     """Loads single records as a loader of the whole split would. Thread-safe.
 
+    For the page, describes a loaded record as JSON, and renders its image and masks as PNG.
+
     Caches the latest 24 records, and keeps a dataset of each split open. Raises :class:`UsageError` for wrong
     augmentations, and if the store has been replaced.
     """

@@ -76,7 +76,7 @@ class ShapeList:
     - Boxes: ``boxes``, each left, top, right, bottom. With classes: ``numbers`` and ``names``, one for each box.
     - Points: ``points``, a list of points for each object.
 
-    Leaves out masks, and the rows that :func:`cut_rows` leaves out.
+    Leaves out masks, and the rows that :func:`cut_rows` leaves out. A value without rows adds nothing.
     """
 
     def __init__(self) -> None:
@@ -93,6 +93,10 @@ class ShapeList:
         self.shapes += [{"boxes": to_json_numbers(kept), **named}] if len(kept) else []
 
     def draw_points(self, points: NDArray[Any]) -> None:
+        """Adds the points of each row as one object. Adds nothing without rows.
+
+        Draws only the first rows, see :func:`cut_rows`: at most 2,000.
+        """
         kept = cut_rows(points)
         objects = kept.reshape(len(kept), -1, kept.shape[-1]) if len(kept) else kept
         self.shapes += [{"points": to_json_numbers(objects)}] if len(kept) else []

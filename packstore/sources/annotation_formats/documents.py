@@ -135,11 +135,13 @@ class DocumentSource(AnnotatedSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """Finds the files of annotations, by names and first bytes. Passes over folders with more than
+        """Finds the files of annotations, by names and first bytes.
+
+        Searches the top folder and :attr:`max_depth` levels below. Passes over folders with more than
         :attr:`max_files` matching names.
 
-        A file whose first bytes do not match is damaged, if a matching file has the same name. Damaged files are
-        included.
+        A file with other first bytes is included, too, if a found file in another folder has its name. Such a file is
+        damaged.
         """
         folders = _list_folders_to_depth(tree, cls.max_depth)
         paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]

@@ -91,8 +91,10 @@ class ArchiveTree(Tree):
         return names
 
     def all_folders(self) -> Iterator[tuple[str, Names]]:
-        """Yields every directory of the archive with its names, hidden ones included. The path of a directory outside
-        the root begins with ``/``."""
+        """Yields every directory of the archive with its names, hidden ones included.
+
+        A path is relative to the root of this tree. A directory of the archive outside this root gets ``/`` before its
+        path in the archive."""
         waiting = [b""]
         while waiting:
             place = waiting.pop()

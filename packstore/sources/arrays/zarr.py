@@ -180,7 +180,9 @@ class _OpenZarr(OpenArrays):
         return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self._path / name / ".zattrs"))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds chunks or shards without a file; returns None if all have one. Does not look into shards."""
+        """Counts the chunks or shards without a file. Returns None if all have one. Does not look into shards.
+
+        Marks the samples along ``axis`` that have no chunk with a file."""
         shape, grid = self._grids[name]
         return count_unwritten(shape, grid, axis, find_chunks(self._path / name, len(shape)))
 

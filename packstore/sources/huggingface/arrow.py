@@ -74,8 +74,9 @@ class _ArrowFile(OpenTable):
         return overview
 
     def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
-        """Adds the column ``name`` to an overview's sets of columns with nulls, paths or negative labels. ``column`` is
-        an array of its values."""
+        """Adds to an overview what the values of one column contain: nulls, paths or negative labels.
+
+        The overview has a set of column names for each of these. ``column``: array of the values."""
         parts = {}
         inner = column.flatten() if is_list(column.type) else column
         if self._pa.types.is_struct(inner.type):

@@ -200,8 +200,14 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
 
 
 def _to_json(value: Any) -> Any:
-    """Converts the value of an element to JSON: bytes to hex, sequences to lists, NaN and infinity to null. Data
-    sets become objects by keyword; other values become texts."""
+    """Converts the value of an element to JSON.
+
+    - Bytes: hexadecimal text.
+    - Numbers: numbers. NaN and infinity become null, and booleans 0 or 1.
+    - Data sets: objects by keyword. An element without a keyword gets its tag as key.
+    - Sequences: lists.
+    - Others: text. None becomes ``"None"``.
+    """
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, bool | int):

@@ -277,8 +277,10 @@ class TfrecordSource(ExampleSource):
         return found
 
     def _make_column(self, name: str, of: str | None) -> _ExampleColumn:
-        """Makes the column of a feature by the facts about its values. ``of`` is the feature of the labels of boxes, or
-        None. Raises :class:`SourceError` if records hold different types."""
+        """Makes the column of a feature by the facts about its values. Raises :class:`SourceError` if records hold
+        different types.
+
+        ``of``: name of the feature that labels the boxes, or None."""
         facts = self.facts.features[name]
         missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}

@@ -241,6 +241,8 @@ def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
 def describe_difference(other: Fingerprint, wanted: Fingerprint) -> str | None:
     """Describes the first difference of two fingerprints, in the order of ``wanted``. Returns None if they are equal.
 
+    If both values are mappings, describes their first difference, after the name.
+
     Leaves out the two values if one of them has over 40 characters.
 
     A name that ends with a question mark may be absent from ``other``.

@@ -171,14 +171,16 @@ class RandomCrop(FixedSizeOperation):
     Args:
         size: ``S`` for a square, or ``(height, width)``.
         padding: Number of pixels that are first added on each side.
-        pad_if_needed: Pad smaller images with ``fill``, each side by the whole difference. Not with ``padding``.
+        pad_if_needed: Pad smaller images with ``fill``, each side by the whole difference. Not with ``padding`` or a
+            ``padding_mode`` other than ``"constant"``.
         padding_mode: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored without the
             outermost pixel) or ``"symmetric"`` (mirrored with it).
         fill: Value of added pixels, in the images' own units.
 
     Raises:
-        UsageError: Invalid size or padding, an unknown mode, ``pad_if_needed`` with padding. When called: images
-            smaller than the crop, or too small to reflect them into the padding.
+        UsageError: Invalid size or padding, or an unknown mode. ``pad_if_needed`` with padding, or with another mode
+            than ``"constant"``. When called: images smaller than the crop, or too small to reflect them into the
+            padding.
     """
 
     padding: int = 0

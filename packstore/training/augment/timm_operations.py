@@ -69,7 +69,7 @@ def _write_solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flag
 
 
 def _write_desaturation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors of saturation, from 0.5 down to 0 for larger magnitudes."""
+    """Writes factors of saturation. They fall from 0.5 to 0 as the magnitude grows."""
     steps["p"][:, 0] = (0.5 - 0.5 * part).clip(0, 1)
 
 

@@ -135,7 +135,7 @@ class TimmAugment(ProgramOperation):
         return mix_chains(chains, draw_chain_weights(draws, plan.alpha, plan.chains))
 
     def _draw_chain(self, plan: _PolicyPlan, draws: Draws, size: Size) -> Program:
-        """Draws the program of one chain of operations, for all images and steps at once."""
+        """Draws one chain of operations for each image. Returns the program of all images."""
         steps = plan.steps  # all at once below, because each call of numpy takes microseconds
         program = new_program(len(draws), steps)
         if not steps:

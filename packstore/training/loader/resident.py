@@ -61,7 +61,8 @@ class Resident:
     def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
         """Yields the batches of ``epoch`` from number ``first`` on. The first call loads all images.
 
-        In a forked child, torch uses the calling thread alone from then on. Raises the errors of :meth:`_load_images`.
+        In a forked child, stops torch from computing in several threads, also after this epoch. Raises the errors of
+        :meth:`_load_images`.
         """
         make_fork_single_threaded()
         images, pipeline = self._load_once(), self._pipeline

@@ -25,7 +25,7 @@ _THREADS = 4  # fetching threads; each waits for the network most of the time
 class ShardsAhead:
     """Fetches the shards of an epoch before they are needed, as many ahead as the cache has room for.
 
-    Keeps the epoch's order, and counts shards that batches currently need. Releases shards that no later batch needs.
+    Fetches shards in the order of the epoch. Releases shards that no later batch needs.
     Afterwards fetches the first shards of the next epoch, even after the present epoch has ended. The constructor
     starts up to four threads.
 
