@@ -220,7 +220,11 @@ def draw_values(
 
 
 class _PictureCanvas:
-    """Draws the shapes of values into a copy of a thumbnail, :attr:`picture`."""
+    """Draws the shapes of values into a copy of a thumbnail, :attr:`picture`.
+
+    Blends masks over the picture. Draws boxes, also with names of classes, and points. Leaves out boxes and points that
+    are not finite.
+    """
 
     def __init__(self, image: Pixels, size: Size, names: bool) -> None:
         """Copies the thumbnail ``image``.

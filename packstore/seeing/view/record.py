@@ -86,6 +86,7 @@ class ShapeList:
         return
 
     def draw_boxes(self, boxes: NDArray[Any], classes: RowClasses | None = None) -> None:
+        """Adds the first boxes with their classes, see :func:`cut_rows`. Adds nothing without boxes."""
         kept = cut_rows(boxes)
         if classes is not None:
             classes = classes._replace(numbers=classes.numbers[: len(kept)])

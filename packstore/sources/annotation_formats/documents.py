@@ -190,8 +190,10 @@ class DocumentSource(AnnotatedSource):
                 yield [further, entry.raw]
 
     def _parse_file(self, file: str) -> tuple[list[AnnotationEntry], list[str]]:
-        """Parses a file to its entries, and the paths of all their images in order. Raises :class:`SourceError` for a
-        file that is not in the format."""
+        """Parses a file to its entries, and the paths of all their images in order.
+
+        Raises :class:`SourceError` for a file that is not in the format, cannot be read, or is larger than 4 GiB.
+        Raises :class:`AmbiguousSourceError` for an unknown encoding."""
         try:
             entries = list(self.read_entries(file, self.parse_document(read_text(self.tree, file, _MAX_BYTES))))
             return entries, [_clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]

@@ -192,8 +192,10 @@ class SidecarSource(AnnotatedSource):
         return values.pop("raw", None)
 
     def raw_annotations(self) -> Iterator[Any]:
-        """Yields the content of each file of annotations; ``b""`` for an image without one. Skips files that cannot be
-        read. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
+        """Yields the content of each file of annotations, in UTF-8; ``b""`` for an image without one.
+
+        Skips files that cannot be read, and files larger than 256 MiB. Raises :class:`AmbiguousSourceError` for a file
+        of unknown encoding."""
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
                 yield read_text(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""

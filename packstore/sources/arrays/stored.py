@@ -99,7 +99,10 @@ def count_unwritten(
 
 
 class OpenArrays(ABC):
-    """Open file of named arrays."""
+    """Open file of named arrays. Lists the arrays, and reads their rows and the names of classes in attributes.
+
+    Also finds chunks that were never written.
+    """
 
     @abstractmethod
     def list_arrays(self) -> Sequence[ArrayInfo]:

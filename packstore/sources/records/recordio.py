@@ -325,8 +325,10 @@ class RecordioSource(ShardSource):
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
         """Reads paths of images by number from the ``.lst`` file beside a file. Returns None if there is none. A line
-        of InsightFace has no number, and gets the number of the line. Raises :class:`SourceError` for a file that
-        cannot be read, or is no list, and for a number that comes twice."""
+        of InsightFace has no number, and gets the number of the line.
+
+        Raises :class:`SourceError` for a file that cannot be read, is no list, or is larger than 4 GiB. Also raises it
+        for a number that comes twice."""
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None

@@ -189,8 +189,14 @@ def label_path(image: str) -> str:
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
     """Parses a file of labels to ``boxes``, ``labels``, ``polygons`` and, with ``points``, ``keypoints``.
 
-    Boxes and keypoints are in pixels, polygons stay fractions. An object with a box has None as polygon. Raises
-    :class:`ValueError` with the number of the wrong line.
+    Boxes and keypoints are in pixels, polygons stay fractions. An object with a box has None as polygon.
+
+    Raises :class:`ValueError` with the number of a wrong line:
+
+    - A word is no finite number.
+    - The class is not a whole number from 0 to below 2**31.
+    - The numbers after the class are too few or too many.
+    - A number of a box or polygon is below -0.01 or above 1.01.
 
     Args:
         text: Content of the file.

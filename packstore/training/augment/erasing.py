@@ -38,7 +38,7 @@ class RandomErasing(ProgramOperation):
         value: A number, or one for each channel, in the images' own units. ``"random"`` fills with random pixels,
             ``"color"`` with one random colour a box. Random values are normally distributed with the mean and deviation
             of ImageNet's pixels, and clipped to 0 … 255. After normalisation they are like torchvision's and timm's.
-        count: Number of boxes, or ``(least, most)``. Several boxes share the area, as in timm.
+        count: Number of boxes, at most 100, or ``(least, most)``. Several boxes share the area, as in timm.
 
     Raises:
         UsageError: Numbers out of range, or an unknown value. When called: random values for images other than uint8

@@ -214,9 +214,9 @@ class RandAugment(_Policy, ProgramOperation):
     """Runs ``num_ops`` random operations of one magnitude, as torchvision's ``RandAugment`` (Cubuk et al., 2019).
 
     Args:
-        num_ops: Number of operations.
+        num_ops: Number of operations, at most 20.
         magnitude: Magnitude of all operations, below ``num_magnitude_bins``.
-        num_magnitude_bins: Number of magnitudes.
+        num_magnitude_bins: Number of magnitudes, 2 … 1000.
         interpolation: Interpolation of warps: ``"nearest"`` or ``"bilinear"``.
         fill: Byte, or three, for pixels outside a warped image; None for black.
 
@@ -256,7 +256,7 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
     """Runs one random operation of a random magnitude, as torchvision's ``TrivialAugmentWide``.
 
     Args:
-        num_magnitude_bins: Number of magnitudes.
+        num_magnitude_bins: Number of magnitudes, 2 … 1000.
         interpolation: As for :class:`RandAugment`.
         fill: As for :class:`RandAugment`.
 
@@ -321,8 +321,8 @@ class AugMix(_Policy, ProgramOperation):
 
     Args:
         severity: How many of the ten magnitudes are used, from the weakest on: 1 … 10.
-        mixture_width: Number of chains.
-        chain_depth: Number of operations in each chain. Below 1, it is random for each chain: 1 … 3.
+        mixture_width: Number of chains, at most 20.
+        chain_depth: Number of operations in each chain, at most 20. Below 1, it is random for each chain: 1 … 3.
         alpha: Parameter of the distributions of weights.
         all_ops: Include brightness, contrast, colour and sharpness.
         interpolation: As for :class:`RandAugment`.
