@@ -162,7 +162,8 @@ def _render_splits(manifest: Manifest) -> str:
 def _render_classes(reader: Reader, records: range) -> str:
     """Renders a table of the first 12 classes. Empty without class names.
 
-    Adds numbers of records for at most 4 million records in at most 16 shards, all on this machine.
+    Adds numbers of records for at most 4 million records in at most 16 shards, all on this machine. Leaves the numbers
+    out if the labels cannot be read.
     """
     manifest = reader.manifest
     classes = manifest.classes

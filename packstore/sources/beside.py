@@ -123,8 +123,10 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
-    """Returns the optional field for a column of masks, by the first readable file. Returns :class:`Mask` for a PNG
-    with one channel, and if no file can be read. Returns :class:`Image` for any other file."""
+    """Returns the optional field for a column of masks, by the first file with an image's header.
+
+    Returns :class:`Mask` for a PNG with one channel, and if no file has such a header. Returns :class:`Image` for any
+    other file."""
     for file in files:
         start = tree.first_bytes(file, _HEADER)
         try:

@@ -46,7 +46,7 @@ def serve_page(
 
     Raises:
         StoreError: The store does not open.
-        UsageError: A library is not installed, the port cannot be used, or a file is no report about this store, or the
+        UsageError: A library is not installed, or the port cannot be used. A file is no report about this store. The
             window is empty.
     """
     check_window(window)

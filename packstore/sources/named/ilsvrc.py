@@ -362,7 +362,7 @@ def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises Kaggle's layout or the downloads. A plain image folder is neither.
+    """Recognises Kaggle's layout or the downloads. A plain image folder is neither, nor a path that cannot be listed.
 
     Raises :class:`SourceError` for archives of ILSVRC within an archive. Raises :class:`AmbiguousSourceError` for
     validation images without labels, and if Kaggle's layout lacks a file.

@@ -320,8 +320,10 @@ def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     """Returns features by the names of their columns: ``image/object/area`` becomes ``object_area``. ``of`` becomes
-    ``labels``. If two features would have one column, or the column would be ``image`` or ``boxes``, its name is the
-    whole name of the feature and ``_``. Raises :class:`SourceError` if two features still would have one column."""
+    ``labels``.
+
+    If two features would have one column, each column gets the feature's whole name and ``_``. The same replaces the
+    names ``image`` and ``boxes``. Raises :class:`SourceError` if two features still would have one column."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())

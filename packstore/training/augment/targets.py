@@ -236,8 +236,8 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
     - Mirroring an image of width W maps x to W - 1 - x, as in torchvision. It does not swap left and right points of a
       body: users have to.
-    - With visibility v, a point becomes zeros if v is 0, or if its pixel, (x, y) to (x + 1, y + 1), is outside the
-      result.
+    - With visibility v, a point becomes zeros if v is 0. It also becomes zeros if its pixel is outside the result; the
+      pixel reaches from (x, y) to (x + 1, y + 1).
     - Points without v keep coordinates outside the result.
     - Without moves, points are returned unchanged.
 

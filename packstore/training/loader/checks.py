@@ -62,7 +62,9 @@ class PendingChecksums:
                 yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
 
     def _mismatch_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
-        """Returns the error for a wrong checksum, and marks the record in the reader as suspect."""
+        """Returns the error for a wrong checksum, and marks the record in the reader as suspect.
+
+        If the record's key is damaged, too, the error says this in place of the key."""
         try:
             key = self.reader.unchecked_reader.key(record)
         except StoreError:

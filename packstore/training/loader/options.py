@@ -58,7 +58,9 @@ class BatchOptions:
         "so in its own way.",
     )
     drop_last: bool = option(False, "Drop a last batch that is not full.")
-    block: int | None = option(None, "For disks that seek slowly: shuffle blocks of this many consecutive records.")
+    block: int | None = option(
+        None, "For disks that seek slowly: shuffle blocks of this many consecutive records. Needs ``shuffle=True``."
+    )
     window: int | None = option(
         None,
         'Number of shards mixed at a time with ``"lanes"``, over all ranks, or of blocks with ``block``. With a '
@@ -67,7 +69,8 @@ class BatchOptions:
     )
     sampler: Iterable[int] | None = option(
         None,
-        "Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be endless. "
+        "Iterable of dataset indices, one an item (a torch ``Sampler``); it may be endless. Not with ``shuffle``, "
+        "``indices`` or ``block``. "
         "Ranks divide its indices among them, so it must yield the same on all ranks: torch's random samplers need a "
         "``generator``; only its absence is noticed. A sampler with ``num_replicas`` and ``rank``, such as "
         "``DistributedSampler``, divides them itself: each rank takes all that its own sampler yields. Not if ``rank`` "
@@ -178,7 +181,7 @@ class LoaderArguments(BatchOptions):
         "images of a batch are then a dict of ``(B, n, 3, H, W)``. With a list of lists of operations, they are a list "
         "of ``(B, 3, H, W)``. Each crop has its own draws, and a record is decoded once for all of them. Masks, boxes "
         "and keypoints become dicts or lists as the images are, and so do labels of boxes: ``(B, n, H, W)``, or for "
-        "each record a list of ``n`` values.",
+        "each record a list of ``n`` values. Not with ``augment``, ``mix``, ``masking`` or ``pre_transform``.",
     )
 
 
@@ -186,9 +189,15 @@ class LoaderArguments(BatchOptions):
 class LoaderOptions(BatchOptions):
     """Options of a loader, with operations in place of what the user gives for them. Converts whole numbers to ``int``.
 
-    Raises :class:`UsageError` for invalid values, and for options that contradict each other. Does not check
-    the values of ``augment``, ``mix``, ``views``, ``indices`` and ``normalize``, nor if ``rank`` is below
-    ``world_size``."""
+    Raises :class:`UsageError` for invalid values, and for these combinations:
+
+    - ``sampler`` with ``shuffle``, ``indices`` or ``block``.
+    - ``block`` without ``shuffle=True``.
+    - ``views`` with ``augment``, ``mix``, ``masking`` or ``pre_transform``.
+    - ``rank`` without ``world_size``, or the reverse.
+
+    Does not check the values of ``augment``, ``mix``, ``views``, ``indices`` and ``normalize``, nor if ``rank`` is
+    below ``world_size``."""
 
     shuffle: bool | Shuffle = shuffle_option()
     indices: Any = None
