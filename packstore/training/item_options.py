@@ -95,7 +95,8 @@ def choose_reading(
 
     Raises:
         UsageError: An unknown value, or an option for a store of pixels, except ``depth="keep"``. Or ``mode`` has 8
-            bits, the images have more, and ``depth`` does not convert them. Or ``depth="keep"`` without ``mode``, for a
+            bits, the images have more, and ``depth`` does not convert them. Or ``mode`` has colours, and the images'
+            channels are none. Or ``depth="keep"`` without ``mode``, for a
             store that converts to 8 bits.
     """
     recorded = Reading.restore(manifest.image.mode, manifest.options)
@@ -118,6 +119,13 @@ def choose_reading(
             f"{'it' if len(given) == 1 else 'them'} out"
         )
     reading = replace(recorded, chosen=mode is not None, **given)
+    # Colours of int16, int32 and float32 are multi, too: three channels, or four with alpha.
+    no_colours = found.name.startswith("multi") and found.channels not in (3, 4)
+    if no_colours and not reading.pixels.name.startswith("multi"):
+        raise UsageError(
+            f"the images of this store have mode {found}, whose channels are no colours: mode {reading.pixels} would "
+            "lose some; leave mode out"
+        )
     if found.dtype != "uint8" and reading.pixels.dtype == "uint8" and (reading.depth is None or depth == "keep"):
         raise UsageError(
             f"the images of this store have mode {found}, and mode {reading.pixels} has 8 bits: say how values become "

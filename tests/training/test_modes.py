@@ -298,6 +298,18 @@ def test_a_dataset_reads_files_in_another_mode(tmp_path: Path) -> None:
         PackedDataset(tmp_path / "pixels.h5", mode="L")
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_channels_without_colours_do_not_become_colours(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "images" / "class").mkdir(parents=True)
+    image = np.arange(24, dtype=np.uint8).reshape(3, 4, 2)
+    options = {"photometric": "minisblack", "planarconfig": "contig", "extrasamples": ["unspecified"]}
+    tifffile.imwrite(tmp_path / "images" / "class" / "0.tif", image, **options)
+    packstore.convert(tmp_path / "images", tmp_path / "a.lmdb", mode="keep")
+    with pytest.raises(UsageError, match=rf"mode multi:2:uint8.* mode {mode} .* would lose some"):
+        PackedDataset(tmp_path / "a.lmdb", mode=mode)
+    assert np.array_equal(PackedDataset(tmp_path / "a.lmdb", output="numpy")[0][0], image)
+
+
 def test_gray_and_colour_are_loaded_as_asked(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(4):
