@@ -21,7 +21,9 @@ _MOST_IMAGES = 5000
 
 
 def plot_store(reader: Reader, path: Path) -> None:
-    """Writes the chart of a store to ``path``; replaces the file. Raises :class:`UsageError` without matplotlib.
+    """Writes the chart of a store to ``path``; replaces the file.
+
+    Raises :class:`UsageError` without matplotlib, and :class:`OSError` if the file cannot be written.
 
     It shows the records of each class, sizes and bytes of images, and the 12 largest columns. Without a class for each
     record, it shows the records of each split.

@@ -335,6 +335,7 @@ class PackedDataset(ItemDataset):
 
         Raises:
             IndexError: The index is out of range.
+            TypeError: The index is not a whole number.
             DecodeError: The image cannot be decoded.
         """
         return self.pictures.read_for_display(self.reader, self._record_of_item(_parse_index(index)), window)

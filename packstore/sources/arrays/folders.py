@@ -102,6 +102,7 @@ def walk_arrays(
 
     Raises:
         SourceError: There are more than 1,000 folders.
+        OSError: A folder cannot be listed.
     """
     waiting, count = [("", root)], 0
     while waiting:

@@ -94,8 +94,10 @@ class ArraySource(RowSource):
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
         """Finds the files at a path. In a folder, these are its files and those in its folders of splits. Skips hidden
-        and ignored files. Raises :class:`SourceError` for a path without file or folder, and for more than 10,000
-        files."""
+        and ignored files.
+
+        Raises :class:`SourceError` for a path without file or folder, and for more than 10,000 files. Raises
+        :class:`OSError` if a folder cannot be listed."""
         if not path.is_dir():
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")

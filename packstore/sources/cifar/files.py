@@ -177,7 +177,9 @@ class TarFiles(CifarFiles):
 
     def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
         """Yields name and content of each file, in one pass. Stores their offsets for :meth:`open_file` at the end.
-        Raises :class:`SourceError` for repeated, oversized and missing files, and one of ``_BROKEN`` for damage."""
+
+        Raises :class:`SourceError` for repeated and missing files, and files larger than 256 MiB. Raises one of
+        ``_BROKEN`` for damage."""
         self._gzip.seek(0)
         found: dict[str, tuple[int, int]] = {}
         with tarfile.open(fileobj=self._gzip, mode="r:") as tar:

@@ -48,7 +48,10 @@ class LsunSource(LmdbSource):
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
         """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind, else ``NO``. Opens no database if no name is
-        LSUN's. Raises :class:`SourceError` for a file that cannot be read."""
+        LSUN's.
+
+        Raises :class:`SourceError` for a file that cannot be read, and :class:`OSError` for a folder that cannot be
+        listed."""
         inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match_name(path) else []
         if not _match_name(path) and not any(map(_NAME.fullmatch, inside)):
             return Certainty.NO

@@ -87,9 +87,10 @@ def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator
 
 
 def _inflate_frame(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
-    """Yields the uncompressed content of a Zstandard frame in pieces, at most ``most`` bytes. Raises
-    :class:`ValueError` if the frame has more bytes; with ``exactly``, also if it has fewer. Raises the library's
-    errors for damage."""
+    """Yields the uncompressed content of a Zstandard frame in pieces, at most ``most`` bytes.
+
+    Raises :class:`ValueError` if the frame has more bytes; with ``exactly``, also if it has fewer. Raises the library's
+    errors for damage, and :class:`SourceError` without the library."""
     found = 0
     with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
         while piece := stream.read(_STEP):

@@ -113,7 +113,7 @@ class PixelTableSource(TableSource):
         """Yields each row without its pixels. Writes its pixels to a temporary file.
 
         Raises :class:`SourceError` for a row with too few or too many cells, and for pixels that :meth:`_write_pixels`
-        refuses.
+        refuses. Raises :class:`AmbiguousSourceError` for a table in an unknown encoding.
         """
         self._sizes = images = 0
         with tempfile.TemporaryFile() as kept:
