@@ -312,8 +312,10 @@ def _read_beton_header(file: OpenFile, path: Path) -> _BetonHeader:
 
 
 def _parse_header(file: OpenFile) -> _BetonHeader:
-    """Parses and checks the header and the descriptions of fields. Raises :class:`ValueError` and other errors if they
-    are invalid."""
+    """Parses and checks the header and the descriptions of fields.
+
+    Raises :class:`ValueError` and other errors if they are invalid, for more than 256 fields, and for fields of a kind
+    that is not FFCV's."""
     nbytes = os.fstat(file.descriptor).st_size
     start = file.read(_HEADER.itemsize, 0)
     if len(start) < _HEADER.itemsize:
