@@ -97,8 +97,10 @@ def split_of_folder(folder: str) -> str:
 def _list_names_by_folder(
     tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
 ) -> dict[str, list[str]]:
-    """Returns which of ``names`` exist in each folder, by folder. Skips folders of masks, and of other splits than
-    ``splits``."""
+    """Returns which of ``names`` exist in each folder, by folder. Names may begin with folders within that folder.
+
+    Skips folders of masks, and of other splits than ``splits``. ``stems``: ``names`` lack the suffixes of their images.
+    """
     wanted: dict[str, list[str]] = {}
     for path in names:
         wanted.setdefault(path.rpartition("/")[0], []).append(path)

@@ -362,8 +362,16 @@ def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
 
 
 def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
-    """Infers the field of numbers by name, shape and dtype. ``as_lists``: the values were lists, and equal lengths do
-    not prove a fixed shape. Raises :class:`ValueError` if no field holds all shapes or dtypes."""
+    """Infers the field of numbers by name, shape and dtype.
+
+    - Usual names with fitting values: :class:`Label`, :class:`Boxes`, :class:`Labels`, :class:`Keypoints`,
+      :class:`Mask`, :class:`Image`.
+    - Single numbers, and arrays of one shape: :class:`Array`.
+    - Arrays that differ in length: a ragged :class:`Array`.
+
+    Raises :class:`ValueError` if no field holds all shapes or dtypes.
+
+    ``as_lists``: the values were lists, and equal lengths do not prove a fixed shape."""
     first, dtype = arrays[0], _common_dtype(arrays, arrays if as_lists else values)
     whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:

@@ -220,8 +220,12 @@ class ColumnValues:
                 self.names = None
 
     def declare_field(self, name: str, feature: Any) -> tuple[Field, Callable[[Any], Any]]:
-        """Returns the field that fits all values added, and the function that converts a value. :class:`Json` fits any
-        values.
+        """Returns the field that fits all values added, and the function that converts a value.
+
+        - Numbers, and booleans: :class:`Array`.
+        - Texts: :class:`Text`. In a file of texts, they may include numbers and booleans.
+        - Lists of numbers: a ragged :class:`Array`.
+        - Anything else, and no values: :class:`Json`.
 
         Whole numbers and texts are classes if ``feature`` names the classes, or if the column's ``name`` is ``label``.
         """

@@ -153,8 +153,10 @@ def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
 
 
 def _fixed_value_size(encoding: str) -> int | None:
-    """Returns the number of bytes of each value of an encoding, or None if it varies. Raises :class:`ValueError` for an
-    unknown encoding."""
+    """Returns the number of bytes of each value of an encoding, or None if it varies.
+
+    Raises :class:`ValueError` for an unknown encoding. For ``ndarray``, raises it also for an unknown dtype, and for a
+    shape of more than eight axes or with an invalid length."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")

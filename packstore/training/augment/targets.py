@@ -365,7 +365,12 @@ class RowPlacement:
 
 
 def check_target_options(mask_fill: int, min_area: float, min_visible: float) -> None:
-    """Raises :class:`UsageError` for invalid options of :func:`place_mask` and :func:`place_boxes`."""
+    """Raises :class:`UsageError` for invalid options of :func:`place_mask` and :func:`place_boxes`.
+
+    - ``mask_fill`` is a whole number within int32.
+    - ``min_area`` is a finite number of at least 0.
+    - ``min_visible`` is a number from 0 to 1.
+    """
     if not isinstance(mask_fill, int) or isinstance(mask_fill, bool):
         raise UsageError(f"mask_fill should be a whole number, got {mask_fill!r}")
     if not -(2**31) <= mask_fill < 2**31:

@@ -206,7 +206,12 @@ def refuse_lists(columns: Sequence[str]) -> None:
 
 
 def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` if ``collate`` names an unknown column, or a form that a column does not have."""
+    """Raises :class:`UsageError` if ``collate`` names an unknown column, or a form that a column does not have.
+
+    - ``"padded"`` and ``"list"`` are for images, and for columns of many rows. ``"list"`` is also for lists of files.
+    - ``"multi_hot"`` is for several labels with classes.
+    - ``"optional"`` is for any column but the images.
+    """
     known = {column.name: column for column in columns}
     for name, form in collate.items():
         if name == "image":
