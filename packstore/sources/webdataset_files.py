@@ -76,7 +76,8 @@ def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> Shard
 
 
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
-    """Yields all members. A hard link to an earlier file becomes a file with the same content."""
+    """Yields all members. A hard link to an earlier file becomes a file with the same content. Other hard links stay
+    links."""
     known: dict[str, tarfile.TarInfo] | None = None
     for member in tar.walk_members():
         if member.islnk():

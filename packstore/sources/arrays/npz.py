@@ -158,7 +158,9 @@ class _OpenNpz(_OpenNumpyArrays):
             raise
 
     def _join_offsets(self) -> None:
-        """Replaces each pair of arrays ``x`` (uint8) and ``x_offsets`` (int64) by one array of files."""
+        """Replaces each pair of arrays ``x`` (uint8) and ``x_offsets`` (int64) by one array of files.
+
+        Both arrays must be one-dimensional, and the offsets not empty."""
         for name, content in list(self._contents.items()):
             offsets = self._contents.get(f"{name}_offsets")
             if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:

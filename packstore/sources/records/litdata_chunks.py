@@ -45,8 +45,10 @@ class ChunkFiles(OpenFiles):
 
 
 def _inflate_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
-    """Yields the uncompressed content of a chunk that is compressed by batches. Raises :class:`ValueError` if it is
-    inconsistent, or larger than 4 GB."""
+    """Yields the uncompressed content of a chunk that is compressed by batches.
+
+    Raises :class:`ValueError` if it is inconsistent, or larger than 4 GB. Also raises the errors of
+    :func:`_inflate_frame`."""
     head = file.read(_HEAD.size, 0)
     if len(head) < _HEAD.size:
         raise ValueError("it ends within its header")
@@ -70,8 +72,10 @@ def _inflate_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
 
 
 def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator[bytes]:
-    """Yields the uncompressed content of a chunk whose items are compressed one by one. Raises :class:`ValueError` if
-    it is inconsistent, or larger than 4 GB."""
+    """Yields the uncompressed content of a chunk whose items are compressed one by one.
+
+    Raises :class:`ValueError` if it is inconsistent, or larger than 4 GB. Also raises the errors of
+    :func:`_inflate_frame`."""
     places = np.frombuffer(file.read(4 * (count + 1), 4), "<u4").tolist()
     if len(places) != count + 1 or places != sorted(places) or places[-1] > size:
         raise ValueError("its items are not where they should be")

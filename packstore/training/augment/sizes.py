@@ -41,7 +41,9 @@ class _DrawnSize(GeometricOperation):
         them."""
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        """Resizes one image, or several that get the same size."""
+        """Resizes one image, or several that get the same size.
+
+        Raises :class:`UsageError` for images that get different sizes or interpolations."""
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
         crops = self.plan_crops(Crops.full(whole), draws)
         sizes = crops.size.unique(dim=0).tolist()
