@@ -168,14 +168,14 @@ def shell_quote(path: Path | str) -> str:
     if printable(text) == text:
         return shlex.quote(text)
 
-    def escaped(character: str) -> str:
+    def escape_character(character: str) -> str:
         if character in "'\\":
             return f"\\{character}"
         if printable(character) == character:
             return character
         return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
-    return f"$'{''.join(map(escaped, text))}'"
+    return f"$'{''.join(map(escape_character, text))}'"
 
 
 def format_source_options(options: Mapping[str, Any]) -> str:

@@ -117,7 +117,7 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
         skip_bad=options.on_error == "skip",
     )
     recorded = manifest.options.get("frames")
-    if options.frames is None and opened.packed is None and isinstance(recorded, str):
+    if options.frames is None and opened.store_manifest is None and isinstance(recorded, str):
         opened = take_frames(opened, recorded)
     if isinstance(opened, ClipsSource):
         answered = Reading.restore(manifest.image.mode, manifest.options)

@@ -135,7 +135,7 @@ def open_source(
     if GEO in named:
         opened = GeoSource(opened)
     if frames is None and isinstance(recorded, str):
-        holds_files = opened.packed is None or opened.packed.encoding == "original"
+        holds_files = opened.store_manifest is None or opened.store_manifest.encoding == "original"
         frames = recorded if holds_files else None
     opened = take_frames(opened, frames)
     if isinstance(opened, ClipsSource) and packed_as is not None:

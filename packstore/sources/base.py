@@ -295,7 +295,7 @@ class Source(ABC):
         self.options = options
 
     @property
-    def packed(self) -> Manifest | None:
+    def store_manifest(self) -> Manifest | None:
         """Manifest of the store that the source is, or was exported from. None for all other sources."""
         return None
 
@@ -381,7 +381,7 @@ class Source(ABC):
         without a claim as left out. Adds none in this base."""
         return
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out; None for the usual reason. This base returns :attr:`left_images`
         for images, else None."""
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
@@ -408,7 +408,7 @@ class Source(ABC):
             lambda folder, name: (
                 rules.ignore_reason(folder, name)
                 or (others if name.lower().endswith(IMAGE_SUFFIXES) else None)
-                or self.left_reason(folder, name)
+                or self.reason_to_leave_out(folder, name)
             ),
             self.count_left_parts(),
         )

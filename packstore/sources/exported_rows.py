@@ -73,7 +73,7 @@ class ExportedRows(RowSource):
         return found
 
     @property
-    def packed(self) -> Manifest | None:
+    def store_manifest(self) -> Manifest | None:
         """Manifest of the exported store."""
         return self.export_manifest.manifest
 

@@ -107,7 +107,7 @@ class FlatSource(FolderSource):
         self._choose_splits(("",), split)
         return self._yield_unlabelled()
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns a reason for images: they are in subfolders, or not in the labels file. None for other files."""
         if name.lower().endswith(IMAGE_SUFFIXES):
             return "images in subfolders" if self._labels is None else "images that the labels file does not name"

@@ -143,14 +143,14 @@ class SegmentationSource(FileRowSource):
         palettes = () if self._palette is None else self._palette.files
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out. Has own reasons for names of the values of masks, and for images
         in folders of masks. For other files, returns that of the base."""
         if _MEANINGS.fullmatch(name):
             return "names of the values of masks, which a store does not keep"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):
             return "images in folders of masks without an image of the same name"
-        return super().left_reason(folder, name)
+        return super().reason_to_leave_out(folder, name)
 
     @cached_property
     def _scenes(self) -> dict[str, str]:

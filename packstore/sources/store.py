@@ -56,7 +56,7 @@ class StoreSource(Source):
         return self.reader.manifest
 
     @property
-    def packed(self) -> Manifest | None:
+    def store_manifest(self) -> Manifest | None:
         """Manifest of the store."""
         return self.manifest
 

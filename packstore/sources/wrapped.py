@@ -30,9 +30,9 @@ class WrappedSource(Source):
         self.kind, self.normalization, self.evidence = source.kind, source.normalization, source.evidence
 
     @property
-    def packed(self) -> Manifest | None:
+    def store_manifest(self) -> Manifest | None:
         """Manifest of the store that the wrapped source is, or was exported from; else None."""
-        return self._source.packed
+        return self._source.store_manifest
 
     @property
     def asks_about_left(self) -> bool:  # type: ignore[override]

@@ -28,14 +28,14 @@ class ExportFixtures:
     refuses: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def registered(self) -> type[Export]:
+    def export_class(self) -> type[Export]:
         """Class of the kind in the registry."""
         found: type[Export] = EXPORTS[self.kind]
         return found
 
     def destination(self, folder: Path, name: str = "out") -> Path:
         """Returns a destination in ``folder``, with the kind's suffix if it has one."""
-        suffixes = self.registered.suffixes
+        suffixes = self.export_class.suffixes
         return folder / f"{name}{suffixes[0] if suffixes else ''}"
 
     def export(self, store: Path, destination: Path, **options: Any) -> ExportReport:
@@ -46,7 +46,7 @@ class ExportFixtures:
     def stored_encoding(self) -> str:
         """Encoding of stores whose images this kind holds unchanged: ``original``, or ``uint8`` if the kind holds no
         files."""
-        return "original" if "files" in self.registered.image_forms else "uint8"
+        return "original" if "files" in self.export_class.image_forms else "uint8"
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

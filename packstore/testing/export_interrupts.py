@@ -22,7 +22,7 @@ class ExportInterruptsSuite(ExportFixtures):
     @property
     def small_shards(self) -> dict[str, Any]:
         """Options that divide the 12 images into several shards. Empty for a kind without ``shard_size``."""
-        sized = self.registered.shard_bytes is not None and not self.registered.one_file
+        sized = self.export_class.shard_bytes is not None and not self.export_class.one_file
         return {"shard_size": 1500} if sized else {}
 
     @pytest.mark.slow

@@ -65,7 +65,7 @@ class ExportSuite(ExportInterruptsSuite):
         held = {"files": manifest.holds_files, "floats": manifest.holds_floats}
         form = next((name for name, its in held.items() if its), "uint8")
         options: dict[str, Any] = {}
-        if form not in self.registered.image_forms:
+        if form not in self.export_class.image_forms:
             with pytest.raises(UsageError, match=r"export to|--encode png"):
                 self.export(store, out)
             assert not out.exists()
@@ -78,7 +78,7 @@ class ExportSuite(ExportInterruptsSuite):
         assert report.manifest.dataset_digest == manifest.dataset_digest
         again = self.import_back(out, tmp_path)
         assert again.dataset_digest == manifest.dataset_digest
-        assert again.origin.kind == (self.registered.source)
+        assert again.origin.kind == (self.export_class.source)
         assert again.origin.digest == manifest.dataset_digest
         assert again.normalization == manifest.normalization
         assert again.origin.files is not None
@@ -97,7 +97,7 @@ class ExportSuite(ExportInterruptsSuite):
                 self.export(tmp_path / "in.lmdb", out)
             return
         form = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
-        if form not in self.registered.image_forms:
+        if form not in self.export_class.image_forms:
             if form == "floats":
                 return
             self.export(tmp_path / "in.lmdb", out, encode="png")
@@ -131,7 +131,7 @@ class ExportSuite(ExportInterruptsSuite):
         from packstore import Label, Writer
 
         fields: dict[str, Any] = {"image": "image", "label": Label(NAMES), "number": Label()}
-        form = None if "files" in self.registered.image_forms else "uint8"
+        form = None if "files" in self.export_class.image_forms else "uint8"
         with Writer(tmp_path / "in.lmdb", fields=fields, encoding=form) as writer:
             for i in range(len(NAMES)):
                 number = (-1, 0, 2**53 + 1, -(2**63), 2**63 - 1)[i % 5]
@@ -161,7 +161,7 @@ class ExportSuite(ExportInterruptsSuite):
         store = tmp_path / "in.lmdb"
         digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
         for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):
-            if "files" not in self.registered.image_forms:
+            if "files" not in self.export_class.image_forms:
                 with pytest.raises(UsageError):
                     self.export(store, self.destination(tmp_path, encode), encode=encode)
                 continue
@@ -261,7 +261,7 @@ class ExportSuite(ExportInterruptsSuite):
             with pytest.raises(SourceError, match=r"packstore\.json"):
                 self.import_back(out, tmp_path)
             (out / ROWS_FILE).write_bytes(b"".join(lines))
-        if self.registered.source == "exported":
+        if self.export_class.source == "exported":
             first = next(file for file in files_of(out) if file.suffix in (".jpg", ".png"))
             (first.parent / "mine.png").write_bytes(picture(99, kind="PNG"))
             with pytest.raises(SourceError, match="1 images that"):

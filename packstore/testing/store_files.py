@@ -41,7 +41,7 @@ class StoreFilesSuite:
     format: str
 
     @property
-    def registered(self) -> Format:
+    def registered_format(self) -> Format:
         """The registered format."""
         found: Format = FORMATS[self.format]
         return found
@@ -49,11 +49,11 @@ class StoreFilesSuite:
     @property
     def suffix(self) -> str:
         """The usual suffix of a store."""
-        return self.registered.suffixes[0]
+        return self.registered_format.suffixes[0]
 
     def data_file(self, path: Path) -> Path:
         """Returns the data file of the store or shard at ``path``."""
-        return self.registered.data_file(path)
+        return self.registered_format.data_file(path)
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:

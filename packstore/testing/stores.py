@@ -247,7 +247,7 @@ class StoreSuite(StoreFilesSuite):
         assert format_of(path) == format_of(path.with_name(path.name.upper())) == self.format
         other = path.rename(path.with_name("no suffix"))
         assert open_store(other).manifest.format == self.format
-        assert self.registered.read_manifest(other) == open_store(other).manifest
+        assert self.registered_format.read_manifest(other) == open_store(other).manifest
         assert format_of(other) is None
 
     # The duties of a reader
@@ -389,7 +389,7 @@ class StoreSuite(StoreFilesSuite):
         reader = open_store(path)
         label, image = reader.fixed_column("label"), reader.read(0)
 
-        def inherited() -> bool:
+        def read_inherited() -> bool:
             """Reads with the parent's reader, and closes it."""
             assert_holds(reader, records)
             assert label.tolist() == records.values["label"]
@@ -397,16 +397,16 @@ class StoreSuite(StoreFilesSuite):
             reader.close()
             return True
 
-        def opened_anew() -> bool:
+        def reopen_and_read() -> bool:
             """Reads with a new reader."""
             assert_holds(open_store(path), records)
             return True
 
-        for work in (inherited, opened_anew):
+        for work in (read_inherited, reopen_and_read):
             assert in_child(work)
         assert_holds(reader, records)
         reader.close()
-        assert in_child(opened_anew)
+        assert in_child(reopen_and_read)
 
     def test_spawn(self, path: Path) -> None:
         """A spawned process reads the store while the parent has it open."""
@@ -414,7 +414,7 @@ class StoreSuite(StoreFilesSuite):
         write(path, records)
         reader = open_store(path)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert pool.apply(read_all, (str(path), self.registered)) == records.images
+            assert pool.apply(read_all, (str(path), self.registered_format)) == records.images
         assert_holds(reader, records)
 
     def test_open_reads_no_records_into_memory(self, path: Path) -> None:

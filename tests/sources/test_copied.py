@@ -235,7 +235,7 @@ def test_an_export_is_known_as_one(s3_double: Double, cache: Path, tmp_path: Pat
         closing(open_source(location("s3://bucket/out.zip"))) as there,
         closing(open_source(tmp_path / "out.zip")) as here,
     ):
-        assert there.packed == here.packed is not None
+        assert there.store_manifest == here.store_manifest is not None
 
 
 def test_arrays_and_a_name_for_them(s3_double: Double, cache: Path, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class FrameReader:
             return _scale_to_dtype(*_decode_deep_heif(data, info, frame), info)
         if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
             return _scale_to_dtype(*_decode_jp2(data, info), info)
-        if info.kind == "tiff" and not pillow_reads_all(self._opened.read_tags(self._map_frame_to_pillow(frame))):
+        if info.kind == "tiff" and not pillow_reads_all(self._pillow_file.read_tags(self._map_frame_to_pillow(frame))):
             return self._tiff.decode_page(frame, self._max_pixels)
 
         def convert(image: Any) -> tuple[NDArray[Any], Mode]:
@@ -208,7 +208,7 @@ class FrameReader:
                 array = array.astype(np.uint16)
             return array.reshape(*array.shape[:2], mode.channels), mode
 
-        return self._opened.load_frame(self._map_frame_to_pillow(frame), self._max_pixels, gray, convert)
+        return self._pillow_file.load_frame(self._map_frame_to_pillow(frame), self._max_pixels, gray, convert)
 
     @cached_property
     def _deep_avif(self) -> NDArray[Any]:
@@ -216,7 +216,7 @@ class FrameReader:
         return _decode_deep_avif(self.data, self._info, self._max_pixels)
 
     @cached_property
-    def _opened(self) -> pillow.OpenImage:
+    def _pillow_file(self) -> pillow.OpenImage:
         """The file in Pillow, opened at the first use. Raises :class:`DecodeError`."""
         return pillow.OpenImage(self.data)
 

@@ -56,7 +56,7 @@ class Guard:
         if scope["type"] != "http":
             return  # which closes a web socket
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name for name, _ in message["headers"]}
                 added = [(k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in given]
@@ -68,14 +68,14 @@ class Guard:
         refusal = self._find_refusal(scope, headers)
         if refusal is not None:
             status, why, more = refusal
-            await _send_response(guarded, status, json.dumps({"error": why}).encode(), more)
+            await _send_response(send_with_headers, status, json.dumps({"error": why}).encode(), more)
             return
         if scope["path"] == "/" and b"token=" in scope["query_string"]:
             # Removes the token from the address, which people copy; the fragment after # stays.
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-            await _send_response(guarded, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
+            await _send_response(send_with_headers, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
             return
-        await self._app(scope, receive, guarded)
+        await self._app(scope, receive, send_with_headers)
 
     def _find_refusal(
         self, scope: Message, headers: dict[str, str]

@@ -204,13 +204,13 @@ class SidecarSource(AnnotatedSource):
             except (SourceError, SampleError):
                 continue
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for a file of annotations without an image. For other files, returns the usual reason, or
         None."""
         suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.patterns)
         if name.lower().endswith(suffixes) and folder in {each.annotations for each in self._folders}:
             return "annotations without an image"
-        return super().left_reason(folder, name)
+        return super().reason_to_leave_out(folder, name)
 
 
 def _list_annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:

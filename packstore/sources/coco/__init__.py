@@ -277,11 +277,11 @@ class CocoSource(FileRowSource):
         for file in self._copies:
             claims.claim(file.path, Role.EVIDENCE)
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out, or None for the usual reason by its name. Files of annotations
         whose images are missing have a reason of their own, and images that no annotations name."""
         path = join(folder, name)
-        return self._unread.get(path) or super().left_reason(folder, name)
+        return self._unread.get(path) or super().reason_to_leave_out(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts parts of files of annotations that no column holds, by reason: licenses, annotations of images that

@@ -160,11 +160,11 @@ class HfImageFolderSource(FileRowSource):
                 elif files:
                     values[self._field_names[name]] = InTree(files[0])
             key = f"{file}#{times[file]}" if times[file] else file
-            if hash_path(file) in self._repeated:
+            if hash_path(file) in self._repeated_path_hashes:
                 times[file] += 1
             yield FileRow(file, values, key)
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why an image is left out: no metadata name it, or it is of no split. None for other
         files."""
         if name.lower().endswith(IMAGE_SUFFIXES):
@@ -259,7 +259,7 @@ class HfImageFolderSource(FileRowSource):
                     yield join(directory, name)
 
     @cached_property
-    def _repeated(self) -> frozenset[int]:
+    def _repeated_path_hashes(self) -> frozenset[int]:
         """Hashes of the paths of main images that several samples have. Reads all rows."""
         hashes = np.sort(np.fromiter(map(hash_path, self._main_files()), np.uint64))
         return frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())

@@ -115,10 +115,10 @@ class HfTableSource(ScannedTables):
                 if name.lower().endswith(IMAGE_SUFFIXES):
                     claims.claim(name)
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for Parquet files of no split, and for images that are no samples. None for other
         files."""
-        return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
+        return "Parquet files of no split" if name.endswith(".parquet") else super().reason_to_leave_out(folder, name)
 
     def fields(self) -> dict[str, Field]:
         """Returns the field of each column, and one for the paths of its files. Scans all files first."""

@@ -293,10 +293,10 @@ class DicomSource(HeaderScanSource):
             if file.rpartition("/")[2].lower() == _DIRECTORY:
                 claims.claim(file, Role.EVIDENCE)
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns a reason for DICOM files without pixels; for other files, the base's reason."""
         is_left = join(folder, name) in self._without_pixels
-        return _NO_PIXELS if is_left else super().left_reason(folder, name)
+        return _NO_PIXELS if is_left else super().reason_to_leave_out(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts the elements that no column keeps; none if whole files are kept."""

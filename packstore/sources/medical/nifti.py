@@ -206,12 +206,12 @@ class NiftiSource(HeaderScanSource):
         left = sum(volume.left for volume in self._all_files.values())
         return {"texts and extensions in headers": left} if left else {}
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for NIfTI files that are left out: masks without a volume. For other files, returns the
         base's reason."""
         if name.lower().endswith(_SUFFIXES):
             return "segmentations without a volume"
-        return super().left_reason(folder, name)
+        return super().reason_to_leave_out(folder, name)
 
     def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
         """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps those of the last three files in

@@ -178,11 +178,11 @@ class FolderSetSource(FileRowSource):
         sample."""
         return re.fullmatch(f"{self.row.known}|{self.row.left}", _relative_path(self.base, path)) is not None
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for images that the set does not count. For other files, returns the base's reason."""
         if self.row.left and re.fullmatch(self.row.left, _relative_path(self.base, join(folder, name))):
             return f"images that {self.row.title} does not count"
-        return super().left_reason(folder, name)
+        return super().reason_to_leave_out(folder, name)
 
     def _find_split(self, match: re.Match[str]) -> str:
         """Returns the split in the path of an image; ``""`` if the pattern has no group for it.

@@ -183,7 +183,7 @@ class TfdsSource(ExampleSource):
             if len(values) != 1 and not leaf.lengths:
                 raise ValueError(f"found {len(values)} values, expected one image file")
             return values if leaf.lengths else values[0]
-        if leaf.what == "tensor" and (leaf.packed or leaf.dtype != "string"):
+        if leaf.what == "tensor" and (leaf.byte_encoding or leaf.dtype != "string"):
             shape = leaf.shape
             if dynamic:
                 said = features.get(f"{name}/shape", Feature()).numbers(message).tolist()
@@ -235,12 +235,12 @@ def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[
     """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not fit
     the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
     dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
-    if leaf.packed:
+    if leaf.byte_encoding:
         values = feature.bytes(message) if feature.kind == "bytes" else []
         if len(values) != 1:
             raise ValueError(f"found {len(values)} values, expected one of bytes")
         data = values[0]
-        if leaf.packed == "zlib":
+        if leaf.byte_encoding == "zlib":
             inflate = zlib.decompressobj()
             data = inflate.decompress(data, limit)
             if not inflate.eof:

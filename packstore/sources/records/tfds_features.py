@@ -57,7 +57,7 @@ class Leaf:
         return str(self.said.get("dtype", ""))
 
     @property
-    def packed(self) -> str:
+    def byte_encoding(self) -> str:
         """Encoding of a tensor that is packed into bytes: ``bytes`` or ``zlib``; ``""`` for a list of numbers."""
         encoding = str(self.said.get("encoding", "none")).lower()
         return "" if encoding in ("", "none") else encoding
@@ -181,9 +181,9 @@ def _unsupported_reason(leaf: Leaf) -> str:
     if leaf.what == "boundingBox" and len(leaf.lengths) > 1:
         return "sequences of sequences of boxes"
     if leaf.what == "tensor":
-        if leaf.dtype not in _DTYPES and (leaf.dtype != "string" or leaf.packed):
+        if leaf.dtype not in _DTYPES and (leaf.dtype != "string" or leaf.byte_encoding):
             return f"tensors of {printable(leaf.dtype)}"
-        if leaf.packed not in ("", "bytes", "zlib") or (leaf.packed and leaf.lengths):
+        if leaf.byte_encoding not in ("", "bytes", "zlib") or (leaf.byte_encoding and leaf.lengths):
             return "sequences of packed tensors"
     return ""
 

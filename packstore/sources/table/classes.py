@@ -29,7 +29,7 @@ class ClassColumn:
     def __init__(self, where: str, roles: ColumnRoles, facts: ColumnFacts, titles: Mapping[str, str]) -> None:
         """``titles`` maps texts in the table to names of classes. Raises :class:`SourceError` for too many classes."""
         self._separator, self._titles = roles.separator, titles
-        self._lists = bool(facts.filled) and facts.lists
+        self._lists = bool(facts.filled_count) and facts.lists
         self.names: tuple[str, ...] | None = None
         if facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists:
             return

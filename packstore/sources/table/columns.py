@@ -105,10 +105,10 @@ class ColumnFacts:
     @property
     def mostly_numeric(self) -> bool:
         """At least half of the values are numbers. If the column holds boxes, the other values are errors."""
-        return 0 < self.filled <= 2 * self.numbers
+        return 0 < self.filled_count <= 2 * self.numbers
 
     @property
-    def filled(self) -> int:
+    def filled_count(self) -> int:
         """Number of values that are not blank."""
         return self.values.count - self.values.missing
 
@@ -184,7 +184,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         found.boxes, found.convention, bare_label = _find_box_columns(free, header)
         _remove_columns(free, found.boxes)
         if not found.boxes:
-            runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled)
+            runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
             found.runs = _take_column(free, next(runs, ""))
     if "keypoints" in given:
         names = given["keypoints"]
@@ -205,7 +205,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         one = facts[found.label]
         plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
         found.separator = one.find_separator() if plain else ""
-        found.several |= bool(found.separator) or bool(one.filled and one.lists)
+        found.several |= bool(found.separator) or bool(one.filled_count and one.lists)
     elif not found.flags:
         found.flags = _find_flag_columns(free, alone=not (found.split or found.boxes or found.points))
         _remove_columns(free, found.flags)
@@ -228,7 +228,7 @@ def _remove_columns(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
 def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
     """Finds the column of splits among ``free`` columns, by its name and values; empty for none."""
     return next(
-        (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled), ""
+        (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled_count), ""
     )
 
 
@@ -252,7 +252,7 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
     four, convention = find_box_columns(name for name, each in free.items() if each.mostly_numeric)
     if four:
         return four, convention, ""
-    cells = [name for name, each in free.items() if each.filled and each.boxes and is_box_name(name)]
+    cells = [name for name, each in free.items() if each.filled_count and each.boxes and is_box_name(name)]
     cells = [name for name in cells if letters_and_digits(name) == "bbox"] or cells
     said = free[cells[0]].boxes if len(cells) == 1 else None
     return ((cells[0],), "".join(said), "") if said is not None and len(said) == 1 else ((), "", "")
@@ -292,7 +292,9 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     - Texts: they repeat, or there are boxes.
     - Numbers: there is no header, or there are boxes.
     """
-    kinds = {n: each.class_kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES}
+    kinds = {
+        n: each.class_kinds for n, each in free.items() if each.filled_count and letters_and_digits(n) not in _RUN_NAMES
+    }
     fitting = [
         name
         for name, its in kinds.items()
@@ -312,7 +314,7 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     only = fitting[0]
     one = free[only]
     if "text" in kinds[only]:
-        repeated = one.texts is not None and (2 * len(one.texts) <= one.filled or one.find_separator() != "")
+        repeated = one.texts is not None and (2 * len(one.texts) <= one.filled_count or one.find_separator() != "")
         return only if repeated or with_boxes else ""
     return only if not header or with_boxes else ""
 

@@ -135,13 +135,13 @@ def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, li
         return
     last = 0
 
-    def counted() -> Iterator[str]:
+    def track_lines() -> Iterator[str]:
         nonlocal last
         for number, line in _decode_lines(data, shown):
             last = number
             yield line
 
-    reader = csv.reader(counted(), delimiter=delimiter, strict=True, skipinitialspace=True)
+    reader = csv.reader(track_lines(), delimiter=delimiter, strict=True, skipinitialspace=True)
     begin = 1
     try:
         for cells in reader:

@@ -158,10 +158,10 @@ class VocSource(FileRowSource):
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for LabelMe's copies of masks, and for images in none of the sets. None for other
         files."""
-        return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
+        return _COPIES if self.expects_left(join(folder, name)) else super().reason_to_leave_out(folder, name)
 
     def expects_left(self, path: str) -> bool:
         """Tells if a file is LabelMe's copy, as a numpy array, of a mask that is there."""

@@ -73,12 +73,12 @@ class VocBesideSource(FileRowSource):
         """Returns nothing: each XML file belongs to one image."""
         return ()
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for annotations without an image, and for images that are no samples. None for other
         files."""
         if name.lower().endswith(".xml") and folder in {xml for pairs in self._pairs.values() for _, xml in pairs}:
             return "annotations without an image"
-        return super().left_reason(folder, name)
+        return super().reason_to_leave_out(folder, name)
 
 
 def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:

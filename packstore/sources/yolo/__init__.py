@@ -145,12 +145,12 @@ class YoloSource(FileRowSource):
             return label_path(image)
         return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
-    def left_reason(self, folder: str, name: str) -> str | None:
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for files of labels without an image, and for images that no list names. None for other
         files."""
         if name.endswith(".txt") and folder in self._label_folders:
             return "files of labels without an image"
-        return super().left_reason(folder, name)
+        return super().reason_to_leave_out(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts splits that are left out, by reason: their images are missing, or are those of another split."""

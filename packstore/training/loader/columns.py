@@ -36,11 +36,11 @@ class BatchColumns:
     """Columns of a batch in progress besides the main image, in host memory.
 
     Attributes:
-        failed: Rows that have failed so far: a value could not be read or decoded.
+        failed_rows: Rows that have failed so far: a value could not be read or decoded.
     """
 
     def __init__(self, context: ColumnContext, rows: Mapping[str, ColumnRows]) -> None:
-        self.failed = context.failed
+        self.failed_rows = context.failed
         self._context = context
         self._rows = rows
 
@@ -52,7 +52,7 @@ class BatchColumns:
         """
         found: list[int] = []
         for rows in self._rows.values():
-            found += rows.fill_rows(self._context, first, stop, self.failed | {*failed, *found})
+            found += rows.fill_rows(self._context, first, stop, self.failed_rows | {*failed, *found})
         return found
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:

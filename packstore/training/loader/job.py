@@ -135,7 +135,7 @@ class BatchJob:
         failed = self._pipeline.assembler.fill_rows(prepared, first, stop, self._errors)
         failed += columns.fill_rows(first, stop, failed)
         if self._called:
-            skip = {row for row in (*failed, *columns.failed) if first <= row < stop}
+            skip = {row for row in (*failed, *columns.failed_rows) if first <= row < stop}
             for results, images in zip(self._called, self._image_sets(), strict=True):
                 if images.steps.in_decoding:
                     rows = slice(first * images.per_record, stop * images.per_record)
@@ -217,7 +217,7 @@ class BatchJob:
         assert self._prepared is not None
         self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
-        failed = [*columns.failed, *self._failed, *(row for future in self._slices for row in future.result())]
+        failed = [*columns.failed_rows, *self._failed, *(row for future in self._slices for row in future.result())]
         batch, ids, kept = self._buffer, self.ids, None
         sets, assembler = self._image_sets(), self._pipeline.assembler
         if failed:

@@ -106,9 +106,9 @@ class ViewColumns:
         self._as_list = as_list
 
     @property
-    def failed(self) -> set[int]:
+    def failed_rows(self) -> set[int]:
         """Rows, of records, that have failed so far in any view."""
-        return self._plain.failed.union(*(_record_rows(own.failed, view.count) for view, own in self._views))
+        return self._plain.failed_rows.union(*(_record_rows(own.failed_rows, view.count) for view, own in self._views))
 
     def fill_rows(self, first: int, stop: int, failed: list[int]) -> list[int]:
         """Decodes the values of records ``first`` … ``stop - 1`` for each view, except records in ``failed``.
