@@ -36,7 +36,7 @@ _MAX_VALUES = 5_000_000
 """Most values in an export manifest: a million shards have four each; a value takes up to 100 bytes of memory."""
 
 
-class Shard(NamedTuple):
+class ExportShard(NamedTuple):
     """A file of an export that holds consecutive records of one split, in their order.
 
     Attributes:
@@ -70,7 +70,7 @@ class ExportManifest:
     manifest: Manifest
     held: tuple[str, ...]
     image: str = "kept"
-    shards: tuple[Shard, ...] = ()
+    shards: tuple[ExportShard, ...] = ()
     files: tuple[str, ...] = ()
     rows: bool = False
 
@@ -112,7 +112,8 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
             held=tuple(map(_check_text, plain["held"])),
             image=_check_text(plain["image"]),
             shards=tuple(
-                Shard(_check_path(file), _check_text(split), _check_count(n)) for file, split, n in plain["shards"]
+                ExportShard(_check_path(file), _check_text(split), _check_count(n))
+                for file, split, n in plain["shards"]
             ),
             files=tuple(map(_check_path, plain["files"])),
             rows=plain["rows"] is True,

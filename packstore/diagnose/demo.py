@@ -95,7 +95,7 @@ def _write_images(root: Path, images_per_class: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Canvas:
+class _DrawingSurface:
     """Drawing surface with its size and random generator."""
 
     draw: ImageDraw.ImageDraw
@@ -117,51 +117,51 @@ class _Canvas:
         return float(self.rng.uniform(smallest, largest)) * min(self.width, self.height)
 
 
-def _draw_picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Image:
+def _draw_picture(shapes: Callable[[_DrawingSurface], None], rng: Generator) -> Image.Image:
     """Draws a picture of random size: a random gradient, shapes on it, and grain."""
     width, height = (int(side) for side in rng.choice(_SIDES, 2))
     corners = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
     large = (width * _OVERSAMPLING, height * _OVERSAMPLING)
     image = Image.fromarray(corners).resize(large, Image.Resampling.BICUBIC)
-    shapes(_Canvas(ImageDraw.Draw(image), *large, rng))
+    shapes(_DrawingSurface(ImageDraw.Draw(image), *large, rng))
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float32)
     grainy = pixels + rng.normal(0, _GRAIN, pixels.shape).astype(np.float32)
     return Image.fromarray(np.clip(np.rint(grainy), 0, 255).astype(np.uint8))
 
 
-def _draw_discs(canvas: _Canvas) -> None:
+def _draw_discs(surface: _DrawingSurface) -> None:
     """Draws 4 to 9 discs."""
-    for _ in range(int(canvas.rng.integers(4, 10))):
-        (x, y), r = canvas.random_point(), canvas.random_length(0.06, 0.25)
-        canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=canvas.random_colour())
+    for _ in range(int(surface.rng.integers(4, 10))):
+        (x, y), r = surface.random_point(), surface.random_length(0.06, 0.25)
+        surface.draw.ellipse((x - r, y - r, x + r, y + r), fill=surface.random_colour())
 
 
-def _draw_rings(canvas: _Canvas) -> None:
+def _draw_rings(surface: _DrawingSurface) -> None:
     """Draws rings of two colours around a point, to beyond the corners."""
-    (x, y), step = canvas.random_point(), canvas.random_length(0.06, 0.12)
-    colours = canvas.random_colour(), canvas.random_colour()
-    for turn in range(int((canvas.width + canvas.height) / step), 0, -1):
+    (x, y), step = surface.random_point(), surface.random_length(0.06, 0.12)
+    colours = surface.random_colour(), surface.random_colour()
+    for turn in range(int((surface.width + surface.height) / step), 0, -1):
         r = turn * step
-        canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=colours[turn % 2])
+        surface.draw.ellipse((x - r, y - r, x + r, y + r), fill=colours[turn % 2])
 
 
-def _draw_stripes(canvas: _Canvas) -> None:
+def _draw_stripes(surface: _DrawingSurface) -> None:
     """Draws slanted stripes of one colour."""
-    step, slope = canvas.random_length(0.08, 0.2), float(canvas.rng.uniform(-1, 1)) * canvas.height
-    colour = canvas.random_colour()
-    for left in np.arange(-canvas.height, canvas.width + canvas.height, 2 * step):
-        x, h = float(left), canvas.height
-        canvas.draw.polygon(((x, 0), (x + step, 0), (x + step + slope, h), (x + slope, h)), fill=colour)
+    step, slope = surface.random_length(0.08, 0.2), float(surface.rng.uniform(-1, 1)) * surface.height
+    colour = surface.random_colour()
+    for left in np.arange(-surface.height, surface.width + surface.height, 2 * step):
+        x, h = float(left), surface.height
+        surface.draw.polygon(((x, 0), (x + step, 0), (x + step + slope, h), (x + slope, h)), fill=colour)
 
 
-def _draw_triangles(canvas: _Canvas) -> None:
+def _draw_triangles(surface: _DrawingSurface) -> None:
     """Draws 5 to 11 triangles."""
-    for _ in range(int(canvas.rng.integers(5, 12))):
-        (x, y), r, turn = canvas.random_point(), canvas.random_length(0.1, 0.35), float(canvas.rng.uniform(0, 120))
-        canvas.draw.regular_polygon((x, y, r), 3, rotation=turn, fill=canvas.random_colour())
+    for _ in range(int(surface.rng.integers(5, 12))):
+        (x, y), r, turn = surface.random_point(), surface.random_length(0.1, 0.35), float(surface.rng.uniform(0, 120))
+        surface.draw.regular_polygon((x, y, r), 3, rotation=turn, fill=surface.random_colour())
 
 
-_CLASSES: dict[str, Callable[[_Canvas], None]] = {
+_CLASSES: dict[str, Callable[[_DrawingSurface], None]] = {
     "discs": _draw_discs,
     "rings": _draw_rings,
     "stripes": _draw_stripes,

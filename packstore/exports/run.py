@@ -15,7 +15,7 @@ import numpy as np
 
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import printable
-from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_record_line
+from packstore.core.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
 from packstore.core.files import check_space, refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
@@ -162,7 +162,7 @@ def run_export(
                 manifest = replace(
                     manifest, records_digest=join_records_digests((p.records_digest, p.records) for p in parts)
                 )
-            shards = tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None)
+            shards = tuple(ExportShard(p.file, p.split, p.records) for p in parts if p.file is not None)
             export_manifest = replace(output.export_manifest, manifest=manifest, shards=shards)
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
             if lines is not None and not plan.kind.one_file:

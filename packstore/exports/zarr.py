@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
-from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, Shard
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
 from packstore.core.files import sync_file_system
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
 from packstore.exports.base import Record, ShardWriter
@@ -66,7 +66,7 @@ class ZarrExport(ArraysExport):
         for split in self.manifest.splits:
             root.require_group(_group_name(split.name))
         splits = [(s.name, len(s)) for s in self.manifest.splits] or [("", self.manifest.records)]
-        shards = tuple(Shard(_group_name(name) or IMAGES, name, count) for name, count in splits)
+        shards = tuple(ExportShard(_group_name(name) or IMAGES, name, count) for name, count in splits)
         files = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()}
         left = {name for name in files if name.endswith(_UNFINISHED)}  # leftovers of a killed run
         for name in left:

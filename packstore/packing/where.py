@@ -52,7 +52,7 @@ _TOKEN = re.compile(
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-class RecordColumns(Protocol):
+class TestedRecords(Protocol):
     """Records to test, column by column."""
 
     def __len__(self) -> int: ...
@@ -95,9 +95,9 @@ class Where:
 
     text: str
     columns: frozenset[str]
-    _matches: Callable[[RecordColumns], Mask]
+    _matches: Callable[[TestedRecords], Mask]
 
-    def __call__(self, rows: RecordColumns) -> Mask:
+    def __call__(self, rows: TestedRecords) -> Mask:
         """Tests all records; returns ``bool (N,)``."""
         return self._matches(rows)
 
@@ -127,28 +127,28 @@ class _Parser:
         self.tokens = self._tokenize()
         self.at = 0
 
-    def parse(self) -> Callable[[RecordColumns], Mask]:
+    def parse(self) -> Callable[[TestedRecords], Mask]:
         """Parses the whole text into a test. Raises :class:`UsageError` if something follows the condition."""
         condition = self.parse_or()
         if self.current.kind != "end":
             raise self.make_error("'and', 'or' or the end is expected")
         return lambda rows: condition(rows) == 2
 
-    def parse_or(self) -> Callable[[RecordColumns], Truth]:
+    def parse_or(self) -> Callable[[TestedRecords], Truth]:
         """Parses conditions joined by ``or``."""
         parts = [self.parse_and()]
         while self.accept_token("or"):
             parts.append(self.parse_and())
         return lambda rows: functools.reduce(np.maximum, (part(rows) for part in parts))
 
-    def parse_and(self) -> Callable[[RecordColumns], Truth]:
+    def parse_and(self) -> Callable[[TestedRecords], Truth]:
         """Parses conditions joined by ``and``."""
         parts = [self.parse_not()]
         while self.accept_token("and"):
             parts.append(self.parse_not())
         return lambda rows: functools.reduce(np.minimum, (part(rows) for part in parts))
 
-    def parse_not(self) -> Callable[[RecordColumns], Truth]:
+    def parse_not(self) -> Callable[[TestedRecords], Truth]:
         """Parses a negation, a condition in parentheses, or a comparison.
 
         Raises :class:`UsageError` beyond 100 levels of nesting.
@@ -168,7 +168,7 @@ class _Parser:
         finally:
             self.depth -= 1
 
-    def parse_comparison(self) -> Callable[[RecordColumns], Truth]:
+    def parse_comparison(self) -> Callable[[TestedRecords], Truth]:
         """Parses a column, an operator and its values. The test is unknown for missing values.
 
         Raises :class:`UsageError` for anything else, and for ``<``, ``<=``, ``>`` and ``>=`` with classes.
@@ -202,7 +202,7 @@ class _Parser:
             raise self.make_error(f"{expected} is expected")
         valid = None if column is None or not column.nullable else column.valid_name
 
-        def compare_rows(rows: RecordColumns) -> Truth:
+        def compare_rows(rows: TestedRecords) -> Truth:
             truth: Truth = (test(rows) != negative).astype(np.int8) * 2
             if valid is not None:
                 truth[~rows.values(valid)] = 1
@@ -210,7 +210,7 @@ class _Parser:
 
         return compare_rows
 
-    def resolve_column(self, token: _Token) -> tuple[Callable[[RecordColumns], NDArray[Any]], Column | None]:
+    def resolve_column(self, token: _Token) -> tuple[Callable[[TestedRecords], NDArray[Any]], Column | None]:
         """Returns a getter of the column's values, and the column. The column is None for ``key`` and ``split``.
 
         Adds the name to :attr:`columns` and consumes no token. Raises :class:`UsageError` if there is no such column,
@@ -261,8 +261,8 @@ class _Parser:
         return value
 
     def parse_like(
-        self, get: Callable[[RecordColumns], NDArray[Any]], column: Column | None
-    ) -> Callable[[RecordColumns], Mask]:
+        self, get: Callable[[TestedRecords], NDArray[Any]], column: Column | None
+    ) -> Callable[[TestedRecords], Mask]:
         """Parses the pattern of ``like``, with ``*`` and ``?``. Returns the test of keys, splits or names of classes.
 
         Raises :class:`UsageError` for a column without class names.
@@ -324,12 +324,12 @@ class _Parser:
 
 
 def _test_membership(
-    get: Callable[[RecordColumns], NDArray[Any]], values: list[Any]
-) -> Callable[[RecordColumns], Mask]:
+    get: Callable[[TestedRecords], NDArray[Any]], values: list[Any]
+) -> Callable[[TestedRecords], Mask]:
     """Returns a test that is true for records whose value is among ``values``."""
     chosen = set(values)
 
-    def test(rows: RecordColumns) -> Mask:
+    def test(rows: TestedRecords) -> Mask:
         found = get(rows)
         if found.dtype == object:
             return np.fromiter((value in chosen for value in found), np.bool_, len(rows))

@@ -53,7 +53,7 @@ class Floats(Encoding):
         self.normalization = self.options.normalization if asked else images.normalization
         if images.encoding.layout != "CHW":
             self._check_channels()
-            self._normalize = _Normalizer(self.dtype, self.normalization, self.mode)
+            self._normalize = _EncodingNormalizer(self.dtype, self.normalization, self.mode)
         elif self.normalization != images.normalization:
             raise UsageError(
                 f"the source is normalised with {_describe_normalization(images.normalization)}, not with "
@@ -116,7 +116,7 @@ class Float32(Floats):
     half_ulp = 2.0**-24
 
 
-class _Normalizer:
+class _EncodingNormalizer:
     """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding. Looks up values of uint8 and uint16, and
     computes others.
 
