@@ -142,7 +142,7 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
     A field without a default has ``dataclasses.MISSING``. In a type, ``Any`` replaces names that are imported for type
     checkers alone.
     """
-    names = _Names(vars(builtins))
+    names = _TypeNamespace(vars(builtins))
     for base in reversed(options.__mro__):
         names.update(vars(sys.modules[base.__module__]))
     types = get_type_hints(options, localns=names)
@@ -191,7 +191,7 @@ def split_union(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-class _Names(dict[str, Any]):
+class _TypeNamespace(dict[str, Any]):
     """Names for evaluating types; a missing name means ``Any``."""
 
     def __missing__(self, name: str) -> Any:

@@ -15,7 +15,7 @@ from packstore.sources.contents import Contents, FolderContents, list_contents
 from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.labels import LabelsFile
 from packstore.sources.mask_folders import (
-    Finding,
+    SuspectedAnnotation,
     find_masks,
     find_masks_by_ending,
     list_ending_patterns,
@@ -38,7 +38,7 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
 def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
     """Returns the error for a folder of images that may be something else. ``why`` is the reason, a phrase that
     continues the path. ``ignore`` are patterns to suggest for ``--ignore``."""
-    return _question_error(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
+    return _question_error(path, why, "imagefolder", [SuspectedAnnotation("", tuple(ignore))] if ignore else [])
 
 
 def _shorten_list(phrases: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def _shorten_list(phrases: Sequence[str]) -> str:
     return ", ".join(phrases[:_NAMED]) + more
 
 
-def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
+def _question_error(path: Path, why: str, kind: str, found: Sequence[SuspectedAnnotation]) -> AmbiguousSourceError:
     """Returns the error for a folder of images, with the reason ``why`` and answers:
 
     - ``--labels`` for CSV files that name images;

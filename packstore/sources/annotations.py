@@ -34,7 +34,7 @@ from packstore.sources.ignoring import escape_pattern
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.mask_folders import (
     DRAWN,
-    Finding,
+    SuspectedAnnotation,
     find_image_pairs,
     find_masks,
     find_masks_by_ending,
@@ -90,14 +90,14 @@ def describe_annotations(tree: Tree) -> list[str]:
     return [each.phrase for each in find_all_annotations(tree)]
 
 
-def find_further_files(tree: Tree) -> list[Finding]:
+def find_further_files(tree: Tree) -> list[SuspectedAnnotation]:
     """Finds suspected annotations that are no images, folder by folder. Does not look for files that many folders have,
     see :func:`_find_in_each_folder`."""
     contents = list_contents(tree)
     return _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))
 
 
-def find_all_annotations(tree: Tree) -> list[Finding]:
+def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     """Finds all suspected annotations of the images of ``tree``.
 
     - Folders of masks, and masks beside their images.
@@ -107,7 +107,7 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
     contents = list_contents(tree)
     places = find_masks(contents)
     masks = [
-        Finding(phrase, (mask_ignore_pattern(contents, places, place),) if place else ())
+        SuspectedAnnotation(phrase, (mask_ignore_pattern(contents, places, place),) if place else ())
         for place, phrase in places.items()
     ]
     holding = {
@@ -122,15 +122,15 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
     )
 
 
-def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """Widens the pattern of a finding in a folder without images. The new pattern hides the highest folder without
-    images above the finding. Returns a finding in any other folder unchanged."""
+def _widen_pattern(suspect: SuspectedAnnotation, holding: Collection[str]) -> SuspectedAnnotation:
+    """Widens the pattern of a suspect in a folder without images. The new pattern hides the highest folder without
+    images above the suspect. Returns a suspect in any other folder unchanged."""
     # A folder without images would be an empty class.
-    above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
-    return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
+    above = [place for place in path_and_parents(suspect.folder or "") if place not in holding]
+    return suspect._replace(patterns=(folder_pattern(above[-1]),)) if above else suspect
 
 
-def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
+def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnnotation]:
     """Finds suspected annotations among the files that a source leaves out: whole folders of masks, and other files.
     Skips files of the operating system and folders of drawings (``visualization``). Skips hidden files, unless they are
     named as annotations are (``.labels.json``)."""
@@ -146,7 +146,7 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     )
     counts, all_counts = _count_images_below(left), _count_images_below(whole)
     masks = [
-        Finding(phrase, (folder_pattern(place),) if place else ())
+        SuspectedAnnotation(phrase, (folder_pattern(place),) if place else ())
         for place, phrase in find_masks(whole).items()
         if counts[place] == all_counts[place] and not DRAWN.fullmatch(place)
     ]
@@ -164,7 +164,7 @@ def _count_images_below(contents: Contents) -> Counter[str]:
     return found
 
 
-def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
+def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[SuspectedAnnotation]:
     """Finds folders with images that a source leaves out, except the top folder. Also finds samples that may be masks
     of other samples, by the ends of their names. ``keys`` returns the keys of the samples, which are paths."""
     contents = list_contents(tree)
@@ -172,7 +172,7 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
     folders = Counter(folder for folder in left if folder in contents.folders)
     whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
     others = (
-        Finding(
+        SuspectedAnnotation(
             f"{count} image{'s' * (count > 1)} in {printable(folder)}",
             (folder_pattern(folder),) if folder in whole else (),
             folder,
@@ -184,12 +184,14 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
     return _drop_repeated([*others, *tails])
 
 
-def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
-    """Returns findings without repeated phrases. Of several findings with the same phrase, keeps the last."""
+def _drop_repeated(found: Iterable[SuspectedAnnotation]) -> list[SuspectedAnnotation]:
+    """Returns suspected annotations without repeated phrases. Of several with the same phrase, keeps the last."""
     return list({each.phrase: each for each in found}.values())
 
 
-def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
+def _find_annotation_files(
+    tree: Tree, images: Contents, others: Iterable[FolderContents]
+) -> Iterator[SuspectedAnnotation]:
     """Yields suspected annotations among the files of the folders ``others``.
 
     - Sidecar files, see :func:`_find_sidecars`.
@@ -206,7 +208,7 @@ def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[Folder
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
             if suffix not in _NO_SIDECARS and names.count in counts and not _is_work_folder(folder.path):
-                yield Finding(
+                yield SuspectedAnnotation(
                     f"as many {suffix} files as images in {printable_folder(folder.path)}",
                     _suffix_ignore_patterns(images, folder, suffix),
                     folder.path,
@@ -215,7 +217,7 @@ def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[Folder
                 path = f"{folder.path}/{name}" if folder.path else name
                 why = _annotation_phrase(tree, path, suffix, few, known, splits, counts) if len(known) else None
                 if why is not None:
-                    yield Finding(printable(path) + why, (escape_pattern(path),), folder.path, path)
+                    yield SuspectedAnnotation(printable(path) + why, (escape_pattern(path),), folder.path, path)
 
 
 def _annotation_phrase(
@@ -294,8 +296,8 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
-) -> Iterator[Finding]:
-    """Yields a finding for each suffix in a folder whose files have the stems of images. At least three files must have
+) -> Iterator[SuspectedAnnotation]:
+    """Yields a suspected annotation for each suffix in a folder whose files have the stems of images. At least three files must have
     such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``), and suffixes
     of models, scripts, archives and films."""
     for folder in folders:
@@ -309,11 +311,11 @@ def _find_sidecars(
                 first = f"{folder.path}/{names.first[0]}" if folder.path else names.first[0]
                 if tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER:
                     phrase += f" (the first {IS_LFS_POINTER})"
-                yield Finding(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
+                yield SuspectedAnnotation(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
 
 
-def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields findings for ``.json`` and ``.xml`` files that many folders of images have. At least two folders, and half
+def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[SuspectedAnnotation]:
+    """Yields suspected annotations for ``.json`` and ``.xml`` files that many folders of images have. At least two folders, and half
     of all folders of images, must have files of that suffix."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
     for suffix in (".json", ".xml"):
@@ -322,7 +324,7 @@ def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> 
             above = posixpath.commonpath(having)
             place = f" in {printable_folder(above)}" if above else ""
             phrase = f"{suffix} files in {len(having):,} of {len(holding):,} folders of images{place}"
-            yield Finding(phrase, (f"*{suffix}",))
+            yield SuspectedAnnotation(phrase, (f"*{suffix}",))
 
 
 def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:

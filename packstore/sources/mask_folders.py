@@ -39,7 +39,7 @@ _PAIRS = (
 _LEAST_NAMED = 3
 
 
-class Finding(NamedTuple):
+class SuspectedAnnotation(NamedTuple):
     """Suspected annotation of images.
 
     Attributes:
@@ -157,8 +157,8 @@ def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderC
     return False
 
 
-def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
-    """Yields a finding for each two folders with two images of each sample: ``left``, ``right``. The folders are side
+def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[SuspectedAnnotation]:
+    """Yields a suspected annotation for each two folders with two images of each sample: ``left``, ``right``. The folders are side
     by side, have usual names, and half of their stems are equal. The pattern ignores the second folder. Skips pairs
     with a folder in ``known``."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
@@ -170,11 +170,11 @@ def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Fin
                 continue
             if 2 * one.images.count_shared(other.images) >= len(one.images.stems):
                 phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
-                yield Finding(phrase, (folder_pattern(other.path),))
+                yield SuspectedAnnotation(phrase, (folder_pattern(other.path),))
 
 
-def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
-    """Yields findings for masks in the folder of their images, by the ends of names.
+def find_masks_by_ending(contents: Contents) -> Iterator[SuspectedAnnotation]:
+    """Yields suspected annotations: masks in the folder of their images, by the ends of names.
 
     Examples are ``a_mask.png`` beside ``a.jpg``, and ``a_mask.png`` beside ``a_sat.jpg``. Nine in ten images must have
     such a mask. Beside ``a.jpg``, fewer suffice for a usual word of masks.
@@ -199,7 +199,7 @@ def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
                 mask = next((name for name in folder.images.first if _stem_ends_with(name, tail)), f"…_{tail}")
                 image = stem_of(mask)[: -len(tail)].rstrip(" _.-")
                 phrase = f"masks beside their images in {where} ({printable(stem_of(mask))}, {printable(image)})"
-                yield Finding(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
+                yield SuspectedAnnotation(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
         least = max(_LEAST_NAMED, 9 * len(stems) / 20)
         large = [tail for tail, bases in tails.items() if bases.count >= least and not paired[tail]]
         for n, one in enumerate(large):
@@ -209,12 +209,12 @@ def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
                 if 10 * both >= 9 * most and both >= least:
                     image, mask = sorted((one, other), key=lambda tail: (_BESIDE.fullmatch(tail) is not None, tail))
                     phrase = f"images that differ by the end of their names in {where} (…_{image}, …_{mask})"
-                    yield Finding(phrase, (f"*{mask}.*",))
+                    yield SuspectedAnnotation(phrase, (f"*{mask}.*",))
 
 
 def list_ending_patterns(contents: Contents) -> set[str]:
     """Returns the ``--ignore`` patterns of images that :func:`find_masks_by_ending` finds."""
-    return {pattern for finding in find_masks_by_ending(contents) for pattern in finding.patterns}
+    return {pattern for suspect in find_masks_by_ending(contents) for pattern in suspect.patterns}
 
 
 def _stem_ends_with(name: str, tail: str) -> bool:

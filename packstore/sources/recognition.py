@@ -15,7 +15,7 @@ from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Surve
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
-from packstore.sources.mask_folders import Finding
+from packstore.sources.mask_folders import SuspectedAnnotation
 from packstore.sources.nested import find_nested, find_non_classes, find_only_folder, find_split_like_folders
 from packstore.sources.refusals import (
     TABLES,
@@ -39,7 +39,7 @@ PLAIN_KINDS = ("imagefolder", "flat")
 """Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
 
 
-def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
+def find_left_by_source(source: Source, survey: Survey) -> list[SuspectedAnnotation]:
     """Finds the possible annotations among the files that a source leaves out. Finds none for published datasets, and
     for sources without a tree."""
     tree = getattr(source, "tree", None)
@@ -50,7 +50,7 @@ def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
     return find_left_annotations(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
-def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
+def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[SuspectedAnnotation]:
     """Opens a path as a kind that matches it partially, and surveys it. Returns the annotations that this kind would
     leave out; if there are none, the images. Returns none if the survey fails."""
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.diagnose.bench.measure import Clock, Sample
+from packstore.diagnose.bench.measure import Clock, SampledRecords
 from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.programs import Program
 from packstore.training.augment.base import Crops
@@ -22,7 +22,7 @@ from packstore.training.loader.programs import Programs
 from packstore.training.random_draws import Draws
 
 
-def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+def measure_augmenting(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> float | None:
     """Measures the loader's operations on decoded pixels with one thread. Returns images a second.
 
     With views (sets of crops), returns records a second. Returns None without operations and views.
@@ -53,7 +53,7 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> fl
         torch.set_num_threads(threads)
 
 
-def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
+def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> float:
     """Measures operations that change images to different sizes. Plans and runs a whole batch at a time, with a box in
     each image."""
     planes = loader.dataset.manifest.image.layout == "CHW"
@@ -74,7 +74,7 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> f
     return clock.measure_rate("augment, 1 thread", work)
 
 
-def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+def _measure_views(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> float | None:
     """Measures cutting all crops of a record's views (sets of crops). Returns records a second; None if no views are
     cut."""
     cuts = [one for _, one, _ in _make_view_cutters(loader, sample)]
@@ -94,7 +94,7 @@ def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
     return 1
 
 
-def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
+def _make_view_cutters(loader: PackedLoader, sample: SampledRecords) -> list[tuple[str, Callable[[int], int], int]]:
     """Returns name, function and number of crops of each view (set of crops). The function cuts the crops of a sampled
     record.
 
@@ -108,7 +108,9 @@ def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, 
         view, count = plan.view, plan.view.count
         draws = Draws(view.derive_seed(0), 0, view.all_crop_ids(ids))
         crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
-        several = Sample(np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)])
+        several = SampledRecords(
+            np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)]
+        )
         one, _ = _make_engine_work(several, crops, plan.programs.draw_program(draws, plan.size))
 
         found.append((view.name, partial(_cut_crops, one, count), count))
@@ -117,7 +119,7 @@ def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, 
     return found
 
 
-def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
+def measure_operations(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> list[tuple[str, float]]:
     """Measures each pixel operation of the decoding threads, or each view, with one thread. Returns name and images a
     second.
 
@@ -161,14 +163,14 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
     return clock.measure_rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
 
 
-def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
+def _draw_program(programs: Programs, sample: SampledRecords, crops: Crops) -> Program | None:
     """Draws the random values of pixel operations for the sampled records. Returns None if there is nothing to run."""
     height, width = crops.window[0, 2:].tolist()
     return programs.draw_program(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
 
 
 def _make_engine_work(
-    sample: Sample, crops: Crops, program: Program | None
+    sample: SampledRecords, crops: Crops, program: Program | None
 ) -> tuple[Callable[[int], int], NDArray[Any]]:
     """Returns a function that augments a sampled image with the engine, and the array to which the function writes.
 
@@ -191,7 +193,7 @@ def _make_engine_work(
     return one, out
 
 
-def _plan_crops(loader: PackedLoader, sample: Sample) -> Crops:
+def _plan_crops(loader: PackedLoader, sample: SampledRecords) -> Crops:
     """Plans the crops of the sampled images by the operations that run while decoding."""
     planes = loader.dataset.manifest.image.layout == "CHW"
     sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in sample.pixels], np.int64)

@@ -142,7 +142,7 @@ def choose_random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledRecords:
     """Sampled records in memory.
 
     Attributes:
@@ -156,7 +156,7 @@ class Sample:
     pixels: list[NDArray[Any]]
 
 
-def take_sample(dataset: PackedDataset) -> Sample:
+def take_sample(dataset: PackedDataset) -> SampledRecords:
     """Reads a random sample of at most 512 records and about 96 MiB. The sample is the same each time.
 
     Decodes the first of them to about 64 MiB of pixels. Raises :class:`DecodeError` that names the record.
@@ -174,7 +174,7 @@ def take_sample(dataset: PackedDataset) -> Sample:
         held += len(data[-1])
         if sum(image.nbytes for image in pixels) < _PIXEL_BYTES:
             pixels.append(decode_whole(dataset, record, data[-1]) if encoded else np.array(reader.array(record)))
-    return Sample(records, data, pixels)
+    return SampledRecords(records, data, pixels)
 
 
 def decode_whole(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8]:
@@ -186,7 +186,7 @@ def decode_whole(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np
         raise DecodeError(f"record {record} ({key}) of {printable(str(dataset.path))}: {error}") from None
 
 
-def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int) -> tuple[float, float]:
+def measure_decoding(clock: Clock, dataset: PackedDataset, sample: SampledRecords, threads: int) -> tuple[float, float]:
     """Measures decoding of whole images. Returns images a second with one thread, and with ``threads``."""
 
     def work(number: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from packstore.core.column import SEEK_INDEX
 from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
-from packstore.diagnose.bench.measure import Clock, Sample, make_loader, measure_loader
+from packstore.diagnose.bench.measure import Clock, SampledRecords, make_loader, measure_loader
 from packstore.images.sniff import HeaderError, sniff
 from packstore.packing.conversion import convert
 from packstore.training.dataset import PackedDataset
@@ -84,7 +84,7 @@ def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop
 def run_trials(
     clock: Clock,
     dataset: PackedDataset,
-    sample: Sample,
+    sample: SampledRecords,
     ways: Sequence[Candidate],
     make_augment: Callable[[Manifest], tuple[dict[str, Any], str]],
     batch_size: int,

@@ -37,7 +37,7 @@ _MAX_COPY = 1 << 16
 """Largest part of a pickle that is copied out of it; larger parts are pixels."""
 
 
-class _Batch(NamedTuple):
+class _BatchFile(NamedTuple):
     """Split and file of a batch."""
 
     split: str
@@ -178,7 +178,7 @@ def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int6
         return offset, shape, build_array(found.get("labels")).astype(np.int64)
 
 
-def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
+def _find_batches(path: Path) -> tuple[list[_BatchFile], list[str]]:
     """Finds the batches at ``path``, in order. Prefers a pickle to an ``.npz``.
 
     Returns the batches, and the names of missing training batches; without any training batch, none is missing. Raises
@@ -194,7 +194,7 @@ def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
                     there[name] = file
     missing = [name for name in _BATCHES if name not in there] if there.keys() & {*_BATCHES} else []
     found = [name for name in (*_BATCHES, _VAL) if name in there]
-    return [_Batch("val" if name == _VAL else "train", there[name]) for name in found], missing
+    return [_BatchFile("val" if name == _VAL else "train", there[name]) for name in found], missing
 
 
 def _incomplete_error(path: Path, missing: list[str]) -> AmbiguousSourceError:
