@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         text = "\n".join(map(printable, said.getvalue().split("\n")))
         click.echo(re.sub("^Error:", red("Error:", 2), text, flags=re.MULTILINE), err=True, nl=False)
         code = error.exit_code
-    except _StoppedError as stopped:
+    except _SignalError as stopped:
         click.echo(f"packstore: {stopped}{printable(_join_notes(stopped))}", err=True)
         code = 128 + stopped.signal
     except (click.Abort, KeyboardInterrupt) as stopped:
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if isinstance(error.__cause__, _StoppedError):  # Python before 3.12 wraps what ends the making of a class
+        if isinstance(error.__cause__, _SignalError):  # Python before 3.12 wraps what ends the making of a class
             click.echo(f"packstore: {error.__cause__}{printable(_join_notes(error))}", err=True)
             sys.exit(128 + error.__cause__.signal)
         click.echo(
@@ -213,7 +213,7 @@ def _describe_error(error: Exception, debug: bool) -> str:
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}{more}"
 
 
-class _StoppedError(BaseException):
+class _SignalError(BaseException):
     """Error that a signal raises to stop the process. No handler of :class:`Exception` catches it."""
 
     def __init__(self, number: int) -> None:
@@ -222,7 +222,7 @@ class _StoppedError(BaseException):
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Raises :class:`_StoppedError`. Before that, interrupts remote requests, and makes the process ignore further
+    """Raises :class:`_SignalError`. Before that, interrupts remote requests, and makes the process ignore further
     signals."""
     # A second signal must not interrupt the clean-up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -231,7 +231,7 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
     interrupt = getattr(sys.modules.get("packstore.objects"), "interrupt", None)
     if interrupt is not None:
         interrupt()
-    raise _StoppedError(number)
+    raise _SignalError(number)
 
 
 def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
@@ -240,7 +240,7 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     The signal comes 10 ms later, from a thread. Prints all other exceptions, as Python does.
     """
     stopped = unraisable.exc_value
-    if not isinstance(stopped, _StoppedError):
+    if not isinstance(stopped, _SignalError):
         sys.__unraisablehook__(unraisable)
         return
     signal.signal(stopped.signal, _handle_signal)

@@ -240,7 +240,7 @@ class NpzExport(_ShardFilesExport):
     writer = _NpzWriter
 
 
-class _Hdf5Writer(_ArraysWriter):
+class _Hdf5ShardWriter(_ArraysWriter):
     """Writes a shard as an HDF5 file. The HDF5 library does not see failed writes, see :class:`_FailureHidingFile`."""
 
     def write_shard(self) -> None:
@@ -335,7 +335,7 @@ class Hdf5Export(_ShardFilesExport):
     suffixes = (".hdf5s",)
     source = "hdf5"
     extension = "h5"
-    writer = _Hdf5Writer
+    writer = _Hdf5ShardWriter
 
     def overhead(self) -> int:
         """Adds 1,365 bytes, the unused space of HDF5's heap, if images have variable length and over 4 KiB on

@@ -81,7 +81,7 @@ class MdsExport(Export):
         folder = shorten_name(safe_name(split)) if split else ""
         (self.path / folder).mkdir(exist_ok=True)
         name = f"shard.{number:05}.mds"
-        return _ShardWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._choose_encodings())
+        return _MdsWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._choose_encodings())
 
     def sync(self, shard: ShardWriter) -> None:
         """Makes the shard's file and the export's folder durable, but not the entry in the split's folder."""
@@ -118,7 +118,7 @@ class MdsExport(Export):
         return dict(sorted(found.items()))
 
 
-class _ShardWriter(ShardWriter):
+class _MdsWriter(ShardWriter):
     """Collects samples in a temporary file until the shard ends: the shard's header needs their number.
 
     Creating it creates this file and the shard's file. Closing a shard of 4 GiB or more raises :class:`UsageError`.

@@ -278,7 +278,7 @@ def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: 
     line = max(1, round(min(image.size) / 200))
     font = default_font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
     given = [] if numbers is None else np.asarray(numbers).tolist()
-    labels: list[_Label] = []
+    labels: list[_DrawnName] = []
     limit = 4.0 * max(image.size)  # drawing a box far outside would take long
     for row, box in enumerate(corners):
         if not np.isfinite(box).all():
@@ -296,7 +296,7 @@ def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: 
         draw.text((label.left + 2, label.top), label.text, fill=text_color_on(label.color), font=font)
 
 
-class _Label(NamedTuple):
+class _DrawnName(NamedTuple):
     """A drawn name and its background rectangle, in pixels."""
 
     left: float
@@ -313,8 +313,8 @@ def _place_label(
     color: tuple[int, int, int],
     box: NDArray[Any],
     size: tuple[int, int],
-    others: Sequence[_Label],
-) -> _Label:
+    others: Sequence[_DrawnName],
+) -> _DrawnName:
     """Places a name at its box: above the box, inside at its top, or below. Takes the first place without an overlap,
     else the place above. Keeps the name inside the image.
 
@@ -324,12 +324,12 @@ def _place_label(
     wide, tall = area[2] + 3, area[3] + 1
     x = max(0.0, min(left, size[0] - wide - 1.0))
     tops = [max(0.0, min(y, size[1] - tall - 1.0)) for y in (above - tall - 1, above, below)]
-    labels = [_Label(x, y, x + wide, y + tall, text, color) for y in tops]
+    labels = [_DrawnName(x, y, x + wide, y + tall, text, color) for y in tops]
     free = (one for one in labels if not any(_labels_overlap(one, other) for other in others[-_MOST_COMPARED:]))
     return next(free, labels[0])
 
 
-def _labels_overlap(one: _Label, other: _Label) -> bool:
+def _labels_overlap(one: _DrawnName, other: _DrawnName) -> bool:
     """Tells if two labels touch or overlap."""
     across = one.left <= other.right and other.left <= one.right
     return across and one.top <= other.bottom and other.top <= one.bottom

@@ -297,9 +297,9 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[SuspectedAnnotation]:
-    """Yields a suspected annotation for each suffix in a folder whose files have the stems of images. At least three files must have
-    such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``), and suffixes
-    of models, scripts, archives and films."""
+    """Yields a suspected annotation for each suffix in a folder whose files have the stems of images. At least three
+    files must have such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs
+    (``logs``), and suffixes of models, scripts, archives and films."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))
@@ -315,8 +315,8 @@ def _find_sidecars(
 
 
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[SuspectedAnnotation]:
-    """Yields suspected annotations for ``.json`` and ``.xml`` files that many folders of images have. At least two folders, and half
-    of all folders of images, must have files of that suffix."""
+    """Yields suspected annotations: ``.json`` and ``.xml`` files that many folders of images have. At least two folders,
+    and half of all folders of images, must have files of that suffix."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
     for suffix in (".json", ".xml"):
         having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]

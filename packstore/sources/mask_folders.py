@@ -158,9 +158,9 @@ def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderC
 
 
 def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[SuspectedAnnotation]:
-    """Yields a suspected annotation for each two folders with two images of each sample: ``left``, ``right``. The folders are side
-    by side, have usual names, and half of their stems are equal. The pattern ignores the second folder. Skips pairs
-    with a folder in ``known``."""
+    """Yields a suspected annotation for each two folders with two images of each sample: ``left``, ``right``. The
+    folders are side by side, have usual names, and half of their stems are equal. The pattern ignores the second
+    folder. Skips pairs with a folder in ``known``."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")

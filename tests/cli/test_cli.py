@@ -269,7 +269,7 @@ def test_a_signal_while_a_class_is_made_ends_as_any_other(
 ) -> None:
     def stop(*_: object, **__: object) -> None:
         try:
-            raise packstore.cli._StoppedError(signal.SIGTERM)
+            raise packstore.cli._SignalError(signal.SIGTERM)
         except BaseException as stopped:
             raise RuntimeError("Error calling __set_name__") from stopped  # as Python 3.11 does
 

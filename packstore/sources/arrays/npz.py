@@ -200,11 +200,11 @@ class _OpenNpz(_OpenNumpyArrays):
         if member.compress_type == zipfile.ZIP_STORED:
             if member.compress_size != member.file_size:
                 raise ValueError(f"{name} has two sizes")
-            read = _CheckedReader(lambda size, place: read_at(self._descriptor, size, at + place), member)
+            read = _ZipMemberReader(lambda size, place: read_at(self._descriptor, size, at + place), member)
         elif member.compress_type == zipfile.ZIP_DEFLATED:
             reader = GzipReader(self._path, (at, member.compress_size))
             self._readers.append(reader)
-            read = _CheckedReader(reader.read_at, member)
+            read = _ZipMemberReader(reader.read_at, member)
         else:
             raise ValueError(f"{name} is compressed by method {member.compress_type}, which numpy does not write")
         start = read.unchecked(min(_HEADER_BYTES, member.file_size), 0)
@@ -220,7 +220,7 @@ class _OpenNpz(_OpenNumpyArrays):
             self._descriptor = -1
 
 
-class _CheckedReader:
+class _ZipMemberReader:
     """Reads bytes of a file in a zip, by size and offset. The first read checks the whole file, and raises
     :class:`ValueError` if its CRC-32 differs. ``unchecked`` reads without that check."""
 

@@ -70,7 +70,7 @@ def parse_dict(data: bytes) -> dict[str, Any]:
 def build_array(value: Any) -> NDArray[Any]:
     """Builds the array of a value from :func:`load_dict`, read-only if the pickle has its bytes. A list of integers
     becomes an int64 array. Raises :class:`BatchError` for any other value, and an array whose parts do not fit."""
-    if isinstance(value, _Array):
+    if isinstance(value, _ArrayParts):
         return value.build()
     if isinstance(value, list) and all(type(item) is int for item in value):
         try:
@@ -83,7 +83,7 @@ def build_array(value: Any) -> NDArray[Any]:
 def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
     """Returns bytes, shape and dtype of an array in C order; a :class:`Span` may stand for the bytes. Raises
     :class:`BatchError` for an array in Fortran's order, and for any other value."""
-    if not isinstance(value, _Array):
+    if not isinstance(value, _ArrayParts):
         raise BatchError(f"found {type(value).__name__}, expected an array")
     dtype = value.validate_dtype()
     if value.fortran:
@@ -141,7 +141,7 @@ class _DType(StandIn):
         self.order = ">" if state[1] in (">", b">") else "<"
 
 
-class _Array(StandIn):
+class _ArrayParts(StandIn):
     """Stand-in for ``numpy.ndarray``: stores the parts of an array until :meth:`build` checks them."""
 
     __slots__ = ("data", "dtype", "fortran", "shape")
@@ -186,15 +186,15 @@ class _Array(StandIn):
         return made
 
 
-def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:
+def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _ArrayParts:
     """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content; ignores the arguments."""
-    return _Array()
+    return _ArrayParts()
 
 
-def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _ArrayParts:
     """Stand-in for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5: makes an array of the
     arguments, unchecked."""
-    array = _Array()
+    array = _ArrayParts()
     array.set_state((1, shape, dtype, order in ("F", b"F"), data))
     return array
 

@@ -45,7 +45,7 @@ _CUT = 3
 """Most folders of another machine to remove from the names of images."""
 
 
-class _Split(NamedTuple):
+class _CocoSplit(NamedTuple):
     """Split: its images, annotations and folders.
 
     Attributes:
@@ -103,11 +103,11 @@ class CocoSource(FileRowSource):
         if not splits:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
         self._unread: dict[str, str] = {}
-        self._splits: dict[str, _Split] = {}
+        self._splits: dict[str, _CocoSplit] = {}
         try:
             for split, kinds in splits.items():
                 documents = SplitAnnotations(self.tree, kinds)
-                self._splits[split] = _Split("", documents, {})  # closed with the others
+                self._splits[split] = _CocoSplit("", documents, {})  # closed with the others
                 first = next(iter(kinds.values()))
                 found = self._find_image_folders(first, documents)
                 if found is None:
@@ -118,7 +118,7 @@ class CocoSource(FileRowSource):
                     }
                     continue
                 folder, places = (found, None) if isinstance(found, str) else ("", found)
-                self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents), places)
+                self._splits[split] = _CocoSplit(folder, documents, self._find_masks(kinds, documents), places)
             if not self._splits:
                 raise SourceError(self._missing_images_message(first, next(documents.walk_image_names(), "")))
             self._shorten_split_names(splits)

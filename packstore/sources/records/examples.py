@@ -67,7 +67,7 @@ def find_compression(path: Path) -> str | None:
 
 
 @dataclass(slots=True)
-class _ShardIndex:
+class _ExampleIndex:
     """Index of the records of a shard. A record takes 24 bytes and its key.
 
     Attributes:
@@ -227,7 +227,7 @@ class ExampleSource(ShardSource):
         return ExampleFacts(self.label_names)
 
     @cached_property
-    def index(self) -> list[_ShardIndex]:
+    def index(self) -> list[_ExampleIndex]:
         """Indexes of the shards. The first use reads all records, and collects :attr:`facts`. Raises
         :class:`SourceError` if there are no records, or none is an example."""
         found = [self._index_file(number) for number in range(len(self.shards))]
@@ -238,7 +238,7 @@ class ExampleSource(ShardSource):
             raise SourceError(f"{printable(str(self.path))}: {self._pickle_advice(found) or reason}")
         return found
 
-    def _pickle_advice(self, found: Sequence[_ShardIndex]) -> str | None:
+    def _pickle_advice(self, found: Sequence[_ExampleIndex]) -> str | None:
         """Returns advice for the user if records are pickles, else None. The first record decides, by its first and
         last bytes."""
         number = next(number for number, index in enumerate(found) if index.places or index.damaged)
@@ -291,10 +291,10 @@ class ExampleSource(ShardSource):
         """First of the usual features of keys that occurs in a record; ``""`` if none does."""
         return next((name for name in KEYS if name in self.facts.features), "")
 
-    def _index_file(self, number: int) -> _ShardIndex:
+    def _index_file(self, number: int) -> _ExampleIndex:
         """Indexes the records of file ``number``, and adds to :attr:`facts`. Stops at a wrong length, and records its
         place as damage."""
-        index = _ShardIndex()
+        index = _ExampleIndex()
         try:
             for place, length, message in self._files.walk_records(number):
                 size, key = (length, None) if message is None else self.index_record(number, place, message)

@@ -14,7 +14,7 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.boxes import BoxConventionCounter
 from packstore.sources.table.box_cells import is_blank, parse_boxes, parse_number_cell
 from packstore.sources.table.columns import ColumnRoles
-from packstore.sources.table.image_rows import ImageRows
+from packstore.sources.table.image_rows import RowsByImage
 from packstore.sources.table.images import batch_rows
 from packstore.sources.tree import Tree
 
@@ -104,7 +104,7 @@ def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[lis
     return [[number for number in numbers if number is not None]]
 
 
-def measure_images(tree: Tree, rows: ImageRows) -> dict[int, tuple[int, int]]:
+def measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
     """Reads (width, height), upright, of at most 1,023 images, at equal steps; of all images if there are fewer.
 
     Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.

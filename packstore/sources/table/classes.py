@@ -10,7 +10,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
 from packstore.sources.table.box_cells import is_blank, parse_text_list
 from packstore.sources.table.columns import ColumnFacts, ColumnRoles, parse_flag
-from packstore.sources.table.image_rows import ImageRows
+from packstore.sources.table.image_rows import RowsByImage
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
 """Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
@@ -75,7 +75,7 @@ class FlagColumns:
     :class:`SourceError` for other values.
     """
 
-    def __init__(self, where: str, names: Sequence[str], rows: ImageRows) -> None:
+    def __init__(self, where: str, names: Sequence[str], rows: RowsByImage) -> None:
         """Raises :class:`SourceError` if a column has other values than 0, 1, -1 and blank cells."""
         self._names, self._rows = names, rows
         self._values: set[int | None] = set()

@@ -33,7 +33,7 @@ class NamedRow(NamedTuple):
     cells: Mapping[str, Any]
 
 
-class ImageRows:
+class RowsByImage:
     """Rows of tables by image, in a temporary file. Images are numbered in the order in which rows name them first.
 
     Creating it reads all rows. This raises :class:`AmbiguousSourceError` for an image that two tables name, and

@@ -14,7 +14,7 @@ from packstore.sources.table.box_cells import is_blank, parse_number_cell
 from packstore.sources.table.boxes import read_row_boxes, read_sides
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
 from packstore.sources.table.columns import ColumnRoles, convert_runs
-from packstore.sources.table.image_rows import ImageRows
+from packstore.sources.table.image_rows import RowsByImage
 from packstore.sources.table.open_images import find_descriptions, find_hierarchies, read_descriptions, read_hierarchy
 from packstore.sources.tree import Tree
 
@@ -27,7 +27,7 @@ class RecordColumns:
         self,
         tree: Tree,
         files: Sequence[str],
-        rows: ImageRows,
+        rows: RowsByImage,
         roles: ColumnRoles,
         further: Mapping[str, int],
         convention: str,

@@ -29,7 +29,7 @@ from packstore.sources.table.finding import (
     refuse_unknown_image_column,
     separate_repeated_tables,
 )
-from packstore.sources.table.image_rows import ImageRows, NamedRow
+from packstore.sources.table.image_rows import NamedRow, RowsByImage
 from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.joining import JoinedRows, join_tables
 from packstore.sources.table.reading import TEXT
@@ -60,7 +60,7 @@ class TableSource(FileRowSource):
         given = parse_columns(options.columns)
         self._find_tables(given)
         self._missing: Counter[str] = Counter()
-        self._rows = ImageRows(self.tree, self._tables, self._read_rows())
+        self._rows = RowsByImage(self.tree, self._tables, self._read_rows())
         self._further = {name: 1 for table in self._tables for name in table.further}
         for number in self._rows.images_with_several() if self._further else ():
             for name, paths in self._rows.list_different(number, self._further).items():

@@ -8,12 +8,12 @@ from packstore.core.errors import SourceError
 from packstore.sources.base import find_split_in_path
 from packstore.sources.labels import lower_known_split
 from packstore.sources.table.finding import Table
-from packstore.sources.table.image_rows import ImageRows
+from packstore.sources.table.image_rows import RowsByImage
 
 _MAX_SPLITS = 100
 
 
-def assign_splits(where: str, tables: Sequence[Table], rows: ImageRows, column: str) -> tuple[list[str], bytearray]:
+def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column: str) -> tuple[list[str], bytearray]:
     """Assigns each image its split. Returns the names of the splits, and the number of each image's split.
 
     The column of splits decides. If its cell is blank, the path of the image's table decides. Without either, the

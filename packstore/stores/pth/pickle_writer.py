@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-class _Storage(NamedTuple):
+class _StorageType(NamedTuple):
     """Torch's name of a storage class, and the dtype of its tensors."""
 
     name: str
@@ -23,19 +23,19 @@ class _Storage(NamedTuple):
 
 
 STORAGE = {
-    "bool": _Storage("BoolStorage", "bool"),
-    "int8": _Storage("CharStorage", "int8"),
-    "int16": _Storage("ShortStorage", "int16"),
-    "int32": _Storage("IntStorage", "int32"),
-    "int64": _Storage("LongStorage", "int64"),
-    "uint8": _Storage("ByteStorage", "uint8"),
-    "uint16": _Storage("ShortStorage", "int16"),  # the same bits; also in the next two lines
-    "uint32": _Storage("IntStorage", "int32"),
-    "uint64": _Storage("LongStorage", "int64"),
-    "float16": _Storage("HalfStorage", "float16"),
-    "bfloat16": _Storage("BFloat16Storage", "bfloat16"),
-    "float32": _Storage("FloatStorage", "float32"),
-    "float64": _Storage("DoubleStorage", "float64"),
+    "bool": _StorageType("BoolStorage", "bool"),
+    "int8": _StorageType("CharStorage", "int8"),
+    "int16": _StorageType("ShortStorage", "int16"),
+    "int32": _StorageType("IntStorage", "int32"),
+    "int64": _StorageType("LongStorage", "int64"),
+    "uint8": _StorageType("ByteStorage", "uint8"),
+    "uint16": _StorageType("ShortStorage", "int16"),  # the same bits; also in the next two lines
+    "uint32": _StorageType("IntStorage", "int32"),
+    "uint64": _StorageType("LongStorage", "int64"),
+    "float16": _StorageType("HalfStorage", "float16"),
+    "bfloat16": _StorageType("BFloat16Storage", "bfloat16"),
+    "float32": _StorageType("FloatStorage", "float32"),
+    "float64": _StorageType("DoubleStorage", "float64"),
 }
 """Storage class and dtype of torch for each column dtype."""
 

@@ -68,7 +68,7 @@ class CropAssembler(Assembler):
         engine refuses a row."""
         assert prepared.requests is not None
         failed = self._verify_images(
-            prepared, first, _ArrayImages(self._array, prepared.ids[first:stop] & MASK), errors
+            prepared, first, _SelectedImages(self._array, prepared.ids[first:stop] & MASK), errors
         )
         if get_engine().run(prepared.requests, first, stop, 0).any():
             raise MemoryError(f"the engine has no memory for images of {self._array.shape[1:]}")
@@ -113,7 +113,7 @@ class CopyAssembler(Assembler):
         return failed
 
 
-class _ArrayImages:
+class _SelectedImages:
     """Images at some indices of an array, each looked up on access."""
 
     def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:
