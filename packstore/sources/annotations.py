@@ -315,8 +315,8 @@ def _find_sidecars(
 
 
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[SuspectedAnnotation]:
-    """Yields suspected annotations: ``.json`` and ``.xml`` files that many folders of images have. At least two folders,
-    and half of all folders of images, must have files of that suffix."""
+    """Yields suspected annotations: ``.json`` and ``.xml`` files that many folders of images have. At least two
+    folders, and half of all folders of images, must have files of that suffix."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
     for suffix in (".json", ".xml"):
         having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]
