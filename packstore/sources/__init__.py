@@ -331,8 +331,8 @@ def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
     or they are damaged."""
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
-        found = json.loads(recorded) if isinstance(recorded, str) else ()
-        return check_patterns(found) if name == "ignore" else check_columns(found)
+        texts = json.loads(recorded) if isinstance(recorded, str) else ()
+        return check_patterns(texts) if name == "ignore" else check_columns(texts)
     except ValueError:
         return ()
 

@@ -29,9 +29,9 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
     """Returns the error for a folder with annotations that its kind of source does not read. The error names the
     first four of all suspected annotations, and offers answers."""
     tree = open_tree(path)
-    found = [] if tree is None else find_all_annotations(tree)
+    annotations = [] if tree is None else find_all_annotations(tree)
     return _question_error(
-        path, f"holds more than images: {_shorten_list([each.phrase for each in found])}", kind, found
+        path, f"holds more than images: {_shorten_list([each.phrase for each in annotations])}", kind, annotations
     )
 
 
@@ -84,7 +84,7 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
     relative to another folder than ``path``, the answer has that folder."""
     folders = list(contents.folders.values())
     files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
-    found = []
+    answers = []
     for folder, name in files[:_NAMED]:
         file = path / folder / name
         try:
@@ -94,8 +94,8 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
         places = dict.fromkeys((path, *(path / each.path for each in folders if each.images.count)))
         place = None if first is None else next((each for each in places if (each / first.file).is_file()), None)
         if place is not None:
-            found.append(Answer(("--labels", str(file)), None if place == path else place))
-    return found
+            answers.append(Answer(("--labels", str(file)), None if place == path else place))
+    return answers
 
 
 def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:

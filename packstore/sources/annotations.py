@@ -157,11 +157,11 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnn
 
 def _count_images_below(contents: Contents) -> Counter[str]:
     """Counts the images in and below each folder. For the top folder, counts only images directly in it."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path, folder in contents.folders.items():
         for place in (*path_and_parents(path),) or ("",):
-            found[place] += folder.images.count
-    return found
+            counts[place] += folder.images.count
+    return counts
 
 
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[SuspectedAnnotation]:

@@ -323,8 +323,8 @@ class Source(ABC):
 
     def image(self, entry: Entry) -> ImageData:
         """Reads an entry, and returns its image without its other values. Raises the errors of :meth:`read`."""
-        found = self.read(entry)
-        return found.image if isinstance(found, Sample) else found
+        sample = self.read(entry)
+        return sample.image if isinstance(sample, Sample) else sample
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         """Returns the name of file ``number`` of a further column, for messages. Returns None if it has no name, and
@@ -438,10 +438,10 @@ def stamp_files(paths: Iterable[Path]) -> str:
     parts = []
     for path in paths:
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
-        parts.append(f"{found.st_size}@{found.st_mtime_ns}/{found.st_ctime_ns}")
+        parts.append(f"{status.st_size}@{status.st_mtime_ns}/{status.st_ctime_ns}")
     return " ".join(parts)
 
 

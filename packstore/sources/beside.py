@@ -82,12 +82,12 @@ def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
     """Reads all bytes of a file that describes images. Raises :class:`SourceError` if it cannot be read, or has more
     than ``max_bytes``."""
     try:
-        found = tree.stat(file)
-        return tree.read(file, found.size, found.modified_ns, max_bytes)
+        status = tree.stat(file)
+        return tree.read(file, status.size, status.modified_ns, max_bytes)
     except OSError as error:
         raise SourceError(f"{tree.name(file)} cannot be read: {error.strerror or error}") from None
     except SampleError as error:
-        size = f"has {found.size} bytes; at most {max_bytes} are read" if found.size > max_bytes else error.reason
+        size = f"has {status.size} bytes; at most {max_bytes} are read" if status.size > max_bytes else error.reason
         raise SourceError(f"{tree.name(file)} {size}") from None
 
 
@@ -157,13 +157,13 @@ def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple
     """Makes names of classes unique: repeated names get their class numbers, ``crane (134)``. If another class already
     has such a name, all names get their numbers."""
     counts = Counter(names)
-    found = tuple(
+    candidates = tuple(
         f"{name} ({number})" if counts[name] > 1 else name for name, number in zip(names, numbers, strict=True)
     )
     return (
-        found
-        if len(set(found)) == len(found)
-        else tuple(f"{name} ({number})" for name, number in zip(found, numbers, strict=True))
+        candidates
+        if len(set(candidates)) == len(candidates)
+        else tuple(f"{name} ({number})" for name, number in zip(candidates, numbers, strict=True))
     )
 
 

@@ -85,10 +85,10 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
 
     Fractions refer to the sides of the upright image. Raises :class:`ValueError` for boxes of other than four numbers,
     and for fractions if ``image`` is not an image file."""
-    found = np.array(boxes, np.float64) if len(boxes) else np.zeros((0, 4))
-    if found.ndim != 2 or found.shape[1] != 4:
+    array = np.array(boxes, np.float64) if len(boxes) else np.zeros((0, 4))
+    if array.ndim != 2 or array.shape[1] != 4:
         raise ValueError("a box has other than four numbers")
-    corners = _convert_to_corners(found, convention.removesuffix("n"))
+    corners = _convert_to_corners(array, convention.removesuffix("n"))
     if convention.endswith("n"):
         if not isinstance(image, bytes):
             raise ValueError("boxes are fractions of an image that is not a file")

@@ -72,9 +72,9 @@ class CaptionFilesSource(FileRowSource):
     def read_values(self, ref: object) -> Mapping[str, object]:
         """Reads ``image``, ``caption`` and, if declared, ``folder``. The caption is decoded and stripped; None if its
         file is missing."""
-        found = dict(super().read_values(ref))
-        text = found["caption"]
-        return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
+        values = dict(super().read_values(ref))
+        text = values["caption"]
+        return values | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
 
     def describing_files(self) -> Iterable[str]:
         """Returns no files: the texts are values of the samples."""
@@ -101,18 +101,18 @@ def find_caption_suffix(tree: Tree) -> str | None:
         for suffix in _SUFFIXES:
             if suffix in folder.others:
                 counts[suffix] += folder.images.count_shared(folder.others[suffix])
-    found = [suffix for suffix, count in counts.items() if count]
-    if len(found) != 1 or 2 * counts[found[0]] < images:
+    suffixes = [suffix for suffix, count in counts.items() if count]
+    if len(suffixes) != 1 or 2 * counts[suffixes[0]] < images:
         return None
     fault = None
-    for path, raw in _read_texts(tree, found[0]):
+    for path, raw in _read_texts(tree, suffixes[0]):
         text, wrong = try_utf8(raw, tree.encoding, tree.name(path))
         fault = fault or wrong
         if not is_caption(text):
             return None
     if fault is not None:
         raise fault
-    return found[0]
+    return suffixes[0]
 
 
 def _read_texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:

@@ -106,9 +106,9 @@ class CaptionsSource(FileRowSource):
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads ``image``, and its ``captions`` or ``caption`` from the temporary file. Raises :class:`ValueError` once
         the source is closed."""
-        found = dict(super().read_values(ref))
-        captions = self._open_captions.read_captions(found.pop("entry"))
-        return found | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
+        values = dict(super().read_values(ref))
+        captions = self._open_captions.read_captions(values.pop("entry"))
+        return values | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
 
     def describing_files(self) -> Iterable[str]:
         """Returns the file of captions, and Flickr8k's lists of images."""
@@ -182,18 +182,18 @@ class _CaptionStore:
                 self._file = OpenFile(os.dup(kept.fileno()))
         except OSError as error:
             raise SourceError(f"{tree.name()}: its captions need a temporary file: {error.strerror}") from None
-        found = np.frombuffer(owners, np.int64) if owners else np.zeros(0, np.int64)
-        self._order: NDArray[np.int64] = np.argsort(found, kind="stable")
-        self._starts = np.searchsorted(found[self._order], np.arange(len(self.names) + 1))
+        images = np.frombuffer(owners, np.int64) if owners else np.zeros(0, np.int64)
+        self._order: NDArray[np.int64] = np.argsort(images, kind="stable")
+        self._starts = np.searchsorted(images[self._order], np.arange(len(self.names) + 1))
         self.several = bool((np.diff(self._starts) > 1).any())
 
     def read_captions(self, number: int) -> list[str]:
         """Returns the captions of an image, in the order of the file. Thread-safe."""
-        found = []
+        captions = []
         for line in self._order[self._starts[number] : self._starts[number + 1]].tolist():
             raw = self._file.read(self._ends[line + 1] - self._ends[line], self._ends[line])
-            found.append(raw.decode("utf-8", "surrogateescape"))
-        return found
+            captions.append(raw.decode("utf-8", "surrogateescape"))
+        return captions
 
     def _split_number(self, tree: Tree, file: str, split: str) -> int:
         """Returns the number of a split; adds a new one. Raises :class:`SourceError` for more than 100."""
@@ -274,11 +274,11 @@ def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
     captions, and optionally a split and counters. Raises :class:`ValueError` for any other line."""
     if not text.strip():
         return
-    found = json.loads(text)
-    columns = _find_columns([*found]) if isinstance(found, dict) else None
+    record = json.loads(text)
+    columns = _find_columns([*record]) if isinstance(record, dict) else None
     if columns is None:
         raise ValueError("expected an object with a file, a caption or captions, and optionally a split")
-    values = [*found.values()]
+    values = [*record.values()]
     file, captions = values[columns[0]], values[columns[1]]
     split = values[columns[2]] if columns[2] >= 0 else ""
     for caption in captions if isinstance(captions, list) else [captions]:
@@ -366,8 +366,8 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
     """Finds Flickr8k's lists of images beside its captions, by split; empty if there are none."""
     folder = file.rpartition("/")[0]
     names = tree.names(folder).files
-    found = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}
-    return {split: found[split] for split in in_packing_order(found)}
+    lists = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}
+    return {split: lists[split] for split in in_packing_order(lists)}
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -135,9 +135,9 @@ class ClipsSource(FrameFilesSource):
         counts, files = entry.ref
         reading, clip, at = self._target, np.empty(0), 0
         size = None if self._are_files() else next(iter(self._sizes))
-        found: ImageData | Sample = b""
+        sample: ImageData | Sample = b""
         for count, file in zip(counts, (Entry(*each) for each in files), strict=True):
-            found, reader = self.read_file(file.key, file)
+            sample, reader = self.read_file(file.key, file)
             if not count:
                 self.raise_damage(file.key, reader)
             for frame in range(count):
@@ -153,8 +153,8 @@ class ClipsSource(FrameFilesSource):
                 clip[at] = pixels.transpose(2, 0, 1)
                 at += 1
         image = to_record_layout(clip[at // 2].transpose(1, 2, 0))
-        if isinstance(found, Sample) and self._are_files():
-            return found._replace(image=image, values={**found.values, _COLUMN: clip})
+        if isinstance(sample, Sample) and self._are_files():
+            return sample._replace(image=image, values={**sample.values, _COLUMN: clip})
         return Sample(image, {_COLUMN: clip})
 
     def _allocate_clip(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -201,8 +201,8 @@ class ClipsSource(FrameFilesSource):
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
         """Scans a file, and returns the same as the base. Records the facts that decide if files or folders are
         clips."""
-        found = super().scan_file(entry)
-        count, size, _ = found
+        facts = super().scan_file(entry)
+        count, size, _ = facts
         name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()
         folder = self._folders.get(name, _FrameFolder(entry.key))
         suffixes = folder.suffixes if count > 1 else folder.suffixes | {suffix}
@@ -215,7 +215,7 @@ class ClipsSource(FrameFilesSource):
         if _NUMBERED.fullmatch(entry.key.rpartition("/")[2]) is None:
             self._unnumbered = self._unnumbered or entry.key
         self._depths.setdefault(_count_folders(entry) > 1, entry.key)
-        return found
+        return facts
 
     @property
     def _has_classes(self) -> bool:

@@ -13,22 +13,22 @@ ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "enc
 def check_columns(given: object) -> tuple[str, ...]:
     """Checks the option ``columns``, a text or several, and returns a tuple. Raises :class:`UsageError` for other
     types, for an unknown encoding, and where :func:`parse_columns` does."""
-    found = (given,) if isinstance(given, str) else given
-    if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, (tuple, list)) or not all(isinstance(each, str) for each in texts):
         raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
-    parse_columns(found)
-    find_encoding(found)
-    return tuple(found)
+    parse_columns(texts)
+    find_encoding(texts)
+    return tuple(texts)
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
     """Parses texts of ``--column``, such as ``image=COL`` or ``boxes=X1,Y1,X2,Y2``; returns the columns by role. Raises
     :class:`UsageError` for an unknown or repeated role, and for a wrong number of columns."""
-    found: dict[str, list[str]] = {}
+    by_role: dict[str, list[str]] = {}
     for each in given:
         role, equals, columns = each.partition("=")
         names = [name.strip() for name in columns.split(",")]
-        if role not in ROLES or not equals or not all(names) or role in found:
+        if role not in ROLES or not equals or not all(names) or role in by_role:
             raise UsageError(
                 f"--column {printable(each)!r}: expected {', '.join(f'{role}=COL' for role in ROLES)}, each once; "
                 "boxes=X1,Y1,X2,Y2 and keypoints=X1,Y1,X2,Y2,… have several columns"
@@ -37,5 +37,5 @@ def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
             raise UsageError(f"--column {printable(each)!r}: {role} is one column")
         if (role == "boxes" and len(names) not in (1, 4)) or (role == "keypoints" and len(names) % 2):
             raise UsageError(f"--column {printable(each)!r}: boxes are one column or four, keypoints pairs of x and y")
-        found[role] = names
-    return found
+        by_role[role] = names
+    return by_role

@@ -156,10 +156,10 @@ _known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", de
 def _sort_unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sorts numbers and removes duplicates; many times faster than :func:`numpy.unique`, which hashes them."""
     ordered = np.sort(numbers)
-    found: NDArray[np.int64] = ordered[
+    unique: NDArray[np.int64] = ordered[
         np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])
     ]
-    return found
+    return unique
 
 
 def path_and_parents(path: str) -> Iterator[str]:
@@ -210,16 +210,16 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
         images = NameSet.of_suffix(names.text, suffix, names.files)
         return FolderContents(path, images, {}, folders, _hash_stems_by_word(names.files))
     visible = names.files if hidden else [name for name in names.files if not is_passed_over(name)]
-    found: list[str] = []
+    image_names: list[str] = []
     others: dict[str, list[str]] = {}
     for name in visible:
         if name.lower().endswith(IMAGE_SUFFIXES):
-            found.append(name)
+            image_names.append(name)
         else:
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of_names(each) for suffix, each in others.items()}
-    return FolderContents(path, NameSet.of_names(found), by_suffix, folders, _hash_stems_by_word(found))
+    return FolderContents(path, NameSet.of_names(image_names), by_suffix, folders, _hash_stems_by_word(image_names))
 
 
 def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
@@ -227,12 +227,12 @@ def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
     if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}
-    found: dict[str, list[int]] = {}
+    hashes: dict[str, list[int]] = {}
     for name in images:
         stem = name.rpartition(".")[0] or name
         if stem[-1:].isdigit() and not _ENDS_IN_WORD.search(stem):
             continue
         divided = split_tail(stem)
-        if divided is not None and (divided[1] in found or len(found) < _SUFFIXES):
-            found.setdefault(divided[1], []).append(hash(divided[0]))
-    return {tail: _sort_unique(np.array(bases, np.int64)) for tail, bases in found.items()}
+        if divided is not None and (divided[1] in hashes or len(hashes) < _SUFFIXES):
+            hashes.setdefault(divided[1], []).append(hash(divided[0]))
+    return {tail: _sort_unique(np.array(bases, np.int64)) for tail, bases in hashes.items()}

@@ -67,13 +67,13 @@ class ConversationSource(DocumentSource):
     def find_files(cls, tree: Tree) -> list[str]:
         """Finds JSON files that begin like conversations; none in a tree without images. Skips folders with more than
         16 files of the suffix."""
-        contents, found = list_contents(tree), []
+        contents, files = list_contents(tree), []
         for folder, its in contents.folders.items() if contents.image_count else ():
             for suffix in (".json", ".jsonl"):
                 names = its.others.get(suffix)
                 paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
-                found += [each for each in paths if cls.signature.search(convert_start(tree.first_bytes(each, _START)))]
-        return found
+                files += [each for each in paths if cls.signature.search(convert_start(tree.first_bytes(each, _START)))]
+        return files
 
     def parse_document(self, data: bytes) -> Any:
         """Parses a JSON list, or the lines of JSON Lines. Raises :class:`ValueError` for other content."""

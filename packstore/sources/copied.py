@@ -52,18 +52,18 @@ class CopiedSource(WrappedSource):
         Raises:
             SourceError: The objects cannot be fetched, do not fit into the cache, or are not a source.
         """
-        store, found = list_objects(path)
+        store, objects = list_objects(path)
         with ExitStack() as stack, _as_source_errors():
-            self._copy = str(place := stack.enter_context(link_copies(path, store, found, default_cache(), progress)))
+            self._copy = str(place := stack.enter_context(link_copies(path, store, objects, default_cache(), progress)))
             with self._urls_in_errors(path):
                 source = opener(place)
             stack.callback(source.close)
             super().__init__(source, source.options)
             self._end = weakref.finalize(self, _close_in_process, os.getpid(), stack.pop_all())
         self.path = path
-        self._found = _digest_objects(found)
+        self._found = _digest_objects(objects)
         top = str(path).partition("://")[2].partition("/")[2]
-        self._states = {_relative_path(path, o.name, top): derive_object_state(o) for o in found}
+        self._states = {_relative_path(path, o.name, top): derive_object_state(o) for o in objects}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Surveys the copies, and takes the evidence from their source. Errors name the URL."""
@@ -90,11 +90,11 @@ class CopiedSource(WrappedSource):
 
     def locate(self, entry: Entry) -> Location | None:
         """Locates the image in the object at its URL; None if it is not in one range of a copy."""
-        found = self._source.locate(entry)
-        if found is None or not f"{found.path}/".startswith(f"{self._copy}/"):
+        location = self._source.locate(entry)
+        if location is None or not f"{location.path}/".startswith(f"{self._copy}/"):
             return None
-        inside = found.path[len(self._copy) + 1 :]
-        return Location(f"{self.path}/{inside}".rstrip("/"), found.offset, self._states[inside])
+        inside = location.path[len(self._copy) + 1 :]
+        return Location(f"{self.path}/{inside}".rstrip("/"), location.offset, self._states[inside])
 
     def nbytes(self, entry: Entry) -> int:
         """Estimates the bytes of an entry, by the source of the copies."""
@@ -152,10 +152,10 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
             except MissingObjectError:
                 pass
         below = (info for info in store.list(f"{name}/" if name else "") if not info.name.endswith("/"))
-        found = tuple(sorted(below))
-    if not found:
+        objects = tuple(sorted(below))
+    if not objects:
         raise SourceError(f"{printable(str(path))}: nothing is there")
-    return store, found
+    return store, objects
 
 
 @contextmanager

@@ -252,10 +252,10 @@ class DatasetSource(SampleSource):
         digest = xxhash.xxh3_128()
         for part in self._parts:
             for index, raw in part.probes.items():
-                found = self._reading.name_values(index, raw)
+                sample = self._reading.name_values(index, raw)
                 try:
-                    plain = self.schema.to_plain(found).values if isinstance(found, NamedSample) else found.reason
-                    _update_digest(digest, (index, getattr(found, "key", None), plain))
+                    plain = self.schema.to_plain(sample).values if isinstance(sample, NamedSample) else sample.reason
+                    _update_digest(digest, (index, getattr(sample, "key", None), plain))
                 except (ValueError, OSError, RecursionError) as error:  # a bad sample, reported when it is read
                     _update_digest(digest, (index, str(error)))
         return f"samples {digest.hexdigest()}"
@@ -331,10 +331,10 @@ class DatasetSource(SampleSource):
                     if not self.options.skip_bad:
                         reason = f"sample {index}: {type(error).__name__}: {error}"
                         raise SampleError(index_key(part.split, index), reason) from error
-        found = [raw for part in self._parts for raw in part.probes.values()]
-        if not found:
+        samples = [raw for part in self._parts for raw in part.probes.values()]
+        if not samples:
             raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
-        return found
+        return samples
 
 
 class StreamSource(SampleSource):
@@ -366,8 +366,8 @@ class StreamSource(SampleSource):
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields the samples of all splits; ignores ``split``. The iterator of a second call raises
         :class:`SourceError`."""
-        found, self._entries = self._entries, chain(_raise_used_up(self.path))
-        return found
+        iterator, self._entries = self._entries, chain(_raise_used_up(self.path))
+        return iterator
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields the first samples of any split, at most 16."""
@@ -408,18 +408,18 @@ def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Returns the ``classes`` that the datasets have, or None if no dataset has them. A ``Subset`` has those of its
     dataset. Joins several names of one class by commas. Raises :class:`UsageError` if the datasets have different
     names."""
-    found: dict[str, tuple[str, ...]] = {}
+    names_by_split: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)
         if isinstance(classes, (list, tuple)) and classes:
-            found[split] = tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes)
-    if len(set(found.values())) > 1:
-        (one, other), *_ = zip(found.items(), list(found.items())[1:], strict=False)
+            names_by_split[split] = tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes)
+    if len(set(names_by_split.values())) > 1:
+        (one, other), *_ = zip(names_by_split.items(), list(names_by_split.items())[1:], strict=False)
         raise UsageError(
             f"the classes of {printable(one[0])!r} ({', '.join(one[1][:5])}, …) are not those of "
             f"{printable(other[0])!r} ({', '.join(other[1][:5])}, …); give fields= with packstore.Label(classes)"
         )
-    return next(iter(found.values()), None)
+    return next(iter(names_by_split.values()), None)
 
 
 def _unwrap_subset(data: Any) -> Any:
@@ -458,7 +458,7 @@ def _update_digest(digest: Any, value: Any) -> None:
     elif isinstance(value, (bytes, bytearray, memoryview)):
         digest.update(bytes(value))  # a view may have gaps
     elif is_path(value):
-        found = Path(value).stat()
-        digest.update(f"{value} {found.st_size} {found.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        status = Path(value).stat()
+        digest.update(f"{value} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     else:
         digest.update(repr(value).encode("utf-8", "surrogatepass"))

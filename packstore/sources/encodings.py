@@ -93,10 +93,10 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
     Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None. Raises :class:`SourceError` for a text
     that is neither UTF-8 nor in ``encoding``.
     """
-    found, fault = try_utf8(data, encoding, shown)
+    text, fault = try_utf8(data, encoding, shown)
     if fault is not None:
         raise fault
-    return found
+    return text
 
 
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:

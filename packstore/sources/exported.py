@@ -88,10 +88,10 @@ class ExportedFiles(ExportedRows):
         :class:`SampleError` for lines of more than 256 MiB that are larger than their archive."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
-        found = self.tree.stat(ROWS_FILE)
+        status = self.tree.stat(ROWS_FILE)
         in_archive = self.path.is_file()
-        most = max(_MAX_LINES, self.path.stat().st_size) if in_archive else found.size  # else it is a bomb
-        return RecordLines(self.tree.read(ROWS_FILE, found.size, found.modified_ns, most))
+        most = max(_MAX_LINES, self.path.stat().st_size) if in_archive else status.size  # else it is a bomb
+        return RecordLines(self.tree.read(ROWS_FILE, status.size, status.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims the image file of a record."""
@@ -124,12 +124,12 @@ class ExportedFiles(ExportedRows):
             if not isinstance(file, str) or not stays_in_folder(file):
                 raise SourceError(f"{self.tree.name(ROWS_FILE)}: line {number + 1} names no file of the export")
             try:
-                found = self.tree.stat(file)
+                status = self.tree.stat(file)
             except OSError as error:
                 yield Row(file, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
-            ref = (file, found.size, found.modified_ns, "is not a file")
-            yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
+            ref = (file, status.size, status.modified_ns, "is not a file")
+            yield Row(file, ref, max(0, status.size), 0, status.modified_ns, status.changed_ns)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image file of a row. Raises :class:`ValueError` if it is missing or no regular file, and
@@ -153,12 +153,12 @@ def _read_tree_manifest(tree: Tree) -> ExportManifest | None:
     """Reads the export manifest of a tree, or returns None if there is none. Raises :class:`ManifestError` for a
     damaged one."""
     try:
-        found = tree.stat(MANIFEST_FILE)
+        status = tree.stat(MANIFEST_FILE)
     except OSError:
         return None
     return (
-        parse_export_manifest(tree.read(MANIFEST_FILE, found.size, found.modified_ns, 2 * MAX_JSON_BYTES))
-        if found.size >= 0
+        parse_export_manifest(tree.read(MANIFEST_FILE, status.size, status.modified_ns, 2 * MAX_JSON_BYTES))
+        if status.size >= 0
         else None
     )
 

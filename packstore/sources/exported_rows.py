@@ -65,12 +65,12 @@ class ExportedRows(RowSource):
         """The export manifest, read once. Raises :class:`SourceError` if it is missing, damaged, or names another kind
         of source."""
         try:
-            found = self.find_export_manifest()
+            manifest = self.find_export_manifest()
         except ManifestError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
-        if found is None or found.source != self.kind:
+        if manifest is None or manifest.source != self.kind:
             raise SourceError(f"{printable(str(self.path))} holds no {MANIFEST_FILE} of an export of files")
-        return found
+        return manifest
 
     @property
     def store_manifest(self) -> Manifest | None:
@@ -79,11 +79,11 @@ class ExportedRows(RowSource):
 
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each shard in the export manifest. Raises :class:`SourceError` if one is missing."""
-        found = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]
-        missing = next((path for _, path in found if not path.is_file()), None)
+        shards = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]
+        missing = next((path for _, path in shards if not path.is_file()), None)
         if missing is not None:
             raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {MANIFEST_FILE} names")
-        return found
+        return shards
 
     @cached_property
     def lines(self) -> RecordLines | None:
@@ -92,14 +92,14 @@ class ExportedRows(RowSource):
         if not self.export_manifest.rows:
             return None
         try:
-            found = self.find_lines()
+            record_lines = self.find_lines()
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
-        if len(found) != self._manifest.records:
+        if len(record_lines) != self._manifest.records:
             raise self._changed_error(
-                f"{ROWS_FILE} has {len(found):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
+                f"{ROWS_FILE} has {len(record_lines):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
             )
-        return found
+        return record_lines
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the exported store; ``("",)`` if it has none."""
@@ -202,14 +202,14 @@ class ExportedRows(RowSource):
         row's own ``ref``.
 
         Raises :class:`SourceError` if the export manifest has another number of records."""
-        numbers, found = self.ranges[split], 0
+        numbers, count = self.ranges[split], 0
         for row in self.rows(split):
-            if found < len(numbers):
-                yield Row(self._record_key(numbers[found], row), (numbers[found], row.ref), *row[2:])
-            found += 1
-        if found != len(numbers):
+            if count < len(numbers):
+                yield Row(self._record_key(numbers[count], row), (numbers[count], row.ref), *row[2:])
+            count += 1
+        if count != len(numbers):
             where = f" of {printable(split)}" if split else ""
-            raise self._changed_error(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
+            raise self._changed_error(f"it holds {count:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
 
     def _record_key(self, number: int, row: Row) -> str:
         """Returns the key of a record from its line. If there are no lines, or the line has no key, returns the row's.

@@ -108,10 +108,10 @@ class TreeRowSource(RowSource):
         parts = [self.tree.stamp()]
         for file in self.describing_files():
             try:
-                found = self.tree.stat(file)
+                status = self.tree.stat(file)
             except OSError as error:
                 raise SourceError(f"{self.tree.name(file)} cannot be reached: {error.strerror or error}") from None
-            parts.append(f"{found.size}@{found.modified_ns}/{found.changed_ns}")
+            parts.append(f"{status.size}@{status.modified_ns}/{status.changed_ns}")
         return " ".join(filter(None, parts))
 
     def close(self) -> None:
@@ -142,13 +142,13 @@ class FileRowSource(TreeRowSource):
         for file, values, own_key in self.file_rows(split):
             key = file if own_key is None else own_key
             try:
-                found = self._stat_inside(file)
+                status = self._stat_inside(file)
             except OSError as error:
                 yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
             rest = dict(values)
             sizes: dict[str, int] = {}
-            modified, changed = found.modified_ns, found.changed_ns
+            modified, changed = status.modified_ns, status.changed_ns
             for name, value in values.items():
                 if files := _list_files_of(value):
                     there = [self._stat_value(each) for each in files]
@@ -157,18 +157,18 @@ class FileRowSource(TreeRowSource):
                     sizes[name] = sum(max(0, at.size) for _, at in there)
                     modified = max(modified, *(at.modified_ns for _, at in there))
                     changed = max(changed, *(at.changed_ns for _, at in there))
-            ref = (file, found.size, found.modified_ns, rest)
-            yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
+            ref = (file, status.size, status.modified_ns, rest)
+            yield Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
 
     def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
         """Returns a value that is a file, and the file's size and times. If ``a.png`` is missing and ``a.PNG`` exists,
         returns ``a.PNG``. If both are missing, returns the value with size -1."""
-        found = self._stat_or_missing(value.file)
-        if found.size >= 0:
-            return value, found
+        status = self._stat_or_missing(value.file)
+        if status.size >= 0:
+            return value, status
         other = value._replace(file=raise_suffix(value.file))
         there = self._stat_or_missing(other.file)
-        return (value, found) if there.size < 0 else (other, there)
+        return (value, status) if there.size < 0 else (other, there)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. A missing
@@ -177,8 +177,8 @@ class FileRowSource(TreeRowSource):
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
-        found = {name: self._read_value(value) for name, value in rest.items()}
-        return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
+        values = {name: self._read_value(value) for name, value in rest.items()}
+        return {self.main: self.tree.read(file, size, modified, self._max_bytes), **values}
 
     def read_sample(self, entry: Entry) -> Sample:
         """Reads a sample, as the base does. For a bad value that was read from a file, raises :class:`ValueError` with

@@ -201,7 +201,7 @@ class FlatSource(FolderSource):
         """Returns size, ``ref``, time of modification and time of change of a row's file. ``ref`` is None for a regular
         file, else :data:`NO_FILE`. Raises :class:`SourceError` if the file is missing, or a folder."""
         try:
-            found = self.tree.stat(row.file)
+            status = self.tree.stat(row.file)
         except OSError as error:
             if self.tree.rules.hides(row.file):
                 raise SourceError(
@@ -211,9 +211,9 @@ class FlatSource(FolderSource):
                 f"{labels.name_line(row.line)}: {printable(row.file)} in {self.name()}: "
                 f"{error.strerror or error}; files are named from that folder on"
             ) from None
-        if found.is_directory:
+        if status.is_directory:
             raise SourceError(f"{labels.name_line(row.line)}: {printable(row.file)} is a folder, not an image")
-        return max(found.size, 0), None if found.size >= 0 else NO_FILE, found.modified_ns, found.changed_ns
+        return max(status.size, 0), None if status.size >= 0 else NO_FILE, status.modified_ns, status.changed_ns
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

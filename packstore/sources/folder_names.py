@@ -147,8 +147,8 @@ def list_directory_names(directory: int) -> Names:
         files, folders = (sorted(text[:-1].split("\0")) if text else [] for text in listed)
         return Names(files, folders)
     with os.scandir(directory) as entries:
-        found = sorted((entry.name, is_directory(entry)) for entry in entries)
-    return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])
+        pairs = sorted((entry.name, is_directory(entry)) for entry in entries)
+    return Names([name for name, is_folder in pairs if not is_folder], [name for name, is_folder in pairs if is_folder])
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:

@@ -114,15 +114,15 @@ class FrameFilesSource(WrappedSource):
             return kept[1:]
         self._last.file = None
         try:
-            found = self._source.read(file)
-            data = found.image if isinstance(found, Sample) else found
+            sample = self._source.read(file)
+            data = sample.image if isinstance(sample, Sample) else sample
             reader = native.FrameReader(memoryview(bytes(data)), self.options.max_pixels)
         except SampleError as error:
             raise SampleError(key, error.reason) from error
         except DecodeError as error:
             raise SampleError(key, str(error)) from error
-        self._last.file = file, found, reader
-        return found, reader
+        self._last.file = file, sample, reader
+        return sample, reader
 
     def read_frame(self, key: str, reader: native.FrameReader, frame: int, reading: Reading) -> NDArray[Any]:
         """Decodes a frame, and converts it by ``reading`` to ``(H, W, C)``. Raises :class:`SampleError` with ``key``
@@ -158,10 +158,10 @@ class FrameFilesSource(WrappedSource):
         counts, pixels, starts = array("I"), array("Q"), dict[str, int]()
         for number, entry in enumerate(self._source.fetch(self._source.entries())):
             starts.setdefault(entry.split, number)
-            count, (height, width), found = self.scan_file(entry)
+            count, (height, width), file_modes = self.scan_file(entry)
             counts.append(count)
             pixels.append(height * width)
-            for mode in found:
+            for mode in file_modes:
                 modes.setdefault(mode, entry.key)
             if number % _EVERY == 0:
                 progress(Progress("scan", number, total, 0))
@@ -176,13 +176,15 @@ class FrameFilesSource(WrappedSource):
             data = bytes(self._source.image(entry))
             info = check_header(data)
             frames = count_frames(data, info)
-            found = [native.describe_image(memoryview(data), info, layout) for layout in frames.layouts]
+            descriptions = [native.describe_image(memoryview(data), info, layout) for layout in frames.layouts]
         except (SampleError, HeaderError, DecodeError):
             return _BROKEN, (0, 0), set()
-        modes = {each.mode for each in found if each is not None}
+        modes = {each.mode for each in descriptions if each is not None}
         if frames.transparent and pillow.any_frame_has_alpha(memoryview(data)):
             modes = {mode_of(each.channels + 1, each.dtype) if each.channels in (1, 3) else each for each in modes}
-        count = max([frames.total, *(each.frames for each in found if each is not None and info.kind in _BY_LIBRARY)])
+        count = max(
+            [frames.total, *(each.frames for each in descriptions if each is not None and info.kind in _BY_LIBRARY)]
+        )
         return count, (info.height, info.width), modes
 
 
@@ -239,14 +241,14 @@ class FramesSource(FrameFilesSource):
         """Reads a file, and decodes one of its frames to the common mode. If the file has several frames and its sample
         a key, adds ``#number`` to the key. Raises :class:`SampleError` for a bad file or frame."""
         frame, count, (file,) = entry.ref
-        found, reader = self.read_file(entry.key, Entry(*file))
+        sample, reader = self.read_file(entry.key, Entry(*file))
         if count == _BROKEN:
             self.raise_damage(entry.key, reader)
         image = to_record_layout(self.read_frame(entry.key, reader, frame, Reading(self.scan_files().name)))
-        if not isinstance(found, Sample):
+        if not isinstance(sample, Sample):
             return image
-        key = found.key if found.key is None or count <= 1 else f"{found.key}#{frame}"
-        return found._replace(image=image, key=key)
+        key = sample.key if sample.key is None or count <= 1 else f"{sample.key}#{frame}"
+        return sample._replace(image=image, key=key)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields ``count`` frames, ready for :meth:`read`; fewer if the source has fewer. The step is ``records //

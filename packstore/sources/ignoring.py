@@ -153,20 +153,20 @@ def _pattern_to_regex(pattern: str) -> str:
     if all(re.fullmatch(r"\*+", part) for part in parts):
         raise _bad_pattern_error(pattern, "it matches everything")
     anywhere = "/" not in pattern.removesuffix("/")
-    found = "(?:[^/]+/)*" if anywhere else ""
+    regex = "(?:[^/]+/)*" if anywhere else ""
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         if part == "**":
-            found += "[^/]+" if last else "(?:[^/]+/)*"
+            regex += "[^/]+" if last else "(?:[^/]+/)*"
         else:
-            found += _part_to_regex(pattern, part) + ("" if last else "/")
-    return found + ("/" if pattern.endswith("/") else "(?:/|$)")
+            regex += _part_to_regex(pattern, part) + ("" if last else "/")
+    return regex + ("/" if pattern.endswith("/") else "(?:/|$)")
 
 
 def _part_to_regex(pattern: str, part: str) -> str:
     """Converts one part of a pattern, between slashes, to a regular expression. Raises :class:`UsageError` for a
     bracket that is not closed, or a bad range."""
-    found, place = "", 0
+    regex, place = "", 0
     while place < len(part):
         char = part[place]
         if char == "[":
@@ -176,20 +176,20 @@ def _part_to_regex(pattern: str, part: str) -> str:
                     pattern, "the bracket '[' is not closed: for the character itself, write '[[]'"
                 )
             chars = re.sub(r"([\\\[\]&~|^])", r"\\\1", inside[2])
-            found += f"(?!/)[{'^' if inside[1] else ''}{chars}]"
+            regex += f"(?!/)[{'^' if inside[1] else ''}{chars}]"
             place = inside.end()
             continue
         if char == "\\" and place + 1 < len(part):
             place += 1
-            found += re.escape(part[place])
+            regex += re.escape(part[place])
         else:
-            found += "[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char)
+            regex += "[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char)
         place += 1
     try:
-        re.compile(found)
+        re.compile(regex)
     except re.error as error:
         raise _bad_pattern_error(pattern, str(error)) from None
-    return found
+    return regex
 
 
 def _bad_pattern_error(pattern: str, why: str) -> UsageError:

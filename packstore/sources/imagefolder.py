@@ -204,25 +204,28 @@ class ImageFolderSource(FolderSource):
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
         root = replace(root, directories=[name for name in root.directories if not self._is_other_folder(name, above)])
-        found = find_splits(self.tree, root.directories, above)
-        if found is not None and found.others:
+        split_folders = find_splits(self.tree, root.directories, above)
+        if split_folders is not None and split_folders.others:
             if self.options.named:
-                found = None
+                split_folders = None
             elif split is None:
-                answers = [Answer(("--split", name.lower())) for name in found.splits]
+                answers = [Answer(("--split", name.lower())) for name in split_folders.splits]
                 answers.append(Answer(("--source", self.kind)))
-                raise AmbiguousSourceError(found.describe_others(self.name()), answers, self.path)
-        if found is None:
+                raise AmbiguousSourceError(split_folders.describe_others(self.name()), answers, self.path)
+        if split_folders is None:
             _count_loose_images(ignored, loose if root.directories else 0, "class")
             return [_SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
         _count_loose_images(ignored, loose, "split")
         if ignored is not None:
             ignored += Counter(
-                {"folders without images": len(found.empty), "folders beside the splits": len(found.others)}
+                {
+                    "folders without images": len(split_folders.empty),
+                    "folders beside the splits": len(split_folders.others),
+                }
             )
         folders: dict[str, _SplitFolder] = {}
         cycles: list[Listing] = []
-        for directory in sorted(found.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
+        for directory in sorted(split_folders.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
             split = directory.lower()
             if split in folders:
                 raise SourceError(
@@ -263,21 +266,21 @@ class ImageFolderSource(FolderSource):
         (classes,) = names
         if len(classes) != 1 or not _LONE.fullmatch(classes[0].lower()):
             return folders
-        found = {}
+        result = {}
         for split, folder in folders.items():
             if not folder.classes:
-                found[split] = folder
+                result[split] = folder
                 continue
             directory = f"{folder.directory}/{classes[0]}"
             inside = self.tree.list(directory, ignored)
-            found[split] = replace(
+            result[split] = replace(
                 folder,
                 directory=directory,
                 classes=tuple(sorted(inside.directories)),
                 images=len(inside.images),
                 above=(*folder.above, inside.identity),
             )
-        return found
+        return result
 
     def _choose_folders(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
         """Returns the folder of one split, or all folders for None. The case of ``split`` does not matter. Raises
@@ -305,13 +308,13 @@ class ImageFolderSource(FolderSource):
         with which all stored listings would have more than 250,000 files."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         kept: list[tuple[str, str, Listing]] = []
-        for found in self._list_directories(folder, ignored):
-            room -= len(found[2].images)
+        for directory in self._list_directories(folder, ignored):
+            room -= len(directory[2].images)
             if room >= 0:
-                kept.append(found)
+                kept.append(directory)
             else:
                 kept.clear()
-            yield found
+            yield directory
         if room >= 0:
             self._listed[folder.split] = kept
 

@@ -281,11 +281,11 @@ def parse_number(label: str) -> int | None:
     """Parses ``label`` as an integer, with or without a sign. Returns None for a name. Returns 2^64 or -2^64 for any
     number of 20 or more digits."""
     # Python takes quadratic time to parse digits, and refuses many.
-    found = _INTEGER.fullmatch(label)
-    if found is None:
+    match = _INTEGER.fullmatch(label)
+    if match is None:
         return None
-    size = int(found[2]) if len(found[2]) < 20 else 1 << 64
-    return -size if found[1] == "-" else size
+    size = int(match[2]) if len(match[2]) < 20 else 1 << 64
+    return -size if match[1] == "-" else size
 
 
 def _shorten(text: str) -> str:

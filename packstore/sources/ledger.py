@@ -116,10 +116,10 @@ class Claims:
 
     def _hashes_for(self, role: Role, folder: str) -> array[int]:
         """Returns the list of hashes of a role and folder; makes it at the first call."""
-        found = self._hashes[role].get(folder)
-        if found is None:
-            found = self._hashes[role][folder] = array("q")
-        return found
+        hashes = self._hashes[role].get(folder)
+        if hashes is None:
+            hashes = self._hashes[role][folder] = array("q")
+        return hashes
 
 
 def make_ledger(
@@ -153,11 +153,11 @@ def make_ledger(
             if not claimed:
                 continue
             hashes = array("q", map(hash, rest))
-            found, rest = (rest, []) if hashes == claimed else _divide_by_claim(rest, hashes, frozenset(claimed))
-            files[role] += len(found)
-            digests[True] += _digest_names(role, folder, found)
+            of_role, rest = (rest, []) if hashes == claimed else _divide_by_claim(rest, hashes, frozenset(claimed))
+            files[role] += len(of_role)
+            digests[True] += _digest_names(role, folder, of_role)
             if role is not Role.PACKED:
-                named += packer.compress(_encode_lines(role, prefix, found))
+                named += packer.compress(_encode_lines(role, prefix, of_role))
         if rest:
             files[Role.LEFT] += len(rest)
             digests[False] += _digest_names(Role.LEFT, folder, rest)

@@ -109,7 +109,7 @@ def list_directory(
         # stat() relative to an open directory is a sixth faster than by whole paths.
         descriptor = os.open(path, _DIRECTORY_FLAGS)
         try:
-            found = os.fstat(descriptor)
+            status = os.fstat(descriptor)
             names = list_directory_names(descriptor) if names is None else names
             for name in names.folders:
                 (passed if is_passed_over(name) else directories).append(name)
@@ -127,7 +127,7 @@ def list_directory(
     except OSError as error:
         raise _listing_error(path, error) from None
     count_passed_over(passed, ignored)
-    return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
+    return Listing((status.st_dev, status.st_ino), images, sizes, modified, changed, directories)
 
 
 def list_folders(path: Path) -> list[Path]:
@@ -181,16 +181,16 @@ def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list
     stat_file = os.stat
     for name in names:
         try:
-            found = stat_file(name, dir_fd=descriptor)
+            status = stat_file(name, dir_fd=descriptor)
         except OSError:
             sizes.append(0)
             modified.append(0)
             changed.append(0)
         else:
-            regular = found.st_mode & 0o170000 == stat.S_IFREG
-            sizes.append(found.st_size if regular else NO_FILE)
-            modified.append(found.st_mtime_ns if regular else 0)
-            changed.append(found.st_ctime_ns if regular else 0)
+            regular = status.st_mode & 0o170000 == stat.S_IFREG
+            sizes.append(status.st_size if regular else NO_FILE)
+            modified.append(status.st_mtime_ns if regular else 0)
+            changed.append(status.st_ctime_ns if regular else 0)
     return sizes, modified, changed
 
 
@@ -232,8 +232,8 @@ def hide_ignored(
     folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
     if ignored is not None:
         used = {*listing.images, *listing.directories}
-        for is_folder, found in enumerate((names.files, names.folders)):
-            for name in found:
+        for is_folder, entries in enumerate((names.files, names.folders)):
+            for name in entries:
                 if rules.hides(prefix + name, bool(is_folder)):
                     count_reason(IGNORED, ignored)
                 elif name not in used:
@@ -257,8 +257,8 @@ NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see pa
 def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
     """Returns the message about a folder without images. ``name`` is printable. The message has the five most frequent
     reasons for leaving entries out, and ``advice``."""
-    found = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
-    return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
+    return f"{name} holds no images{f' (passed over: {reasons})' if reasons else ''}: {advice}"
 
 
 IS_CYCLE = "is a link to a folder that contains it, a cycle"

@@ -87,7 +87,7 @@ def find_masks(contents: Contents) -> dict[str, str]:
     If only two folders have images, and one is called ``images``, the other needs no usual name. Of ``masks/cat``
     beside ``cat``, returns ``masks``. Equal stems alone prove nothing: in many datasets each class counts from 1.
     """
-    found: dict[str, str] = {}
+    phrases: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
     pair = len(holding) == 2
     masks = [(each, name) for each, name in holding if _MASKS.fullmatch(name) or (pair and not _IMAGES.fullmatch(name))]
@@ -101,13 +101,13 @@ def find_masks(contents: Contents) -> dict[str, str]:
                 continue
             word = _find_mask_word(mask, image)
             if word is not None and _MASKS.fullmatch(name):
-                found[mask.path] = (
+                phrases[mask.path] = (
                     f"{printable_folder(mask.path)} has files of the same names as "
                     f"{printable_folder(image.path)}, with {printable(word)} at their end"
                 )
                 break
             if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
-                found[mask.path] = (
+                phrases[mask.path] = (
                     f"{printable_folder(mask.path)} has files of the same names as {printable_folder(image.path)}"
                 )
                 break
@@ -118,17 +118,17 @@ def find_masks(contents: Contents) -> dict[str, str]:
             own = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
             if own is not None and 2 * mask.images.count_shared(own.images) >= len(own.images.stems):
                 place = "/".join(parts[: n + 1])
-                found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
+                phrases[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
     with_images = {place for folder, _ in holding for place in path_and_parents(folder.path)}
     for folder in contents.folders.values():
         below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
         below = [path for path in below if path in with_images]
         images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
         for path in below:
-            known = any(f"{each}/".startswith(f"{path}/") for each in found)
+            known = any(f"{each}/".startswith(f"{path}/") for each in phrases)
             if images and path not in images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
-                found[path] = f"{printable(path)} beside {printable(images[0])}"
-    return found
+                phrases[path] = f"{printable(path)} beside {printable(images[0])}"
+    return phrases
 
 
 def _find_mask_word(mask: FolderContents, image: FolderContents) -> str | None:

@@ -91,7 +91,7 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     - if a split cannot be paired.
     """
     folders = _list_folders(tree, "")
-    found: dict[str, MaskPair | None] = {}
+    by_split: dict[str, MaskPair | None] = {}
     for kind in ("gtFine", "gtCoarse"):
         if {"leftImg8bit", kind} <= set(folders):
             ends = {name: end.format(kind) for name, end in _CITYSCAPES.items()}
@@ -105,31 +105,31 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     if pair is not None:
         inside = _list_folders(tree, pair.images)
         if inside and all(name.lower() in SPLIT_ORDER for name in inside):
-            found = {
+            by_split = {
                 name.lower(): _pair_folders(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside
             }
         else:
-            found[""] = pair
+            by_split[""] = pair
     elif splits:
         for name in splits:
             beside = [place for place in (end.format(name) for end in _BESIDE_SPLIT) if place in folders]
-            found[name.lower()] = _pair_by_names(tree, name) or _pair_folders(
+            by_split[name.lower()] = _pair_by_names(tree, name) or _pair_folders(
                 tree, name, beside[0] if len(beside) == 1 else name
             )
-        _add_splits_without_masks(tree, splits, found)
+        _add_splits_without_masks(tree, splits, by_split)
     else:
-        found[""] = _pair_folders(tree, "", "")
-    if len(found) < len(splits):
+        by_split[""] = _pair_folders(tree, "", "")
+    if len(by_split) < len(splits):
         return {}
-    known = next(filter(None, found.values()), None)
+    known = next(filter(None, by_split.values()), None)
     if known is not None and pair is not None:  # a split whose images have no masks, such as many test splits
-        for split in [split for split, each in found.items() if each is None]:
+        for split in [split for split, each in by_split.items() if each is None]:
             place = next(name for name in _list_folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
             images, masks = (join(top.rpartition("/")[0], place) for top in (known.images, known.masks))
             if not next(_find_images_below(tree, masks), None):
-                found[split] = replace(known, images=images, masks=masks)
-    pairs = {split: each for split, each in found.items() if each is not None}
-    return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
+                by_split[split] = replace(known, images=images, masks=masks)
+    pairs = {split: each for split, each in by_split.items() if each is not None}
+    return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(by_split) else {}
 
 
 def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, MaskPair | None]) -> None:
@@ -196,8 +196,8 @@ def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPa
             return {}
         by_role.setdefault(role, {})[split] = name
     images, masks = by_role["image"], by_role["mask"]
-    found = {split: _pair_folders(tree, name, masks[split]) for split, name in images.items() if split in masks}
-    pairs = {split: pair for split, pair in found.items() if pair is not None}
+    by_split = {split: _pair_folders(tree, name, masks[split]) for split, name in images.items() if split in masks}
+    pairs = {split: pair for split, pair in by_split.items() if pair is not None}
     if not pairs or len(pairs) < len(masks):
         return {}
     known = next(iter(pairs.values()))
@@ -259,22 +259,22 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
 def _has_mask_endings(tree: Tree, folder: str) -> bool:
     """Tells if some images in a folder have names like masks of other images there: ``a_mask.png`` for ``a.jpg``. False
     for several such endings, since an image then may have several masks."""
-    found = list_contents(tree).folders.get(folder)
-    if found is None:
+    contents = list_contents(tree).folders.get(folder)
+    if contents is None:
         return False
-    ends = {tail[1:].lower() for tail in _MASK_TAILS if tail} & found.tails.keys()
-    return sum(bool(np.isin(found.tails[end], found.images.stems).any()) for end in ends) == 1 or (
-        len(ends) == 1 and len(found.tails) > 1
+    ends = {tail[1:].lower() for tail in _MASK_TAILS if tail} & contents.tails.keys()
+    return sum(bool(np.isin(contents.tails[end], contents.images.stems).any()) for end in ends) == 1 or (
+        len(ends) == 1 and len(contents.tails) > 1
     )
 
 
 def _find_common_endings(tree: Tree, folder: str) -> list[str]:
     """Returns the endings that nine in ten images in a folder have: ``_training``."""
-    found = list_contents(tree).folders.get(folder)
-    if found is None:
+    contents = list_contents(tree).folders.get(folder)
+    if contents is None:
         return []
-    common = [tail for tail, bases in found.tails.items() if 10 * len(bases) >= 9 * found.images.count]
-    stems = [stem_of(name) for name in found.images.first]
+    common = [tail for tail, bases in contents.tails.items() if 10 * len(bases) >= 9 * contents.images.count]
+    stems = [stem_of(name) for name in contents.images.first]
     return [next(stem[-len(tail) - 1 :] for stem in stems if stem.lower().endswith(tail)) for tail in common]
 
 
@@ -309,13 +309,13 @@ def _list_folders(tree: Tree, base: str) -> list[str]:
 def has_other_endings(tree: Tree, pair: MaskPair) -> bool:
     """Tells if the folder of images has further images of its samples: ``a_edge.png`` beside ``a.jpg``. At least three
     images must have the same ending. Nine in ten of them must be beside an image without it."""
-    found = list_contents(tree).folders.get(pair.images)
-    if found is None:
+    contents = list_contents(tree).folders.get(pair.images)
+    if contents is None:
         return False
     used = {end.rpartition(".")[0][1:].lower() for end in pair.ends.values()} | {pair.tail[1:].lower()}
-    stems = found.images.stems
+    stems = contents.images.stems
     return any(
         10 * int(np.isin(bases, stems).sum()) >= 9 * len(bases) > 18
-        for tail, bases in found.tails.items()
+        for tail, bases in contents.tails.items()
         if tail not in used
     )

@@ -103,13 +103,13 @@ class ModalitiesSource(FileRowSource):
 
     def _list_by_stem(self, folder: str) -> dict[str, str]:
         """Lists the images of a folder by stem. Raises :class:`SourceError` for two of one stem."""
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for file in self.tree.names(folder).ending(*IMAGE_SUFFIXES):
-            if found.setdefault(stem_of(file), file) != file:
+            if files.setdefault(stem_of(file), file) != file:
                 raise SourceError(
                     f"{self.tree.name(folder)} has two images called {printable(stem_of(file))}: rename one"
                 )
-        return found
+        return files
 
     def describing_files(self) -> Iterable[str]:
         """Returns no files: only the names of folders describe the images."""
@@ -135,7 +135,7 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
     folders in it. Unless the user has ``named`` the kind, all have names of modalities, or one is called ``images``.
     """
     contents = list_contents(tree).folders
-    found: dict[str, tuple[str, ...]] = {}
+    groups: dict[str, tuple[str, ...]] = {}
     used = 0
     for place, folder in contents.items():
         if place and place.lower() not in SPLIT_ORDER:
@@ -156,9 +156,9 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
             continue
         sets = [there[name] for name in inside]
         if all(2 * each.count_shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):
-            found[place] = tuple(inside)
+            groups[place] = tuple(inside)
             used += sum(each.count for each in sets)
-    return found if used == list_contents(tree).image_count else {}
+    return groups if used == list_contents(tree).image_count else {}
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -26,12 +26,12 @@ def make_column_name(name: str) -> str:
 def make_column_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     """Makes a different column name for each of ``names``, and none that is in ``taken``. Returns the column names by
     the original names."""
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     used = set(taken)
     for name in names:
         own = make_column_name(name)
         while own in used:
             own += "_"
         used.add(own)
-        found[name] = own
-    return found
+        columns[name] = own
+    return columns

@@ -37,7 +37,7 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
     that has a kind. Tests only the first 16 paths of each suffix. Skips paths for which ``certain`` raises
     :class:`PackstoreError`.
     """
-    found = []
+    datasets = []
     tried: Counter[str] = Counter()
     for place in _list_visible(path):
         tried[place.suffix] += 1
@@ -50,26 +50,26 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
             except PackstoreError:
                 break
             if kind is not None:
-                found.append((inside, kind))
+                datasets.append((inside, kind))
                 break
             further = _list_visible(inside)
             if len(further) != 1:
-                found += _find_only_certain(further, certain)
+                datasets += _find_only_certain(further, certain)
                 break
             inside = further[0]
-    return found
+    return datasets
 
 
 def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
     """Returns the only folder among ``places`` that is certainly of a kind, with the kind. Returns an empty list for
     none, for several, and if there are more than four folders. Skips damaged folders."""
     folders = [place for place in places if place.is_dir()]
-    found = []
+    datasets = []
     for place in folders if len(folders) <= _SHOWN else ():
         with suppress(PackstoreError):
             if (kind := certain(place)) is not None:
-                found.append((place, kind))
-    return found if len(found) == 1 else []
+                datasets.append((place, kind))
+    return datasets if len(datasets) == 1 else []
 
 
 def find_only_folder(path: Path) -> Path | None:
@@ -87,8 +87,8 @@ def find_split_like_folders(path: Path) -> list[str]:
     """Returns all folders in a folder or archive if their names are like those of splits. Examples are ``train2017``,
     ``test_images`` and ``fold_1``. Returns an empty list for other names, and if all are exactly names of splits."""
     tree = open_tree(path)
-    found = [] if tree is None else tree.names("").folders
-    names = [name for name in found if not is_passed_over(name)]
+    folders = [] if tree is None else tree.names("").folders
+    names = [name for name in folders if not is_passed_over(name)]
     lower = [name.lower() for name in names]
     if all(map(_LIKE_SPLIT.fullmatch, lower)) and not all(name in SPLIT_ORDER for name in lower):
         return names
@@ -123,7 +123,9 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] |
     if len(names) > 1 and names & _OF_IMAGES:
         return "holds a folder called images, and others that are then not classes", classes
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
-    below = {path: {each.rpartition("/")[2] for each in found if each in holding} for path, found in inside.items()}
+    below = {
+        path: {each.rpartition("/")[2] for each in children if each in holding} for path, children in inside.items()
+    }
     hollow = [path for path in classes if len(below[path]) > 1 and not contents.folders[path].images.count]
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):

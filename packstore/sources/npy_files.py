@@ -17,6 +17,6 @@ def accept_arrays(tree: Tree) -> Tree:
         return tree
     if not any(ARRAY in folder.others for folder in list_contents(tree).folders.values()):
         return tree
-    found = copy(tree)
-    found.has_arrays = True
-    return found
+    array_tree = copy(tree)
+    array_tree.has_arrays = True
+    return array_tree

@@ -47,17 +47,17 @@ def read_class_colours(tree: Tree, file: str) -> ClassColours:
 def _parse_text(text: str) -> ClassColours:
     """Parses lines of CamVid or CVAT; skips blank lines and comments (``#``). Raises :class:`ValueError` for any other
     line."""
-    found: ClassColours = []
+    colours: ClassColours = []
     for line in filter(None, map(str.strip, text.splitlines())):
         if line[0] == "#":
             continue
         if match := re.fullmatch(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)", line):
-            found.append((match[4], (int(match[1]), int(match[2]), int(match[3]))))
+            colours.append((match[4], (int(match[1]), int(match[2]), int(match[3]))))
         elif match := re.fullmatch(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:.*", line):
-            found.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
+            colours.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
         else:
             raise ValueError("not a palette")
-    return found
+    return colours
 
 
 def _parse_csv(text: str) -> ClassColours:
@@ -78,7 +78,7 @@ def _parse_json(text: str) -> ClassColours:
     """Parses a list of objects with a title or name, and a colour; also in an object, as ``classes``. Raises
     :class:`ValueError`, :class:`KeyError`, :class:`TypeError` or :class:`AttributeError` for other JSON."""
     document = parse_json(text.encode())
-    found: ClassColours = []
+    colours: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:
         name = each.get("title", each.get("name"))
         colour = each["color"]
@@ -86,5 +86,5 @@ def _parse_json(text: str) -> ClassColours:
             colour = bytes.fromhex(colour.removeprefix("#"))
         if not isinstance(name, str) or len(colour) != 3:
             raise ValueError("not a palette")
-        found.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
-    return found
+        colours.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
+    return colours

@@ -85,8 +85,8 @@ def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[st
 def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
     """Finds the palette in some folders that fits the column ``masks``. A palette of colours fits masks in colour, a
     palette of values masks of one channel. Returns None if there is none. Raises the errors of :func:`find_palette`."""
-    found = find_palette(tree, folders)
-    return found if found is not None and isinstance(masks, Image) == (found.colours is not None) else None
+    palette = find_palette(tree, folders)
+    return palette if palette is not None and isinstance(masks, Image) == (palette.colours is not None) else None
 
 
 def declare_mask_columns(palette: Palette) -> dict[str, Field]:
@@ -97,15 +97,15 @@ def declare_mask_columns(palette: Palette) -> dict[str, Field]:
 def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
     """Finds the palette in some folders. Returns None if there is none. Raises :class:`AmbiguousSourceError` for
     several palettes that differ, and :class:`SourceError` for a palette with two classes of one colour."""
-    found: list[Palette] = []
+    palettes: list[Palette] = []
     for folder in dict.fromkeys(folders):
         for name in tree.names(folder).files:
             if _FILES.fullmatch(name) and not is_passed_over(name):
-                found += _read_palettes(tree, join(folder, name))
-    if not found:
+                palettes += _read_palettes(tree, join(folder, name))
+    if not palettes:
         return None
-    first = found[0]
-    other = next((each for each in found if (each.names, each.colours) != (first.names, first.colours)), None)
+    first = palettes[0]
+    other = next((each for each in palettes if (each.names, each.colours) != (first.names, first.colours)), None)
     if other is not None:
         pair = first.files[0], other.files[0]
         raise AmbiguousSourceError(
@@ -113,7 +113,7 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
             "one out with --ignore",
             [Answer(ignore_paths([each])) for each in pair],
         )
-    return Palette(first.names, first.colours, tuple(file for each in found for file in each.files))
+    return Palette(first.names, first.colours, tuple(file for each in palettes for file in each.files))
 
 
 def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:

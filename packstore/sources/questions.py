@@ -74,10 +74,10 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if the user has named the kind, and for image folders, flat folders and stores."""
     if source.options.named or source.kind in PLAIN_KINDS or survey.store is not None:
         return
-    found = find_left_by_source(source, survey)
-    if found:
+    annotations = find_left_by_source(source, survey)
+    if annotations:
         with add_source_to_questions(source.path, source.options):
-            error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in found])
+            error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])
             raise add_kinds(error, _find_partial_kinds(source))
 
 
@@ -99,7 +99,7 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
 def _find_partial_kinds(source: Source) -> list[Kind]:
     """Finds other kinds that match the path of a source partially. Tests ``modalities``, and the kinds before its own
     in the registry. Skips kinds that raise an error."""
-    found: list[Kind] = []
+    kinds: list[Kind] = []
     kind: Kind
     before = True
     for kind in SOURCES.values():
@@ -108,7 +108,7 @@ def _find_partial_kinds(source: Source) -> list[Kind]:
             continue
         try:
             if kind.reads(source.path) and kind.recognise(source.path, source.options) is Certainty.PARTIAL:
-                found.append(kind)
+                kinds.append(kind)
         except (PackstoreError, OSError):
             continue
-    return found
+    return kinds

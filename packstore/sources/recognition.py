@@ -98,7 +98,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             may be a plug-in's, so plug-ins are asked first.
         NeedsCopyError: Only local copies of a URL can be recognised.
     """
-    found: dict[Certainty, list[Kind]] = {}
+    by_certainty: dict[Certainty, list[Kind]] = {}
     refused: SourceError | None = None
     kind: Kind
     if isinstance(path, RemotePath) and path.is_file():
@@ -120,13 +120,13 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
                 try:
                     _refuse_unlikely_classes(path, clips)
                 except AmbiguousSourceError as error:
-                    side_by_side = [each for each in found.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
+                    side_by_side = [each for each in by_certainty.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
                     raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
             return kind
-        found.setdefault(certainty, []).append(kind)
+        by_certainty.setdefault(certainty, []).append(kind)
     if refused is not None:
         raise refused
-    if partial := found.get(Certainty.PARTIAL):
+    if partial := by_certainty.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES)]
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == MODALITIES]
@@ -145,7 +145,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         if within and not several_masks:
             raise nested_error(path, within)
         raise unread_annotations_error(path, partial[0].name)
-    possible = found.get(Certainty.POSSIBLE, [])
+    possible = by_certainty.get(Certainty.POSSIBLE, [])
     if possible and possible[0].name not in PLAIN_KINDS:
         return possible[0]
     if options.labels is None and (within := find_nested(path, _find_certain_kind)):
@@ -187,8 +187,8 @@ def _find_certain_kind(path: Path) -> Kind | None:
 
 def _find_specific_kind(path: Path) -> Kind | None:
     """Returns the certain kind of a path, other than image folders and flat folders; else None."""
-    found = _find_certain_kind(path)
-    return None if found is None or found.name in PLAIN_KINDS else found
+    kind = _find_certain_kind(path)
+    return None if kind is None or kind.name in PLAIN_KINDS else kind
 
 
 def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
@@ -205,9 +205,9 @@ def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
     if splits := find_split_like_folders(path):
         raise split_names_error(path, splits, "imagefolder")
     tree = open_tree(path)
-    found = None if tree is None else find_non_classes(list_contents(tree), clips)
-    if found is not None:
-        raise no_classes_error(path, *found, "imagefolder")
+    problem = None if tree is None else find_non_classes(list_contents(tree), clips)
+    if problem is not None:
+        raise no_classes_error(path, *problem, "imagefolder")
 
 
 def _holds_images(path: RemotePath) -> bool:

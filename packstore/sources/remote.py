@@ -75,15 +75,15 @@ class Bucket:
             shown = f"{self.objects.url}/{name}"
             raise UsageError(f"{shown} cannot be listed, so no folder there is a source: copy it to this machine")
         files, directories = self.objects.list_directory(name)
-        found: dict[str, ObjectInfo | None] = {
+        children: dict[str, ObjectInfo | None] = {
             file.name.rpartition("/")[2]: file for file in files if file.name != name
         }
-        found.update((directory.rpartition("/")[2], None) for directory in directories)
+        children.update((directory.rpartition("/")[2], None) for directory in directories)
         with self._lock:
-            self._known[name] = found
+            self._known[name] = children
             while len(self._known) > 1 and sum(map(len, self._known.values())) > _KNOWN_NAMES:
                 self._known.popitem(last=False)
-        return found
+        return children
 
     def find_object(self, name: str) -> ObjectInfo | None:
         """Returns the object of a name, or None for a directory. Uses the listing of the directory above if it is
@@ -156,9 +156,9 @@ class RemotePath(UrlPath):
         """Returns type, size and time of the object or folder. Raises :class:`FileNotFoundError` if there is none."""
         bucket, name = self.bucket_and_name()
         with _as_source_errors():
-            found = bucket.find_object(name)
-        size, modified = (0, 0.0) if found is None else (found.nbytes, found.modified)
-        mode = stat.S_IFDIR if found is None else stat.S_IFREG
+            info = bucket.find_object(name)
+        size, modified = (0, 0.0) if info is None else (info.nbytes, info.modified)
+        mode = stat.S_IFDIR if info is None else stat.S_IFREG
         return os.stat_result((mode, 0, 0, 1, 0, 0, size, modified, modified, modified))
 
     def exists(self, **_: Any) -> bool:
@@ -236,13 +236,13 @@ class ObjectTree(Tree):
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         """Lists a directory. Reads the first bytes of objects whose names do not tell if they are images. Adds the
         number of left names to ``ignored``, by reason. Raises :class:`SourceError` for an empty directory."""
-        found = self._list_children(directory)
-        if not found:
+        children = self._list_children(directory)
+        if not children:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")
         passed: builtins.list[str] = []
         directories: builtins.list[str] = []
         images: builtins.list[ObjectInfo] = []
-        for name, info in sorted(found.items()):
+        for name, info in sorted(children.items()):
             if info is None:
                 (passed if is_passed_over(name) else directories).append(name)
                 continue

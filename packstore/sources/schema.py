@@ -120,23 +120,23 @@ class Schema:
         - for a reserved name, and the name of a companion;
         - for labels or points that belong to a field other than boxes.
         """
-        found: list[Column] = []
+        all_columns: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
                 if isinstance(field, Image) and name not in self.files and self._is_stored_file(name):
                     field = replace(field, mode=None)  # a JPEG file is read as RGB
                 column = column_of(name, field, files=self._is_stored_file(name), dtype=self.dtypes.get(name, "uint8"))
-                found += [column, *column.companions]
-        names = [column.name for column in found]
+                all_columns += [column, *column.companions]
+        names = [column.name for column in all_columns]
         twice = next((name for name in names if names.count(name) > 1 or name in (*RESERVED, "image")), None)
         if twice is not None:
             raise UsageError(f"the column {twice!r} is made by packstore itself; rename your field")
-        objects = {column.name for column in found if column.traits.rows_are_objects}
-        for column in found:
+        objects = {column.name for column in all_columns if column.traits.rows_are_objects}
+        for column in all_columns:
             parallel = column.parallel
             if parallel is not None and parallel not in objects:
                 raise UsageError(f"{column.name!r} goes with {parallel!r}, which is not a field of boxes")
-        return tuple(found)
+        return tuple(all_columns)
 
     def assign_names(self, raw: Any) -> NamedSample:
         """Splits a sample into its key and values by field. Missing values become None.
@@ -151,13 +151,13 @@ class Schema:
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
-        found, nbytes = {}, 0
+        by_field, nbytes = {}, 0
         for name, field in self.fields.items():
-            value = found[name] = values.get(name)
+            value = by_field[name] = values.get(name)
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
             nbytes += nbytes_of(value)
-        return NamedSample(key, found, nbytes)
+        return NamedSample(key, by_field, nbytes)
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them. Does not read files.
@@ -227,12 +227,12 @@ class Schema:
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:
         """Name and field of each field, and the type of values that need no conversion. The type is None if all values
         need a conversion."""
-        found = []
+        types = []
         for name, field in self.fields.items():
             is_main_file = name == self.main and name in self.files
             ready = {Label: int, Text: str, Bytes: bytes}.get(type(field), bytes if is_main_file else None)
-            found.append((name, field, ready))
-        return tuple(found)
+            types.append((name, field, ready))
+        return tuple(types)
 
     def _is_stored_file(self, name: str) -> bool:
         """Tells if images of a field are stored as files."""
@@ -242,15 +242,15 @@ class Schema:
     @cached_property
     def _encoders(self) -> dict[str, Encoder]:
         """Encoders of all images except the main one, by the name of their field."""
-        found = {}
+        encoders = {}
         for name, field in self.fields.items():
             if isinstance(field, (Image, Images)) and name != self.main:
                 is_file, mode = name in self.files or isinstance(field, Images), self._mode_of(name)
                 encoding = getattr(field, "encoding", None) or "original"
                 reading = PLAIN if is_file and encoding == "original" else Reading(mode.name)
                 options = EncodeOptions(encoding, max_pixels=self.max_pixels, reading=reading)
-                found[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
-        return found
+                encoders[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
+        return encoders
 
     def _read_listed_image(self, name: str, key: str, number: int, value: Any) -> bytes:
         """Reads and checks file ``number`` of a list of images. Raises :class:`FieldError` with that number for a bad
@@ -345,22 +345,22 @@ def _read_file_value(value: Any, limit: int) -> bytes:
     try:
         descriptor = os.open(value, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError(f"{printable(str(value))} is not a file")
-            if found.st_size > limit:
-                raise ValueError(f"{printable(str(value))} has {found.st_size} bytes; an image may have {limit}")
+            if status.st_size > limit:
+                raise ValueError(f"{printable(str(value))} has {status.st_size} bytes; an image may have {limit}")
             # One read() returns at most 0x7ffff000 bytes on Linux.
-            data = os.read(descriptor, found.st_size)
-            while more := os.read(descriptor, found.st_size - len(data)):
+            data = os.read(descriptor, status.st_size)
+            while more := os.read(descriptor, status.st_size - len(data)):
                 data += more
         finally:
             os.close(descriptor)
     except OSError as error:
         raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
-    if len(data) != found.st_size:
+    if len(data) != status.st_size:
         raise ValueError(
-            f"{printable(str(value))} ends after {len(data)} bytes of {found.st_size}: it changed meanwhile"
+            f"{printable(str(value))} ends after {len(data)} bytes of {status.st_size}: it changed meanwhile"
         )
     return data
 

@@ -58,14 +58,14 @@ def make_schema(
             main image; or a sample has other parts than the first.
     """
     positions = _name_positions(samples[0], declared)
-    found = []
+    rows = []
     for number, raw in enumerate(samples):
         try:
-            found.append(name_values(raw, positions, declared)[1])
+            rows.append(name_values(raw, positions, declared)[1])
         except ValueError as error:
             raise UsageError(f"sample {number}: {error}") from error
-    fields = dict(declared) if declared is not None else _infer_fields(found, classes)
-    given = {name: [values[name] for values in found if values.get(name) is not None] for name in fields}
+    fields = dict(declared) if declared is not None else _infer_fields(rows, classes)
+    given = {name: [values[name] for values in rows if values.get(name) is not None] for name in fields}
     main = _find_main(fields)
     files = frozenset(
         name
@@ -79,7 +79,7 @@ def make_schema(
             dtypes[name] = field.dtype or mask_dtype(array_of(given[name][0]))
             fields[name] = replace(field, dtype=dtypes[name])
         elif isinstance(field, (Labels, Keypoints)) and field.of is None:
-            fields[name] = replace(field, of=_find_matching_boxes(name, fields, found))
+            fields[name] = replace(field, of=_find_matching_boxes(name, fields, rows))
         elif isinstance(field, Image) and declared is None and name not in (main, *files):
             fields[name] = field = replace(field, encoding=further)
         if isinstance(field, Image) and name in files and name != main and field.mode is None:

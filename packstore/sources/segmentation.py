@@ -73,16 +73,16 @@ class SegmentationSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the image, each existing kind of mask, and the columns of palette and scenes."""
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
             files = (find_file(self.tree, row.values[name].file) for row in rows if name in row.values)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             if some:
                 masks = self._declare_masks() if name == "mask" else infer_mask_field(self.tree, some)
-                found[name] = Json(optional=True) if name == "polygons" else masks
-        found |= declare_mask_columns(self._palette) if self._palette is not None else {}
-        return found | ({"scene": Text(optional=True)} if self._scenes else {})
+                columns[name] = Json(optional=True) if name == "polygons" else masks
+        columns |= declare_mask_columns(self._palette) if self._palette is not None else {}
+        return columns | ({"scene": Text(optional=True)} if self._scenes else {})
 
     @cached_property
     def _palette(self) -> Palette | None:
@@ -128,15 +128,15 @@ class SegmentationSource(FileRowSource):
         """Reads the image and its masks; a missing mask is None. Parses polygons, and converts masks by the palette.
         Leaves out kinds of masks that no image has. Raises :class:`ValueError` for damaged polygons, and for colours or
         values that the palette lacks."""
-        found = {name: value for name, value in super().read_values(ref).items() if name in self._field_names}
-        if found.get("polygons") is not None:
+        values = {name: value for name, value in super().read_values(ref).items() if name in self._field_names}
+        if values.get("polygons") is not None:
             try:
-                found["polygons"] = json.loads(found["polygons"])
+                values["polygons"] = json.loads(values["polygons"])
             except RecursionError:
                 raise ValueError("its polygons are nested too deeply") from None
-        if self._palette is not None and found["mask"] is not None:
-            found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
-        return found
+        if self._palette is not None and values["mask"] is not None:
+            values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
+        return values
 
     def describing_files(self) -> Iterable[str]:
         """Returns the files of the palette, and ADE20K's list of scenes."""

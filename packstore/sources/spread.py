@@ -70,8 +70,8 @@ def find_spread(
         )
     if not groups:
         return None
-    found = {name: folder for folder, some in groups[0].items() for name in some}
-    return [found[name] for name in names]
+    folders = {name: folder for folder, some in groups[0].items() for name in some}
+    return [folders[name] for name in names]
 
 
 def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
@@ -79,19 +79,19 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
     ``""``."""
     folders = sorted(set(places))
     splits = [split_of_folder(folder) for folder in folders]
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for folder, split in zip(folders, splits, strict=True):
-        found.setdefault(split if all(splits) else "", []).append(folder)
-    return {split: found[split] for split in in_packing_order(found)}
+        groups.setdefault(split if all(splits) else "", []).append(folder)
+    return {split: groups[split] for split in in_packing_order(groups)}
 
 
 @lru_cache
 def split_of_folder(folder: str) -> str:
     """Returns the only split in the words of a folder's path. Returns ``""`` for none or several. ``train2017`` is
     ``train``, and ``test-dev`` is ``test``."""
-    found = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
-    found -= {"dev"} if "test" in found else set()  # test-dev
-    return found.pop() if len(found) == 1 else ""
+    splits = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
+    splits -= {"dev"} if "test" in splits else set()  # test-dev
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def _list_names_by_folder(
@@ -104,7 +104,7 @@ def _list_names_by_folder(
     wanted: dict[str, list[str]] = {}
     for path in names:
         wanted.setdefault(path.rpartition("/")[0], []).append(path)
-    found: dict[str, list[str]] = {}
+    by_folder: dict[str, list[str]] = {}
     for folder, listed in tree.folders(is_passed_over):
         there: frozenset[str] | None = None
         for within, paths in wanted.items():
@@ -118,20 +118,20 @@ def _list_names_by_folder(
                 images = listed.ending(*IMAGE_SUFFIXES) if stems else ()
                 there = frozenset(name.rpartition(".")[0] for name in images) if stems else frozenset(listed.files)
             if hits := [path for path in paths if path.rpartition("/")[2] in there]:
-                found.setdefault(base, []).extend(hits)
-    return found
+                by_folder.setdefault(base, []).extend(hits)
+    return by_folder
 
 
 def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
     """Returns the groups of folders in which each of ``names`` occurs exactly once. Groups are those of
     :func:`find_spread`; equal groups are returned once."""
-    found: dict[frozenset[str], dict[str, list[str]]] = {}
+    groups: dict[frozenset[str], dict[str, list[str]]] = {}
     for family in dict.fromkeys(family for folder in hits for family in _list_group_keys(folder)):
         group = {folder: some for folder, some in sorted(hits.items()) if family in _list_group_keys(folder)}
         together = [name for some in group.values() for name in some]
         if len(together) == len(names) and len(set(together)) == len(names):
-            found.setdefault(frozenset(group), group)
-    return [*found.values()]
+            groups.setdefault(frozenset(group), group)
+    return [*groups.values()]
 
 
 def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:

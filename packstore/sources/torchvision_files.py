@@ -104,14 +104,14 @@ _OURS = "torchvision.datasets"
 def _find_file_lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
     """Yields pairs of lists of a dataset that may be images and their annotations. Yields ``label`` or ``mask``, and
     both lists."""
-    found = vars(dataset)
+    attributes = vars(dataset)
     for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
-        pairs = found.get(name)
+        pairs = attributes.get(name)
         if isinstance(pairs, list) and pairs and isinstance(pairs[0], tuple) and isinstance(pairs[0][1], int):
             images, labels = zip(*pairs, strict=True)
             yield "label", images, labels
-    labels = found.get("_labels")  # Food101, DTD, Flowers102, SUN397, FGVCAircraft
+    labels = attributes.get("_labels")  # Food101, DTD, Flowers102, SUN397, FGVCAircraft
     if isinstance(labels, list) and labels and isinstance(labels[0], int):
-        yield "label", found.get("_image_files") or (), labels
+        yield "label", attributes.get("_image_files") or (), labels
     if type(dataset).__name__ == "VOCSegmentation" and dataset.target_transform is None:
         yield "mask", dataset.images, dataset.masks

@@ -99,10 +99,10 @@ class Tree(ABC):
     def stat(self, file: str) -> FileStat:
         """Returns size and times of a file, or that the path is a directory. Raises :class:`OSError` if nothing is
         there, or ``rules`` hide it."""
-        found = self.stat_any(file)
-        if self.rules.hides(file, found.is_directory):
+        status = self.stat_any(file)
+        if self.rules.hides(file, status.is_directory):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
-        return found
+        return status
 
     def first_bytes(self, file: str, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file. Returns no bytes if the file cannot be read, or if ``rules`` hide
@@ -308,12 +308,12 @@ class FolderTree(Tree):
         """Returns size and times of a file, or that the path is a directory; follows links. Raises :class:`OSError` if
         nothing is there."""
         try:
-            found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
+            status = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
         except ValueError as error:  # a null byte, as lists of files may have one
             raise FileNotFoundError(errno.ENOENT, str(error)) from None
-        if not stat.S_ISREG(found.st_mode):
-            return FileStat(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
-        return FileStat(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if not stat.S_ISREG(status.st_mode):
+            return FileStat(NO_FILE, is_directory=stat.S_ISDIR(status.st_mode))
+        return FileStat(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the first bytes of a regular file. Returns ``b""`` if it cannot be read."""
@@ -339,11 +339,11 @@ class FolderTree(Tree):
         except OSError as error:
             raise SampleError(key, f"cannot be opened: {error.strerror or error}") from None
         try:
-            found = os.fstat(descriptor)
-            if found.st_mode & 0o170000 != stat.S_IFREG:
-                raise SampleError(key, f"is not a file but {describe_mode(found.st_mode)}")
-            size = found.st_size
-            if found.st_mtime_ns != modified_ns or size != size_bytes:
+            status = os.fstat(descriptor)
+            if status.st_mode & 0o170000 != stat.S_IFREG:
+                raise SampleError(key, f"is not a file but {describe_mode(status.st_mode)}")
+            size = status.st_size
+            if status.st_mtime_ns != modified_ns or size != size_bytes:
                 raise SampleError(key, changed_message(size_bytes, size))
             if size > max_bytes:
                 raise SampleError(
@@ -367,15 +367,15 @@ class FolderTree(Tree):
         read. If a directory cannot be opened, returns None for all."""
         if not _RELATIVE:
             return super().read_together(files)
-        found: builtins.list[bytes | None] = []
+        contents: builtins.list[bytes | None] = []
         try:
             for path, group in groupby(files, lambda file: file[0].rpartition("/")[0]):
                 keys, sizes, times = zip(*group, strict=True)
                 names = [os.fsencode(key[len(path) + 1 if path else 0 :]) for key in keys]
-                found += read_files(self._open_directory(path), names, sizes, times)
+                contents += read_files(self._open_directory(path), names, sizes, times)
         except (OSError, ValueError):  # a directory that is gone, a name with a null byte
             return super().read_together(files)
-        return found
+        return contents
 
     def close(self) -> None:
         """Closes the open directories of all threads."""
@@ -446,7 +446,7 @@ def describe_mode(mode: int) -> str:
 def _directory_identity(path: Path) -> Identity:
     """Returns device and inode of a directory. Raises :class:`SourceError` if it cannot be reached."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

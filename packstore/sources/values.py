@@ -355,10 +355,10 @@ def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
     names = {name for _, name in full} or {dtype_name(values[0])}
     if len(names) == 1:
         return names.pop()
-    found = np.result_type(*(array.dtype for array, _ in full))
-    if found.kind == "f" and all(array.dtype.kind in "biu" for array, _ in full):
+    dtype = np.result_type(*(array.dtype for array, _ in full))
+    if dtype.kind == "f" and all(array.dtype.kind in "biu" for array, _ in full):
         raise ValueError(f"found {' and '.join(sorted(names))} values, and no dtype holds all of both: declare it")
-    return found.name
+    return dtype.name
 
 
 def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:

@@ -96,10 +96,10 @@ class WebDatasetSource(ShardSource):
         main = {extension for extension in self._all_extensions if self._column_of(extension) == self._main}
         for key, files in self._list_samples(number):
             size = modified = rest = 0
-            found, sizes = False, Counter[str]()
+            has_main, sizes = False, Counter[str]()
             for extension, _, nbytes, changed in files:
-                if not found and extension in main:
-                    size, modified, found = nbytes, changed, True
+                if not has_main and extension in main:
+                    size, modified, has_main = nbytes, changed, True
                 else:
                     rest += nbytes
                     sizes[self._column_of(extension).partition(".")[0]] += nbytes  # a file of a list has pages.0
@@ -175,18 +175,18 @@ class WebDatasetSource(ShardSource):
 
     def _count_extensions(self) -> Counter[tuple[str, ...]]:
         """Counts samples with the same extensions, by these extensions."""
-        found: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[tuple[str, ...]] = Counter()
         for members in self._shard_indexes:
             for numbers, count in members.alike.items():
-                found[tuple(self._extensions[number] for number in numbers)] += count
-        return found
+                counts[tuple(self._extensions[number] for number in numbers)] += count
+        return counts
 
     @cached_property
     def _shard_indexes(self) -> list[ShardIndex]:
         """Indexes of all shards. The first use reads the headers of all members. Raises :class:`SourceError` for a
         damaged shard, pickles, and no samples in any shard."""
         numbers: dict[str, int] = {}
-        found = [read_shard_index(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
+        indexes = [read_shard_index(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
         self._extensions = list(numbers)
         pickles = next((name for name in self._extensions if content_kind(name) == "pickle"), None)
         if pickles is not None:
@@ -194,9 +194,9 @@ class WebDatasetSource(ShardSource):
                 f"{printable(str(self.path))} holds pickles (.{printable(pickles)}), which packstore does not run: "
                 "write the shards again with .json, .npy or .txt"
             )
-        if not any(members.keys for members in found):
+        if not any(members.keys for members in indexes):
             raise SourceError(f"{printable(str(self.path))}: its shards hold no samples")
-        return found
+        return indexes
 
     @cached_property
     def _columns(self) -> dict[str, str]:
@@ -204,14 +204,14 @@ class WebDatasetSource(ShardSource):
         column files of several kinds, uses :func:`make_own_column` instead. Numbered images in lists have
         :attr:`_places`."""
         assert self._shard_indexes
-        found = {
+        columns = {
             extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places
         }
         kinds: dict[str, set[str]] = {}
-        for extension, name in found.items():
+        for extension, name in columns.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
-        shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(found)
-        return {ext: make_own_column(ext) if name in shared else name for ext, name in found.items()} | self._places
+        shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(columns)
+        return {ext: make_own_column(ext) if name in shared else name for ext, name in columns.items()} | self._places
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -223,22 +223,22 @@ class WebDatasetSource(ShardSource):
         main = any(content_kind(each) == "image" and not _is_in_list(each, lists) for each in self._extensions)
         if not main and len(lists) > 1:
             return {}
-        found = {}
+        places = {}
         for extension in self._extensions:
             name, number = _split_number(extension) or ("", 0)
             if _is_in_list(extension, lists):
                 place = number - lists[name] - (not main)
                 column = (name if main else f"further_{name}") if name else _FURTHER
-                found[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
-        return found
+                places[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
+        return places
 
     def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
         """Finds columns of which a sample has two files: ``a.jpg`` and ``a.png``."""
-        found: set[str] = set()
+        doubles: set[str] = set()
         for extensions in self._count_extensions():
             names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
-            found.update(name for name, count in names.items() if count > 1)
-        return found
+            doubles.update(name for name, count in names.items() if count > 1)
+        return doubles
 
     def fields(self) -> dict[str, Field]:
         """Returns the field of each column. The extensions of all files and the values of the first 16 samples decide.
@@ -332,18 +332,18 @@ def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
 
     The images of a list are numbered without gaps, and samples have different numbers of them.
     """
-    found: dict[str, set[tuple[int, ...]]] = {}
+    numberings: dict[str, set[tuple[int, ...]]] = {}
     for extensions in counts:
         numbers: dict[str, list[int]] = {}
         for name, number in filter(None, map(_split_number, extensions)):
             numbers.setdefault(name, []).append(number)
         for name, each in numbers.items():
-            found.setdefault(name, set()).add(tuple(sorted(each)))
-    firsts = {name: min(map(min, sets)) for name, sets in found.items() if len({*map(len, sets)}) > 1}
+            numberings.setdefault(name, set()).add(tuple(sorted(each)))
+    firsts = {name: min(map(min, sets)) for name, sets in numberings.items() if len({*map(len, sets)}) > 1}
     return {
         name: first
         for name, first in firsts.items()
-        if first in (0, 1) and all(each == (*range(first, first + len(each)),) for each in found[name])
+        if first in (0, 1) and all(each == (*range(first, first + len(each)),) for each in numberings[name])
     }
 
 
@@ -400,12 +400,12 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     extensions = frozenset[str]().union(*samples.values())
     if path.is_file() and _is_of_sidecar_kind(path, options, extensions):
         return Certainty.NO
-    pairs = sum(1 for found in samples.values() if has_image_pair(found))
+    pairs = sum(1 for each in samples.values() if has_image_pair(each))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
     if numbered and samples and len(folders) == 1 and not pairs:
         return Certainty.PARTIAL if all(map(has_image, samples.values())) else Certainty.NO
-    sure = len(folders) == 1 or all(found & LABELS for found in samples.values())
+    sure = len(folders) == 1 or all(each & LABELS for each in samples.values())
     return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
 
 

@@ -58,21 +58,21 @@ class ShardIndex:
 def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> ShardIndex:
     """Reads the index of a shard from the headers of its members. ``numbers`` has the number of each extension; adds
     new extensions. Raises :class:`SourceError` for a damaged tar."""
-    found = ShardIndex()
+    index = ShardIndex()
     try:
-        named = ((*split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, found.left))
+        named = ((*split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, index.left))
         for key, group in groupby(named, key=itemgetter(0)):
             files = [(extension, member) for _, extension, member in group]
-            found.keys.append(key)
-            found.counts.append(len(files))
+            index.keys.append(key)
+            index.counts.append(len(files))
             for extension, member in files:
                 number = numbers.setdefault(extension, len(numbers))
                 modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
-                found.files.extend((number, member.offset_data, member.size, modified))
-            found.alike[tuple(numbers[extension] for extension, _ in files)] += 1
+                index.files.extend((number, member.offset_data, member.size, modified))
+            index.alike[tuple(numbers[extension] for extension, _ in files)] += 1
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
-    return found
+    return index
 
 
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:

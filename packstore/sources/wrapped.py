@@ -113,8 +113,8 @@ class GeoSource(WrappedSource):
 
     def read(self, entry: Entry) -> Sample:
         """Reads a sample, and its GeoTIFF tags. Raises :class:`SampleError` for damaged tags."""
-        found = super().read(entry)
-        sample = found if isinstance(found, Sample) else Sample(found, {})
+        data = super().read(entry)
+        sample = data if isinstance(data, Sample) else Sample(data, {})
         try:
             geo = read_geotiff(bytes(sample.image))
         except ValueError as error:
