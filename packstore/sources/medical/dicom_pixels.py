@@ -74,11 +74,9 @@ def _refuse_large_codestream(dataset: Any, frame: int) -> None:
 
 
 def _read_codestream_size(data: bytes) -> tuple[int, int]:
-    """Reads width and height from the header of a JPEG, JPEG-LS or JPEG 2000; (0, 0) for other data.
-
-    Raises :class:`struct.error` if JPEG 2000 is cut off before its size."""
+    """Reads width and height from the header of a JPEG, JPEG-LS or JPEG 2000; (0, 0) for other or truncated data."""
     at = data.find(b"\xff\x4f\xff\x51")
-    if at >= 0 and data[:3] != b"\xff\xd8\xff":
+    if 0 <= at <= len(data) - 24 and data[:3] != b"\xff\xd8\xff":
         right, bottom, left, top = struct.unpack_from(">IIII", data, at + 8)
         return right - left, bottom - top
     at = 2

@@ -64,7 +64,10 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding in ("str", "str_decimal"):
         return data.decode("utf-8")
     if encoding in ("int", *SCALARS):
-        return np.frombuffer(data, np.dtype("int64" if encoding == "int" else encoding).newbyteorder("<"))[0]
+        values = np.frombuffer(data, np.dtype("int64" if encoding == "int" else encoding).newbyteorder("<"))
+        if len(values) != 1:
+            raise ValueError(f"found {len(data)} bytes, expected one number {encoding}")
+        return values[0]
     if encoding == "str_int":
         if not re.fullmatch(rb"[+-]?\d{1,18}", data):
             raise ValueError(f"found {data[:40]!r}, expected an integer")
