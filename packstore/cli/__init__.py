@@ -57,7 +57,7 @@ class _OrderedGroup(click.Group):
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    """If ``wanted``, prints the versions of packstore, Python and torch, and exits."""
+    """Prints the versions of packstore, Python and torch, and exits, if ``wanted``."""
     if not wanted or context.resilient_parsing:
         return
     from importlib.metadata import PackageNotFoundError, version

@@ -102,7 +102,7 @@ _TYPES: Mapping[str, click.ParamType] = {  # type: ignore[type-arg]
     "source_kind": PluginChoice(SOURCES),
     "to": PluginChoice(EXPORTS),
 }
-"""How texts of these options become values. The types of other options tell it."""
+"""Parsers of these options' texts. Other options are parsed by their types."""
 
 
 class OptionsOf:

@@ -30,7 +30,7 @@ TRIES = 3
 for example because it needs too much memory."""
 
 ENDING_SECONDS = 10.0
-"""How long interrupted tasks may clean up."""
+"""Seconds that interrupted tasks may take to clean up."""
 
 
 class Outcome(NamedTuple):

@@ -27,7 +27,7 @@ BRIDGES = {
     "datumaro": "datumaro:FORMAT:PATH",
     "fiftyone": "fiftyone:NAME",
 }
-"""How sources are written that a library reads, by library; see :mod:`packstore.sources.bridges`."""
+"""Forms of sources that a library reads, by library; see :mod:`packstore.sources.bridges`."""
 _BRIDGE = re.compile(rf"({'|'.join(BRIDGES)}):(.+)", re.DOTALL)
 
 

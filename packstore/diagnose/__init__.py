@@ -1,1 +1,1 @@
-"""What limits training on this machine, what is installed on it, and a demo dataset. Imports any room but cli."""
+"""Finds the limit of training, reports installed software, makes a demo dataset. Imports any room but cli."""

@@ -77,7 +77,7 @@ def parse_jpeg_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _check_end(data: bytes, scan: int, whole: bool) -> None:
-    """With ``whole``, raises :class:`HeaderError` if no end-of-image marker follows the byte ``scan``."""
+    """Raises :class:`HeaderError` if ``whole`` is true and no end-of-image marker follows the byte ``scan``."""
     # Inside a scan, 0xFF is always followed by 0x00 or a restart marker: the pair cannot occur by chance.
     if whole and data[-2:] != b"\xff\xd9" and data.rfind(b"\xff\xd9", scan) < 0:
         raise HeaderError("is truncated: no end-of-image marker")

@@ -40,7 +40,7 @@ EXPECTED = {
     "alpha": "drop or over:COLOUR with black, white or #rrggbb",
     "frames": "first, the number of a frame from 0, all or clips",
 }
-"""What the answers may be, for messages."""
+"""Allowed answers, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

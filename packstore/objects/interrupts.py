@@ -16,7 +16,7 @@ from typing import Any
 from packstore.objects.values import RemoteError
 
 _LAST_SECONDS = 3.0
-"""How long a request may take after an interrupt: enough for cleaning up, if the server answers."""
+"""Seconds that a request may take after an interrupt: enough for cleaning up, if the server answers."""
 
 _idle: list[_RequestThread] = []
 _pending: set[Future[Any]] = set()

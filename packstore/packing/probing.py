@@ -41,7 +41,7 @@ class SampleProbe:
     """Encodes a few samples, spread over the source, to learn sizes and shapes. Skips bad samples."""
 
     def __init__(self, source: Source, options: ConvertOptions) -> None:
-        """Of ``options``, uses only the split."""
+        """Stores the source and the split of ``options``; ignores all other options."""
         self._source = source
         self._split = options.split
 

@@ -28,15 +28,15 @@ class _LatinFont:
         self._font = font
 
     def getmask(self, text: str, mode: str = "", *_: Any, **__: Any) -> Any:
-        """As the method of Pillow's fonts, with other characters replaced."""
+        """Draws the mask of ``text``, after replacing characters that are not Latin."""
         return self._font.getmask(_replace_non_latin(text), mode)
 
     def getbbox(self, text: str, *_: Any, **__: Any) -> Any:
-        """As the method of Pillow's fonts, with other characters replaced."""
+        """Returns the bounding box of ``text``, after replacing characters that are not Latin."""
         return self._font.getbbox(_replace_non_latin(text))
 
     def getlength(self, text: str, *_: Any, **__: Any) -> Any:
-        """As the method of Pillow's fonts, with other characters replaced."""
+        """Returns the width of ``text``, after replacing characters that are not Latin."""
         return self._font.getlength(_replace_non_latin(text))
 
 

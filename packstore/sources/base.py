@@ -36,7 +36,7 @@ _REMOTE_WORKERS = 32
 
 
 class Certainty(IntEnum):
-    """How certain a kind is that a path is of this kind.
+    """Certainty of a kind that a path is of this kind.
 
     - ``CERTAIN``: the path is of this kind, and recognition ends.
     - ``PARTIAL``: the path is of this kind, but the kind would leave something out. Unless another kind is certain, the

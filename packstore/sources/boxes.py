@@ -18,7 +18,7 @@ from packstore.images.sniff import sniff
 CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")
 """Left, top, right, bottom; left, top, width, height; centre, width, height; and the same as fractions."""
 NOT_CONVERTED = "json"
-"""In place of a convention: boxes stay in a JSON column."""
+"""Takes the place of a convention: boxes stay in a JSON column."""
 BOX_NAMES = ("bbox", "bboxes", "boxes", "bounding_boxes")
 LABEL_NAMES = (
     *("category", "categories", "category_id", "category_ids", "category_name", "category_names"),

@@ -173,7 +173,8 @@ class Reader(ABC):
         return
 
     def view(self, index: int) -> Buffer:
-        """Like :meth:`read`, but without a copy if the format allows that. The view stays valid after :meth:`close`."""
+        """Returns the same as :meth:`read`, without a copy if the format allows that. The view stays valid after
+        :meth:`close`."""
         return self.read(index)
 
     def stored_image(self, index: int) -> Buffer:

@@ -160,7 +160,7 @@ def _allocate_file(file: int, size: int) -> None:
 
 
 class NearestRecords(NamedTuple):
-    """For each record, the nearest record before it.
+    """Nearest earlier record of each record.
 
     Attributes:
         partners: ``int64``, number of the nearest record; -1 if none is near.

@@ -170,7 +170,7 @@ class Column:
 
     @property
     def collation(self) -> Collation:
-        """How a loader collates the column's values."""
+        """Collation of the column's values in a loader."""
         return self.traits.collation(self)
 
     @property

@@ -11,7 +11,7 @@ Form = Literal["file", "files", "text", "bytes", "numbers"]
 """The form of stored values: an image file, several of them, UTF-8, other bytes, or numbers."""
 
 Collation = Literal["stack", "rows", "objects", "planes", "images", "image_lists"]
-"""How a loader collates the values of a batch.
+"""Collation of the values of a batch in a loader.
 
 - ``stack``: numbers of one shape become one tensor.
 - ``rows``: any number of rows a record become a list of tensors, a padded tensor, or a multi-hot tensor of classes.

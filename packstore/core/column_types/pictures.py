@@ -17,7 +17,7 @@ from packstore.core.column_types.objects import to_bytes
 from packstore.core.modes import RGB, parse_mode
 
 MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
-"""Of masks that are arrays; float32 for values measured at each pixel, such as depth."""
+"""Dtypes of masks that are arrays; float32 for values measured at each pixel, such as depth."""
 _NO_CLASS = 255
 """Value that means "no class" in masks by convention."""
 

@@ -21,7 +21,7 @@ FROM_DISK = 0.2
 """Reading counts as reading from the disk if at least this share of the bytes came from it."""
 
 REACHED = 0.7
-"""With a lower efficiency, something other than the stages slows the loader, and advice says so."""
+"""Lowest efficiency that needs no advice. Below it, something other than the stages slows the loader."""
 
 WASTEFUL = 1.5
 """A store is called wasteful if its size on disk is so many times the bytes of its images."""
@@ -102,7 +102,7 @@ class Advice:
     """A piece of advice.
 
     Attributes:
-        what: What to do.
+        what: The action to take.
         why: The measurement behind it.
         options: Options of ``packstore convert``; empty if none.
     """
@@ -289,7 +289,7 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
 
 
 def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """If every epoch waits for the disk, advises more memory, and shuffling in blocks. Else returns none."""
+    """Advises more memory, and shuffling in blocks, if every epoch waits for the disk. Else returns none."""
     if verdict.stage != "read" or not rates.disk_limits:
         return []
     why = f"{rates.read_first:,.0f} images/s at first, {rates.read_again:,.0f} when they were read again"

@@ -60,7 +60,8 @@ enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
 enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC, SAMPLE_BOX, SAMPLE_LANCZOS };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* content of padding */
 enum { AC_TABLE, DC_TABLE };
-/* Result of every function that can fail; only DONE is success. Compare with these names. */
+/* Result of every function that can fail; only DONE is success. Compare with these names. `list_names` alone returns 0
+ * or an errno instead. */
 enum outcome { DONE, REFUSED, NO_MORE, BEGUN, HELD };
 /* How the segments of a scan are found: between checkpoints, before decoding; or restart segments, while decoding. */
 enum segment_way { LOCATED, FOLLOWING };

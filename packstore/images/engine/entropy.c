@@ -173,8 +173,8 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
     return DONE;
 }
 
-/* What the loop keeps in registers of a lane. `bits` has the unread bits at its high end. `taken` is as in struct lane,
- * but for bits 16 and above, which have no meaning: an entry of a table is added as it is. */
+/* State of a lane that the loop keeps in registers. `bits` has the unread bits at its high end. `taken` is as in struct
+ * lane, but for bits 16 and above, which have no meaning: an entry of a table is added as it is. */
 struct hot {
     uint64_t bits;
     uint32_t taken;

@@ -144,7 +144,7 @@ void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
 
 /* Lists an open directory: writes names of directories, and of links to them, to `folders`, all other names to `files`,
  * each with a zero byte after it. `sizes` receives the bytes that both lists take; names beyond `capacity` bytes are
- * not written. Returns 0, or the error. */
+ * not written. Returns 0 or an errno. */
 int list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes)
 {
     char *places[] = {files, folders};

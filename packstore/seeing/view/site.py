@@ -66,7 +66,7 @@ class Site:
         return int(shards.table["nbytes"][~here].sum())
 
     def allow_fetching(self, request: Request) -> None:
-        """If the request says ``all=1``, allows fetching all shards from now on."""
+        """Allows fetching all shards from now on, if the request says ``all=1``."""
         self.fetches_all = self.fetches_all or request.query_params.get("all") == "1"
 
     def refuse_large_fetch(self) -> None:

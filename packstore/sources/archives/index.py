@@ -24,7 +24,7 @@ _SHOWN = 100
 _LISTED = 1 << 14
 _READ_STEP = 1 << 30
 _ODD_NAMES = re.compile(rb"[\0/]\.{0,2}[\0/]")
-"""In names between zero bytes: empty parts, ``.`` and ``..``."""
+"""Finds empty parts, ``.`` and ``..`` in names between zero bytes."""
 
 
 class OpenFile:
@@ -81,7 +81,7 @@ class IndexBuilder:
 
     replaces: bool = True
     _files: dict[bytes, int | str] = field(default_factory=dict)
-    """By name: the number of a member, or the target of a symbolic link."""
+    """Number of a member, or target of a symbolic link, by name."""
     replaced: int = 0
     """Number of files that a later one of the same name has replaced."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))

@@ -18,7 +18,7 @@ _UNEVEN = 0.02
 _GAPS = "pack it with --column image=volumes:gaps, or leave files out with --ignore"
 _NOT_ONE = "a volume takes one size and one orientation; leave the others out with --ignore"
 _RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
-"""From DICOM's patient axes (left, posterior, superior) to those of NIfTI (right, anterior, superior)."""
+"""Converts DICOM's patient axes (left, posterior, superior) to those of NIfTI (right, anterior, superior)."""
 _AXES = ("LR", "PA", "IS")
 
 

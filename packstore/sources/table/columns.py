@@ -104,7 +104,7 @@ class ColumnFacts:
 
     @property
     def mostly_numeric(self) -> bool:
-        """At least half of the values are numbers. If the column holds boxes, the other values are errors."""
+        """True if at least half of the values are numbers. If the column holds boxes, the other values are errors."""
         return 0 < self.filled_count <= 2 * self.numbers
 
     @property

@@ -27,7 +27,7 @@ from packstore.stores.remote.names import (
 from packstore.stores.remote.transfer import hash_object
 
 GRACE_SECONDS = 7 * 86400.0
-"""How long an unneeded object is kept: a run may be about to need it, or a reader may still read it."""
+"""Seconds for which an unneeded object is kept: a run may be about to need it, or a reader may still read it."""
 
 _RUN = re.compile(r"_work/(convert-[0-9a-f]{12})/(?:plan\.json|head\.json|done/\d{1,12}\.json)")
 _TEMPORARY = re.compile(r"_work/(?:upload|probe)-[0-9a-f]{32}")

@@ -27,12 +27,12 @@ from packstore.stores.remote.transfer import hash_object
 from packstore.stores.sharded import ShardedReader, reserve_open_files
 
 _PATIENCE_SECONDS = 5.0
-"""How long a thread waits while the cache is full, since others may be about to close a shard."""
+"""Seconds that a thread waits while the cache is full, since others may be about to close a shard."""
 _MOST_PATIENCE_SECONDS = 60.0
-"""How long a thread waits at most while this reader closes shards of its own to make room."""
+"""Seconds that a thread waits at most while this reader closes shards of its own to make room."""
 _PAUSE_SECONDS = 0.01
 _AGAIN_SECONDS = 10.0
-"""How long a failed fetch of a shard is not retried: a batch asks for many of its records."""
+"""Seconds for which a failed fetch of a shard is not retried: a batch asks for many of its records."""
 
 
 @dataclass(slots=True)

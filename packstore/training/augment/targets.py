@@ -361,7 +361,7 @@ class RowPlacement:
         return place_points(self.placement, points, images)
 
 
-# What users ask for ----------------------------------------------------------------------------------------------
+# Options of users ------------------------------------------------------------------------------------------------
 
 
 def check_target_options(mask_fill: int, min_area: float, min_visible: float) -> None:

@@ -4,9 +4,9 @@
   several crops. :class:`UnequalAssembler`: the same for images that differ in size.
 - :class:`CropAssembler` and :class:`CopyAssembler`: one mapped array of all images.
 
-Everything except decoding and resizing runs under the GIL, so it is kept short. What can be computed for a whole batch
-at once is computed before slices go to the threads. Less Python also means fewer waits between threads, and fewer cache
-lines that move between cores.
+Everything except decoding and resizing runs under the GIL, so it is kept short. Values that can be computed for a whole
+batch at once are computed before slices go to the threads. Less Python also means fewer waits between threads, and
+fewer cache lines that move between cores.
 """
 
 from __future__ import annotations

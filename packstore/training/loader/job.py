@@ -284,7 +284,7 @@ class BatchJob:
             columns: The batch's other columns.
             kept: Rows that have not failed; None for all.
             host_ids: Ids of these rows' records, on the host.
-            tensors: What was sent: images, ids, columns. If images differ in size, the sizes come last.
+            tensors: Tensors that were sent: images, ids, columns. If images differ in size, the sizes come last.
         """
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]

@@ -55,7 +55,7 @@ class LoadedBatch(NamedTuple):
     """Finished batch.
 
     Attributes:
-        item: What the user gets.
+        item: Tensor, tuple or dict that the user gets.
         images: Number of its records.
         skipped: Number of records that were left out because they failed.
     """

@@ -1,4 +1,4 @@
-// The overview: classes, sizes and kinds. What is chosen here filters the grid.
+// The overview: classes, sizes and kinds. A choice here filters the grid.
 import { $, ask, bytes, className, go, make, number, refreshStore, splitColor, state, store } from "/page.js";
 
 const TITLES = { width: "Width, pixels", height: "Height, pixels", pixels: "Size, pixels", aspect: "Width / height", bytes: "Size, bytes" };
@@ -66,7 +66,7 @@ function fillFindings(place, verified = null) {
       Object.hasOwn(store.notes, kind) ? notesOf(kind, words, store.notes[kind]) : null])));
 }
 
-// What was found of one kind about no record in particular, folded where that is more than a few lines.
+// Findings of one kind that concern no single record; folded if they are more than three.
 function notesOf(kind, words, { count, texts }) {
   const more = count > texts.length ? make("li", { class: "quiet" }, `and ${number(count - texts.length)} more`) : null;
   return make("details", { open: count <= 3 }, make("summary", {}, `${kind}: ${number(count)}`, " ", make("span", { class: "quiet" }, words)),

@@ -52,7 +52,7 @@ export async function ask(path, { signal, progress } = {}) {
 
 export let store = null;
 
-// What each part of an address's # means; absent means the default.
+// Parameters in the fragment of an address, after #; an absent one has its default.
 const FILTERS = ["split", "class", "q", "sort", "desc", "mark", "kind", "width", "height", "pixels", "aspect", "bytes"];
 
 export const state = () => new URLSearchParams(location.hash.slice(1));
