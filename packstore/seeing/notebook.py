@@ -26,7 +26,7 @@ from packstore.training.loader import PackedLoader
 
 _THUMBNAILS, _SIDE = 8, 96
 _SECONDS = 0.05
-"""After so long no further thumbnail is started."""
+"""Time after which no further thumbnail is started."""
 _CLASSES, _SPLITS = 12, 20
 _COUNTED = 4_000_000
 """Most records for which classes are counted. With many shards they are not counted, since that would open all."""

@@ -110,7 +110,7 @@ class ExportInterruptsSuite(ExportFixtures):
     def test_a_published_export_that_is_gone_is_made_again(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """If the published export was moved away, the next run exports everything again."""
+        """The next run exports everything again, if the published export was moved away."""
         out = self.destination(tmp_path)
         monkeypatch.setattr(WorkDirectory, "remove", kill)
         with pytest.raises(KeyboardInterrupt):

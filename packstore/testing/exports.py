@@ -156,8 +156,8 @@ class ExportSuite(ExportInterruptsSuite):
 
     @pytest.mark.slow
     def test_jpeg_and_png_are_made_only_when_asked(self, folder: Path, tmp_path: Path) -> None:
-        """With ``encode``, an import has files of that format: PNG with the same digest, JPEG with another. A kind that
-        holds no files refuses both."""
+        """An import of an export with ``encode`` has files of that format: PNG with the same digest, JPEG with another.
+        A kind that holds no files refuses both."""
         store = tmp_path / "in.lmdb"
         digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
         for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):

@@ -77,7 +77,7 @@ class StoreFilesSuite:
         assert files[0] == files[1] == files[2]
 
     def test_existing_destination_is_refused(self, path: Path) -> None:
-        """Without ``overwrite``, an existing store raises :class:`DestinationError` and stays unchanged."""
+        """An existing store raises :class:`DestinationError`, and stays unchanged, without ``overwrite``."""
         records = make_records()
         write(path, records)
         before = listing(path.parent)
@@ -130,7 +130,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_each_failing_fsync(self, path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the disk fails at any step of publishing, the destination stays unchanged."""
+        """The destination stays unchanged if the disk fails at any step of publishing."""
         old, new = make_records(seed=1), make_records(seed=2)
         real, calls = os.fsync, 0
 

@@ -1,5 +1,5 @@
 """Hugging Face's layouts: Parquet, Arrow as ``save_to_disk`` writes it, image folders with metadata; and cards.
 
-What their own library (https://github.com/huggingface/datasets, 5.2) does is the measure: names of splits, numbers of
-classes, order of samples.
+Names of splits, numbers of classes and order of samples are as in their own library
+(https://github.com/huggingface/datasets, 5.2).
 """

@@ -47,17 +47,17 @@ _log = logging.getLogger(__name__)
 
 STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
 COLUMNS = "columns"
-"""In a run's directory, if another can resume from it: files with each column's values, and a ragged one's offsets."""
+"""Files with each column's values, and a ragged one's offsets, in the directory of a run that another can resume."""
 _COLUMN_FILE = re.compile(r"[a-z][a-z0-9_]*\.(values|offsets)")
 ADDED, KEPT = "added", "kept"
 """Stores in a work directory: the records to append, and those of the old store that must be rewritten for that."""
 GROWTH = "growth"
-"""In the directory of a run that adds shards to an existing store: a marker file with their names and the digest of the
-new manifest, which tells whether they belong to the store."""
+"""Marker file in the directory of a run that adds shards to an existing store. It has their names, and the digest of
+the new manifest, which tells whether they belong to the store."""
 EXPORT, PARTS = "export", "parts"
-"""In the directory of a run that makes an export: files with its identity, and with facts on each finished shard."""
+"""Files with the identity of an export, and with facts on each finished shard, in the directory of the run."""
 ASIDE = f"{STORE}-old"
-"""In a run's directory: the store that is being replaced, if the system cannot exchange two names in one step."""
+"""Store that is being replaced, in a run's directory, if the system cannot exchange two names in one step."""
 _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200

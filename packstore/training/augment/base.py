@@ -81,10 +81,10 @@ class GeometricOperation(Operation):
     """Crop, resize or flip, which a :class:`Crops` can describe. It may run while images are decoded."""
 
     mirrors: ClassVar[bool] = False
-    """It mirrors images; other geometric operations select pixels."""
+    """True if the operation mirrors images; other geometric operations select pixels."""
 
     resizes: ClassVar[bool] = False
-    """It resizes images, one by one."""
+    """True if the operation resizes images, one by one."""
 
     @property
     def samplings(self) -> set[int]:

@@ -173,7 +173,7 @@ class LoaderArguments(BatchOptions):
         ":class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list from which each batch draws one, "
         "or a :class:`packstore.augment.BatchMixer` with more options. Mixes each batch with itself, after operations "
         "and normalisation; labels become shares of classes, float32 ``(B, C)``. Or :class:`packstore.augment.Mosaic` "
-        "for detection. What is mixed is a function of the rank's batch.",
+        "for detection. The mixed rows are a function of the rank's batch.",
     )
     views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = option(
         None,
