@@ -194,7 +194,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images in two splits and three classes, made once a session: for reading only."""
     from tests.makers.datasets import make_folder
 

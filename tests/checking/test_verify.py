@@ -38,9 +38,9 @@ def flip(path: Path, offset: int) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("record", [0, 13, 23])
-def test_a_flipped_byte_in_a_record_is_found_and_named(folder: Path, tmp_path: Path, suffix: str, record: int) -> None:
+def test_a_flipped_byte_in_a_record_is_found_and_named(photos: Path, tmp_path: Path, suffix: str, record: int) -> None:
     out = tmp_path / f"a.{suffix}"
-    packstore.convert(folder, out, encoding="original")
+    packstore.convert(photos, out, encoding="original")
     with packstore.open(out) as store:
         data, key = bytes(store.read(record)), store.key(record)
     place = payload_file(out).read_bytes().find(data)
@@ -53,9 +53,9 @@ def test_a_flipped_byte_in_a_record_is_found_and_named(folder: Path, tmp_path: P
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("column", ["label", "key", "checksum"])
-def test_a_flipped_byte_in_a_column_is_found(folder: Path, tmp_path: Path, suffix: str, column: str) -> None:
+def test_a_flipped_byte_in_a_column_is_found(photos: Path, tmp_path: Path, suffix: str, column: str) -> None:
     out = tmp_path / f"a.{suffix}"
-    packstore.convert(folder, out, encoding="original")
+    packstore.convert(photos, out, encoding="original")
     with packstore.open(out) as store:
         values = store.column(column)
         data = values.data.tobytes() if column == "key" else values.tobytes()  # type: ignore[union-attr]
@@ -101,9 +101,9 @@ def test_every_flipped_byte_of_a_store_is_found_or_harmless(tmp_path: Path, suff
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_a_truncated_store_does_not_pass(folder: Path, tmp_path: Path, suffix: str, keep: float) -> None:
+def test_a_truncated_store_does_not_pass(photos: Path, tmp_path: Path, suffix: str, keep: float) -> None:
     out = tmp_path / f"a.{suffix}"
-    packstore.convert(folder, out, encoding="original")
+    packstore.convert(photos, out, encoding="original")
     file = payload_file(out)
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * keep)])
@@ -115,9 +115,9 @@ def test_a_truncated_store_does_not_pass(folder: Path, tmp_path: Path, suffix: s
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards_missing_swapped_damaged(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_shards_missing_swapped_damaged(photos: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"a.{suffix}"
-    packstore.convert(folder, out, encoding="original", shard_size=20_000)
+    packstore.convert(photos, out, encoding="original", shard_size=20_000)
     assert packstore.verify(out).ok
     shards = sorted(p for p in out.iterdir() if p.name.startswith("shard-"))
     spare = tmp_path / "spare"
@@ -162,10 +162,10 @@ def remove_file(root: Path) -> str:
 @pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8", "float16"])
 @pytest.mark.parametrize("change", [change_pixels, change_class, add_file, remove_file])
 def test_against_names_what_differs_from_the_source(
-    folder: Path, tmp_path: Path, suffix: str, encoding: str, change: object
+    photos: Path, tmp_path: Path, suffix: str, encoding: str, change: object
 ) -> None:
     root, out = tmp_path / "photos", tmp_path / f"a.{suffix}"
-    shutil.copytree(folder, root)
+    shutil.copytree(photos, root)
     packstore.convert(root, out, encoding=encoding, size=20 if encoding == "float16" else None)
     assert packstore.verify(out, against=root).ok
     key = change(root)  # type: ignore[operator]
@@ -175,18 +175,18 @@ def test_against_names_what_differs_from_the_source(
     assert packstore.verify(out).ok
 
 
-def test_against_a_source_with_other_classes_or_labels(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.lmdb")
+def test_against_a_source_with_other_classes_or_labels(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.lmdb")
     root = tmp_path / "photos"
-    shutil.copytree(folder, root)
+    shutil.copytree(photos, root)
     write_image(root / "val" / "aardvark" / "0.png", 9, 9, 1)
     report = packstore.verify(tmp_path / "a.lmdb", against=root)
     assert any("classes" in p.what for p in report.problems)
 
 
-def test_against_one_split(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "val.lmdb", split="val")
-    assert packstore.verify(tmp_path / "val.lmdb", against=folder).ok
+def test_against_one_split(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "val.lmdb", split="val")
+    assert packstore.verify(tmp_path / "val.lmdb", against=photos).ok
 
 
 def test_against_labels(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_against_labels(tmp_path: Path) -> None:
     assert not packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos").ok
 
 
-def test_against_something_that_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
+def test_against_something_that_cannot_be_compared(photos: Path, tmp_path: Path) -> None:
     packstore.convert(make_cifar10(tmp_path), tmp_path / "f.pth")
     packstore.convert(tmp_path / "f.pth", tmp_path / "f.h5")
     packstore.convert(tmp_path / "cifar-10-batches-py", tmp_path / "u.h5")
@@ -220,10 +220,10 @@ def test_decode_finds_what_checksums_cannot(tmp_path: Path) -> None:
     assert [(p.record, p.key) for p in report.problems] == [(0, "a.png")]
 
 
-def test_progress_and_checks_are_reported(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.h5", index=False)
+def test_progress_and_checks_are_reported(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.h5", index=False)
     seen: list[Progress] = []
-    report = packstore.verify(tmp_path / "a.h5", decode=True, against=folder, progress=seen.append)
+    report = packstore.verify(tmp_path / "a.h5", decode=True, against=photos, progress=seen.append)
     last = [p for p in seen if p.stage == "verify"][-1]
     assert last.done == last.total == 24
     assert last.done_bytes == report.checked_bytes
@@ -234,12 +234,12 @@ def test_progress_and_checks_are_reported(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 20_000])
 def test_each_image_is_read_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, shard_size: int | None
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, shard_size: int | None
 ) -> None:
     """Also those that are damaged, and those that the source lacks."""
     out, root = tmp_path / f"a.{suffix}", tmp_path / "photos"
-    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
-    shutil.copytree(folder, root)
+    packstore.convert(photos, out, encoding="original", shard_size=shard_size)
+    shutil.copytree(photos, root)
     remove_file(root)
     add_file(root)
     reads: Counter[tuple[Path, int]] = Counter()

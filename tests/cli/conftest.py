@@ -10,6 +10,6 @@ from tests.makers.datasets import make_folder
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image folder of all tests, with a space in its name: for reading only."""
     return make_folder(tmp_path_factory.mktemp("images") / "my photos")

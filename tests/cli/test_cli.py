@@ -89,14 +89,14 @@ def test_the_fork_that_tests_use_does_what_the_command_does(arguments: list[str]
 
 
 @pytest.mark.slow
-def test_convert_verify_info(folder: Path, tmp_path: Path) -> None:
+def test_convert_verify_info(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lmdb"
-    done = run("convert", folder, out)
+    done = run("convert", photos, out)
     assert done.returncode == 0, done.stderr
     assert "24 records" in done.stdout
     assert "train 12, val 12" in done.stdout
     assert done.stderr == ""
-    done = run("verify", out, "--decode", "--against", folder)
+    done = run("verify", out, "--decode", "--against", photos)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "undamaged" in done.stdout
     done = run("info", out)
@@ -109,21 +109,21 @@ def test_convert_verify_info(folder: Path, tmp_path: Path) -> None:
     assert json.loads(run("verify", out, "--json").stdout)["ok"] is True
 
 
-def test_quiet_says_nothing(folder: Path, tmp_path: Path) -> None:
-    done = run("convert", "-q", folder, tmp_path / "a.h5")
+def test_quiet_says_nothing(photos: Path, tmp_path: Path) -> None:
+    done = run("convert", "-q", photos, tmp_path / "a.h5")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     done = run("verify", "-q", tmp_path / "a.h5")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
-def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
-    done = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "float16", "--size", "32x48")
+def test_dry_run_tells_the_plan_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    done = run("convert", photos, tmp_path / "a.lmdb", "--dry-run", "--encoding", "float16", "--size", "32x48")
     assert done.returncode == 0, done.stderr
     for part in ("24", "train", "val", "3 (ant, bee, cat)", "3 x 32 x 48 (CHW)", "estimate", "nothing was written"):
         assert part in done.stdout
     assert list(tmp_path.iterdir()) == []
-    pixels = run("convert", folder, tmp_path / "a.h5", "--dry-run", "--encoding", "uint8", "--size", "32x48")
+    pixels = run("convert", photos, tmp_path / "a.h5", "--dry-run", "--encoding", "uint8", "--size", "32x48")
     assert "uint8, 32 x 48 x 3 (HWC)" in pixels.stdout
 
 
@@ -168,15 +168,15 @@ def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 @pytest.mark.slow
-def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Path) -> None:
+def test_errors_are_one_line_with_the_right_exit_code(photos: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     out = tmp_path / "a.lmdb"
     assert "nowhere" in one_line(run("convert", tmp_path / "nowhere", out), 2)
-    assert ".tar" in one_line(run("convert", folder, tmp_path / "a.tar"), 2)
+    assert ".tar" in one_line(run("convert", photos, tmp_path / "a.tar"), 2)
     assert "no images" in one_line(run("convert", empty, out), 1)
-    assert "one lies in the other" in one_line(run("convert", folder, folder / "a.lmdb"), 1)
-    assert "--size" in one_line(run("convert", folder, tmp_path / "a.pth"), 2)
+    assert "one lies in the other" in one_line(run("convert", photos, photos / "a.lmdb"), 1)
+    assert "--size" in one_line(run("convert", photos, tmp_path / "a.pth"), 2)
     for command in ("verify", "info", "bench"):
         assert "a.lmdb" in one_line(run(command, out), 2)
     assert "a.lmdb" in one_line(run("verify", out, "--json"), 2)
@@ -186,10 +186,10 @@ def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Pa
     (tmp_path / "hole" / "bee").mkdir()
     write_image(tmp_path / "hole" / "ant" / "a.png", 5, 5, 1)
     assert "bee" in one_line(run("convert", tmp_path / "hole", out), 1)
-    assert run("convert", folder, out).returncode == 0
-    assert "--overwrite" in one_line(run("convert", folder, out), 1)
-    assert run("convert", folder, out, "--overwrite").returncode == 0
-    for bad in (["convert"], ["convert", folder], ["verify"], ["nothing"], ["convert", folder, out, "--size", "big"]):
+    assert run("convert", photos, out).returncode == 0
+    assert "--overwrite" in one_line(run("convert", photos, out), 1)
+    assert run("convert", photos, out, "--overwrite").returncode == 0
+    for bad in (["convert"], ["convert", photos], ["verify"], ["nothing"], ["convert", photos, out, "--size", "big"]):
         done = run(*bad)
         assert done.returncode == 2
         assert "Usage:" in done.stderr
@@ -203,9 +203,9 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         assert "Traceback" in done.stderr
 
 
-def test_verify_exits_1_and_names_the_damage(folder: Path, tmp_path: Path) -> None:
+def test_verify_exits_1_and_names_the_damage(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
-    packstore.convert(folder, out)
+    packstore.convert(photos, out)
     with packstore.open(out) as store:
         data, key = bytes(store.read(7)), store.key(7)
     content = bytearray(out.read_bytes())
@@ -345,12 +345,12 @@ def test_a_long_row_goes_on_below_its_text(row: str, lines: list[str]) -> None:
 
 
 def test_summaries_fit_the_terminal_and_stay_lines_elsewhere(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setenv("NO_COLOR", "1")
     path = tmp_path / "a.lmdb"
-    packstore.convert(folder, path, exif_transpose=True)
+    packstore.convert(photos, path, exif_transpose=True)
 
     def told() -> list[str]:
         cli.main(["info", str(path)], prog_name="packstore", standalone_mode=False)
@@ -365,8 +365,8 @@ def test_summaries_fit_the_terminal_and_stay_lines_elsewhere(
 
 
 @pytest.mark.slow
-def test_output_into_a_closed_pipe_is_no_drama(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.lmdb")
+def test_output_into_a_closed_pipe_is_no_drama(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.lmdb")
     shell = f"{sys.executable} -m packstore info {tmp_path / 'a.lmdb'} --json | head -n 1"
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout == "{\n"
@@ -406,18 +406,18 @@ def test_what_is_no_store_is_not_sent_to_salvage(tmp_path: Path) -> None:
         assert ("packstore salvage" in done.stderr) == hinted, done.stderr
 
 
-def test_a_size_without_a_unit_is_a_slip(folder: Path, tmp_path: Path) -> None:
-    done = run("convert", folder, tmp_path / "a.lmdb", "--shard-size", 12)
+def test_a_size_without_a_unit_is_a_slip(photos: Path, tmp_path: Path) -> None:
+    done = run("convert", photos, tmp_path / "a.lmdb", "--shard-size", 12)
     assert done.returncode == 2
     assert "12MB or 12GB" in done.stderr
     assert not (tmp_path / "a.lmdb").exists()
 
 
 @pytest.mark.slow
-def test_the_summary_says_that_there_are_no_labels(folder: Path, tmp_path: Path) -> None:
-    done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb")
+def test_the_summary_says_that_there_are_no_labels(photos: Path, tmp_path: Path) -> None:
+    done = run("convert", photos / "train" / "ant", tmp_path / "a.lmdb")
     assert "labels   none" in done.stdout, done.stdout + done.stderr
-    assert "labels" not in run("convert", folder, tmp_path / "b.lmdb").stdout
+    assert "labels" not in run("convert", photos, tmp_path / "b.lmdb").stdout
 
 
 @pytest.mark.slow
@@ -458,8 +458,8 @@ def test_json_also_of_what_does_not_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_labels_without_a_source_are_a_mistake(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.h5")
+def test_labels_without_a_source_are_a_mistake(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.h5")
     assert run("verify", tmp_path / "a.h5", "--labels", tmp_path / "labels.csv").returncode == 2
 
 
@@ -524,23 +524,23 @@ def test_commands_that_are_shown_can_be_pasted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_arguments_name_and_is_not_there_is_wrong_usage(folder: Path, tmp_path: Path) -> None:
+def test_what_arguments_name_and_is_not_there_is_wrong_usage(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lmdb"
-    assert "no split 'nope'" in one_line(run("convert", folder, out, "--split", "nope"), 2)
-    assert "no such file" in one_line(run("convert", folder, out, "--labels", tmp_path / "no.csv"), 2)
-    repaired = run("repair", out, "--from", folder, "--out", tmp_path / "b.lmdb")
+    assert "no split 'nope'" in one_line(run("convert", photos, out, "--split", "nope"), 2)
+    assert "no such file" in one_line(run("convert", photos, out, "--labels", tmp_path / "no.csv"), 2)
+    repaired = run("repair", out, "--from", photos, "--out", tmp_path / "b.lmdb")
     assert "does not exist" in one_line(repaired, 2)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_labels_that_are_numbers_are_told(folder: Path, tmp_path: Path) -> None:
-    files = sorted((folder / "train" / "ant").iterdir())
+def test_labels_that_are_numbers_are_told(photos: Path, tmp_path: Path) -> None:
+    files = sorted((photos / "train" / "ant").iterdir())
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{f.name},{i}\n" for i, f in enumerate(files)))
-    done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb", "--labels", tmp_path / "labels.csv")
+    done = run("convert", photos / "train" / "ant", tmp_path / "a.lmdb", "--labels", tmp_path / "labels.csv")
     assert "labels   numbers, without class names" in done.stdout
     (tmp_path / "labels.csv").write_text("file;label\n")
-    done = run("convert", folder / "train" / "ant", tmp_path / "b.lmdb", "--labels", tmp_path / "labels.csv")
+    done = run("convert", photos / "train" / "ant", tmp_path / "b.lmdb", "--labels", tmp_path / "labels.csv")
     assert "expected file,label or file,label,split, with commas" in done.stderr
 
 

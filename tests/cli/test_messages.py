@@ -42,11 +42,11 @@ def proof(stdout: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_convert_ends_with_the_command_that_proves_it(folder: Path, tmp_path: Path) -> None:
+def test_convert_ends_with_the_command_that_proves_it(photos: Path, tmp_path: Path) -> None:
     for number, options in enumerate(([], ["--split", "train"], ["--source", "imagefolder"])):
         out = tmp_path / f"{number}.lmdb"
-        command = proof(run("convert", folder, out, *options).stdout)
-        assert command[:4] == ["verify", str(out), "--against", str(folder)]
+        command = proof(run("convert", photos, out, *options).stdout)
+        assert command[:4] == ["verify", str(out), "--against", str(photos)]
         assert run(*command).returncode == 0
 
 
@@ -81,8 +81,8 @@ EVIL = "\x1b[31mEVIL\x9b1m\r\x07.lmdb"
         ["info", "some.lmdb", f"--{EVIL}"],
     ],
 )
-def test_names_from_outside_do_not_reach_the_terminal_raw(command: list[str], folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "some.lmdb", split="train")
+def test_names_from_outside_do_not_reach_the_terminal_raw(command: list[str], photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "some.lmdb", split="train")
     (tmp_path / EVIL).mkdir()
     done = run(*command, cwd=tmp_path)
     assert done.returncode in (1, 2), done.stdout
@@ -90,8 +90,8 @@ def test_names_from_outside_do_not_reach_the_terminal_raw(command: list[str], fo
     assert all(line.isprintable() for line in done.stderr.removesuffix("\n").split("\n"))
 
 
-def test_errors_of_the_library_escape_names_once(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / EVIL, split="train")
+def test_errors_of_the_library_escape_names_once(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / EVIL, split="train")
     with packstore.open(tmp_path / EVIL) as reader, pytest.raises(packstore.PackstoreError) as caught:
         reader.ragged_column("label")
     assert rf"{tmp_path}/\x1b[31mEVIL\x9b1m\r\x07.lmdb is not ragged" in str(caught.value)
@@ -99,8 +99,8 @@ def test_errors_of_the_library_escape_names_once(folder: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_newline_in_the_destination(folder: Path, tmp_path: Path) -> None:
-    done = run("convert", folder, tmp_path / "a\nb.h5")
+def test_a_newline_in_the_destination(photos: Path, tmp_path: Path) -> None:
+    done = run("convert", photos, tmp_path / "a\nb.h5")
     assert done.returncode == 0, done.stderr
     command = done.stdout.partition("prove it with: ")[2]
     assert command.count("\n") == 1
@@ -110,10 +110,10 @@ def test_a_newline_in_the_destination(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
+def test_the_command_names_the_labels(photos: Path, tmp_path: Path) -> None:
     labels = tmp_path / "my labels.csv"
-    labels.write_text("file,label\n" + "".join(f"{p.name},a\n" for p in (folder / "train" / "ant").iterdir()))
-    command = proof(run("convert", folder / "train" / "ant", tmp_path / "a.h5", "--labels", labels).stdout)
+    labels.write_text("file,label\n" + "".join(f"{p.name},a\n" for p in (photos / "train" / "ant").iterdir()))
+    command = proof(run("convert", photos / "train" / "ant", tmp_path / "a.h5", "--labels", labels).stdout)
     assert command[-2:] == ["--labels", str(labels)]
     done = run(*command)
     assert done.returncode == 0, done.stdout
@@ -121,27 +121,27 @@ def test_the_command_names_the_labels(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "verify --json", "bench", "repair", "salvage"])
-def test_a_source_where_a_store_is_expected(folder: Path, tmp_path: Path, command: str) -> None:
+def test_a_source_where_a_store_is_expected(photos: Path, tmp_path: Path, command: str) -> None:
     name, *options = command.split()
     options += {"repair": ["--from", "x", "--out", "y.lmdb"], "salvage": ["--out", "y.lmdb"]}.get(name, [])
-    done = run(name, folder, *options, cwd=tmp_path)
+    done = run(name, photos, *options, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     said, _, then = done.stderr.partition("; pack it first: packstore ")
-    assert said == f"packstore: error: {folder} is an image folder"
-    assert shlex.split(then) == ["convert", str(folder), "my photos.lmdb"]
+    assert said == f"packstore: error: {photos} is an image folder"
+    assert shlex.split(then) == ["convert", str(photos), "my photos.lmdb"]
     assert run(*shlex.split(then), cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.slow
-def test_other_sources_where_a_store_is_expected(folder: Path, tmp_path: Path) -> None:
+def test_other_sources_where_a_store_is_expected(photos: Path, tmp_path: Path) -> None:
     make_cifar10(tmp_path)
     said = run("verify", "cifar-10-batches-py", cwd=tmp_path).stderr
     assert "is CIFAR-10 as downloaded; pack it first: packstore convert cifar-10-batches-py" in said
-    assert "is a folder of images; pack it first" in run("verify", folder / "train" / "ant").stderr
+    assert "is a folder of images; pack it first" in run("verify", photos / "train" / "ant").stderr
 
 
-def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.lmdb")
+def test_a_damaged_store_is_no_source(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.lmdb")
     (tmp_path / "a.lmdb" / "data.mdb").write_bytes(b"")
     done = run("info", tmp_path / "a.lmdb")
     assert done.returncode == 1
@@ -152,16 +152,16 @@ def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "convert {folder} a.lmdb --labels s3://bucket/labels.csv",
-        "repair {store} --from {folder} --out s3://bucket/b.lmdb",
+        "convert {photos} a.lmdb --labels s3://bucket/labels.csv",
+        "repair {store} --from {photos} --out s3://bucket/b.lmdb",
         "salvage {store} --out s3://bucket/b.lmdb",
         "salvage file:///tmp/a.lmdb --out b.lmdb",
     ],
 )
-def test_urls_in_commands(folder: Path, tmp_path: Path, command: str) -> None:
+def test_urls_in_commands(photos: Path, tmp_path: Path, command: str) -> None:
     store = tmp_path / "store.h5"
-    packstore.convert(folder, store)
-    words = [word.format(folder=folder, store=store) for word in command.split()]
+    packstore.convert(photos, store)
+    words = [word.format(photos=photos, store=store) for word in command.split()]
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (url,) = [word for word in words if "://" in word]
@@ -178,8 +178,8 @@ def test_urls_in_python() -> None:
     "command",
     [
         ["convert", "", "a.lmdb"],
-        ["convert", "{folder}", ""],
-        ["convert", "{folder}", "a.lmdb", "--labels", ""],
+        ["convert", "{photos}", ""],
+        ["convert", "{photos}", "a.lmdb", "--labels", ""],
         ["verify", ""],
         ["repair", "a.lmdb", "--from", "", "--out", "b.lmdb"],
         ["salvage", "a.lmdb", "--out", ""],
@@ -187,9 +187,9 @@ def test_urls_in_python() -> None:
         ["demo", ""],
     ],
 )
-def test_an_empty_path_is_not_the_working_directory(folder: Path, tmp_path: Path, command: list[str]) -> None:
+def test_an_empty_path_is_not_the_working_directory(photos: Path, tmp_path: Path, command: list[str]) -> None:
     """It is a variable of a shell that is not set."""
-    done = run(*(word.format(folder=folder) for word in command), cwd=tmp_path)
+    done = run(*(word.format(photos=photos) for word in command), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "it is empty; use . for the working directory" in done.stderr
@@ -205,31 +205,31 @@ def test_every_path_of_a_command_may_not_be_empty() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda folder: packstore.open(""),
-        lambda folder: packstore.PackedDataset(""),
-        lambda folder: packstore.convert("", "b.lmdb"),
-        lambda folder: packstore.convert(folder, ""),
-        lambda folder: packstore.convert(folder, "b.lmdb", labels=""),
-        lambda folder: packstore.convert([(b"", 1)], ""),
-        lambda folder: packstore.append("", folder),
-        lambda folder: packstore.append("a.lmdb", ""),
-        lambda folder: packstore.merge(["a.lmdb", ""], "b.lmdb"),
-        lambda folder: packstore.merge(["a.lmdb"], ""),
-        lambda folder: packstore.select("", "b.lmdb"),
-        lambda folder: packstore.verify(""),
-        lambda folder: packstore.verify("a.lmdb", against=""),
-        lambda folder: packstore.verify("a.lmdb", against=folder, labels=""),
-        lambda folder: packstore.repair("", source=folder, destination="b.lmdb"),
-        lambda folder: packstore.repair("a.lmdb", source=folder, destination="b.lmdb", labels=""),
-        lambda folder: packstore.salvage("a.lmdb", ""),
+        lambda photos: packstore.open(""),
+        lambda photos: packstore.PackedDataset(""),
+        lambda photos: packstore.convert("", "b.lmdb"),
+        lambda photos: packstore.convert(photos, ""),
+        lambda photos: packstore.convert(photos, "b.lmdb", labels=""),
+        lambda photos: packstore.convert([(b"", 1)], ""),
+        lambda photos: packstore.append("", photos),
+        lambda photos: packstore.append("a.lmdb", ""),
+        lambda photos: packstore.merge(["a.lmdb", ""], "b.lmdb"),
+        lambda photos: packstore.merge(["a.lmdb"], ""),
+        lambda photos: packstore.select("", "b.lmdb"),
+        lambda photos: packstore.verify(""),
+        lambda photos: packstore.verify("a.lmdb", against=""),
+        lambda photos: packstore.verify("a.lmdb", against=photos, labels=""),
+        lambda photos: packstore.repair("", source=photos, destination="b.lmdb"),
+        lambda photos: packstore.repair("a.lmdb", source=photos, destination="b.lmdb", labels=""),
+        lambda photos: packstore.salvage("a.lmdb", ""),
     ],
 )
 def test_empty_paths_in_python(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object]
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"a path is empty; use \. for the working directory"):
-        call(folder)
+        call(photos)
     assert not is_store("")
 
 
@@ -242,12 +242,12 @@ def test_what_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "expected"), [("2kB", 2000), (" 1 KiB", 1024), ("1.5k", 1500), (2000, 2000)])
 def test_shard_sizes_as_the_command_line_takes_them(
-    folder: Path, tmp_path: Path, text: int | str, expected: int
+    photos: Path, tmp_path: Path, text: int | str, expected: int
 ) -> None:
     options = ConvertOptions(shard_size=text)
     assert options.shard_size == options.shard_bytes == expected
-    shards = packstore.convert(folder, tmp_path / "a.h5", shard_size=text).manifest.shards
-    assert len(shards) == len(packstore.convert(folder, tmp_path / "b.h5", shard_size=expected).manifest.shards) > 1
+    shards = packstore.convert(photos, tmp_path / "a.h5", shard_size=text).manifest.shards
+    assert len(shards) == len(packstore.convert(photos, tmp_path / "b.h5", shard_size=expected).manifest.shards) > 1
 
 
 @pytest.mark.parametrize(("text", "why"), [("2", "2MB or 2GB"), ("big", "not a size"), ("-1MB", "not a size")])

@@ -45,16 +45,16 @@ def test_modes_of_a_few_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_image_folder(folder: Path, tmp_path: Path) -> None:
-    (folder / "notes.txt").write_text("passed over")
-    done = run("info", folder, cwd=tmp_path)
+def test_an_image_folder(photos: Path, tmp_path: Path) -> None:
+    (photos / "notes.txt").write_text("passed over")
+    done = run("info", photos, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = rows(done.stdout)
     assert said["source"] == "an image folder, whose folders are classes (imagefolder)"
     assert said["known by"] == "folders of images in train, val"
     assert said["column image"] == "image files, packed byte for byte"
     assert said["files"].endswith("1 left out: notes.txt")
-    packstore.convert(folder, tmp_path / "store.h5")
+    packstore.convert(photos, tmp_path / "store.h5")
     with packstore.open(tmp_path / "store.h5") as reader:
         manifest = reader.manifest
         splits = {f"split {split.name}": f"{split.name}: {len(split)} samples" for split in manifest.splits}
@@ -65,12 +65,12 @@ def test_an_image_folder(folder: Path, tmp_path: Path) -> None:
         )
         firsts = [reader.key(split.start) for split in manifest.splits]
         assert said["key"].split(" | ") == [*firsts, reader.key(1)][:3]
-    assert shlex.split(said["pack it"]) == ["packstore", "convert", str(folder), "my photos.lmdb"]
+    assert shlex.split(said["pack it"]) == ["packstore", "convert", str(photos), "my photos.lmdb"]
     assert run(*shlex.split(said["pack it"])[1:], cwd=tmp_path).returncode == 0
 
 
-def test_as_json(folder: Path) -> None:
-    done = run("info", folder, "--json")
+def test_as_json(photos: Path) -> None:
+    done = run("info", photos, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["kind"] == "imagefolder"
@@ -87,29 +87,29 @@ def test_of_arrays(tmp_path: Path) -> None:
     assert said["column image"] == "uint8 of shape 32 x 32 x 3"
 
 
-def test_options_are_those_of_convert_and_in_its_command(folder: Path, tmp_path: Path) -> None:
+def test_options_are_those_of_convert_and_in_its_command(photos: Path, tmp_path: Path) -> None:
     labels = tmp_path / "the labels.csv"
-    first = next((folder / "train").rglob("*.png")).relative_to(folder)
+    first = next((photos / "train").rglob("*.png")).relative_to(photos)
     labels.write_text(f"file,label\n{first},3\n")
-    done = run("info", folder, "--labels", labels, "--source", "flat", cwd=tmp_path)
+    done = run("info", photos, "--labels", labels, "--source", "flat", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = rows(done.stdout)
     assert said["known by"] == "the labels in the labels.csv"
     assert said["column label"] == "label: numbers, without class names"
     assert run(*shlex.split(said["pack it"])[1:], cwd=tmp_path).returncode == 0
-    done = run("info", folder, "--source", "webdataset")
+    done = run("info", photos, "--source", "webdataset")
     assert (done.returncode, done.stdout) == (1, "")
     assert "holds no tar shards" in done.stderr
 
 
-def test_a_store_as_a_source(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.lmdb")
+def test_a_store_as_a_source(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.lmdb")
     assert "a packstore store (store)" in run("info", tmp_path / "a.lmdb", "--source", "store").stdout
     assert "a packstore store (store)" not in run("info", tmp_path / "a.lmdb").stdout
 
 
-def test_the_data_file_of_a_store(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "a.lmdb")
+def test_the_data_file_of_a_store(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "a.lmdb")
     done = run("info", tmp_path / "a.lmdb" / "data.mdb")
     assert done.returncode == 1
     assert f"is the data file of an LMDB: give its directory, {tmp_path / 'a.lmdb'}\n" in done.stderr
@@ -125,8 +125,8 @@ def test_what_is_neither_a_store_nor_a_source(tmp_path: Path) -> None:
     assert "missing does not exist" in done.stderr
 
 
-def test_a_question_is_asked_before_anything_else(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "b")
+def test_a_question_is_asked_before_anything_else(photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "b")
     (tmp_path / "b" / "metadata.csv").write_text("file_name,label\n")
     done = run("info", tmp_path / "b", "--json")
     assert (done.returncode, done.stdout) == (2, "")

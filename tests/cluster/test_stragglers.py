@@ -94,12 +94,12 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("part", "after", "processes"),
     [("start", False, 2), ("shards/", False, 2), ("done/", False, 2), ("done/", True, 2), ("done/000001", False, 1)],
 )
-def test_a_worker_hangs(folder: Path, url: str, tmp_path: Path, part: str, after: bool, processes: int) -> None:
+def test_a_worker_hangs(photos: Path, url: str, tmp_path: Path, part: str, after: bool, processes: int) -> None:
     """When it has just begun, before it uploads, before its receipt, and after: the bytes of one machine. The only
     worker, too."""
-    packstore.convert(folder, tmp_path / "x.h5", **PASSING)
+    packstore.convert(photos, tmp_path / "x.h5", **PASSING)
     objects = KillingObjects(url, tmp_path / "kills", part, after=after, sent=signal.SIGSTOP)
-    drive(folder, url, objects=objects, cluster=f"processes:{processes}", **PASSING)
+    drive(photos, url, objects=objects, cluster=f"processes:{processes}", **PASSING)
     assert (tmp_path / "kills" / "killed").exists()
     assert_same(url, tmp_path / "x.h5")
     assert not list((tmp_path / "scratch").iterdir())
@@ -108,7 +108,7 @@ def test_a_worker_hangs(folder: Path, url: str, tmp_path: Path, part: str, after
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_interrupted_while_all_workers_hang(
-    folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers: list[Any] = []
     start = ProcessRunner._start_worker
@@ -124,7 +124,7 @@ def test_interrupted_while_all_workers_hang(
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt) as caught:
-        drive(folder, url, objects=objects, cluster="processes:2", **PASSING)
+        drive(photos, url, objects=objects, cluster="processes:2", **PASSING)
     thread.join()
     assert "what is packed so far is kept there" in caught.value.__notes__[0]
     assert [worker.process.poll() is not None for worker in workers] == [True, True]

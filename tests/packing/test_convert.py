@@ -37,38 +37,38 @@ def left_in(directory: Path) -> list[str]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_in_every_format_verifies_against_its_source(
-    folder: Path, tmp_path: Path, suffix: str, encoding: str
+    photos: Path, tmp_path: Path, suffix: str, encoding: str
 ) -> None:
     size = 24 if "float" in encoding else None
-    report = packstore.convert(folder, tmp_path / f"out{suffix}", encoding=encoding, size=size)
+    report = packstore.convert(photos, tmp_path / f"out{suffix}", encoding=encoding, size=size)
     assert report.manifest.records == 24
     assert [s.name for s in report.manifest.splits] == ["train", "val"]
-    verified = packstore.verify(tmp_path / f"out{suffix}", decode=True, against=folder)
+    verified = packstore.verify(tmp_path / f"out{suffix}", decode=True, against=photos)
     assert verified.problems == ()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_original_keeps_every_file_byte_for_byte(folder: Path, tmp_path: Path, suffix: str) -> None:
-    packstore.convert(folder, tmp_path / f"out{suffix}", encoding="original")
+def test_original_keeps_every_file_byte_for_byte(photos: Path, tmp_path: Path, suffix: str) -> None:
+    packstore.convert(photos, tmp_path / f"out{suffix}", encoding="original")
     with packstore.open(tmp_path / f"out{suffix}") as store:
         assert len(store) == 24
         for i in range(len(store)):
-            assert bytes(store.read(i)) == (folder / store.key(i)).read_bytes()
+            assert bytes(store.read(i)) == (photos / store.key(i)).read_bytes()
 
 
-def test_records_come_split_by_split_and_class_by_class_as_in_imagefolder(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "out.h5")
+def test_records_come_split_by_split_and_class_by_class_as_in_imagefolder(photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "out.h5")
     with packstore.open(tmp_path / "out.h5") as store:
         keys = [store.key(i) for i in range(len(store))]
         labels = store.fixed_column("label").tolist()
-    expected = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    expected = sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*") if p.is_file())
     assert keys == expected
     assert labels == [CLASSES.index(key.split("/")[1]) for key in keys]
 
 
-def test_one_split_alone_keeps_the_class_numbers_of_all(folder: Path, tmp_path: Path) -> None:
+def test_one_split_alone_keeps_the_class_numbers_of_all(photos: Path, tmp_path: Path) -> None:
     copy = tmp_path / "photos"
-    shutil.copytree(folder, copy)
+    shutil.copytree(photos, copy)
     shutil.rmtree(copy / "val" / "ant")
     report = packstore.convert(copy, tmp_path / "val.lmdb", split="val")
     assert report.manifest.classes == CLASSES
@@ -81,24 +81,24 @@ def test_one_split_alone_keeps_the_class_numbers_of_all(folder: Path, tmp_path: 
 @pytest.mark.parametrize("second", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8", "bfloat16"])
 def test_stores_convert_into_each_other_without_loss(
-    folder: Path, tmp_path: Path, first: str, second: str, encoding: str
+    photos: Path, tmp_path: Path, first: str, second: str, encoding: str
 ) -> None:
     size = 16 if encoding != "original" else None
     a, b = tmp_path / f"a{first}", tmp_path / f"b{second}"
-    one = packstore.convert(folder, a, encoding=encoding, size=size).manifest
+    one = packstore.convert(photos, a, encoding=encoding, size=size).manifest
     two = packstore.convert(a, b, encoding=encoding).manifest
     assert two.dataset_digest == one.dataset_digest
     assert two.origin.kind == "store"
     assert two.origin.digest == one.dataset_digest
     assert packstore.verify(b, against=a).ok
-    assert packstore.verify(b, against=folder).ok
+    assert packstore.verify(b, against=photos).ok
 
 
 @pytest.mark.parametrize(
     ("source", "suffix", "expected"),
     [
-        ("folder", ".lmdb", "original"),
-        ("folder", ".h5", "original"),
+        ("photos", ".lmdb", "original"),
+        ("photos", ".h5", "original"),
         ("cifar", ".lmdb", "uint8"),
         ("cifar", ".h5", "uint8"),
         ("cifar", ".pth", "float16"),
@@ -117,10 +117,10 @@ def test_a_float_store_stays_as_it_is_when_it_becomes_pth(cifar: Path, tmp_path:
 
 
 def test_cifar_is_normalised_with_its_own_figures_and_images_with_those_of_imagenet(
-    cifar: Path, folder: Path, tmp_path: Path
+    cifar: Path, photos: Path, tmp_path: Path
 ) -> None:
     own = packstore.convert(cifar, tmp_path / "a.pth").manifest.normalization
-    other = packstore.convert(folder, tmp_path / "b.pth", size=16).manifest.normalization
+    other = packstore.convert(photos, tmp_path / "b.pth", size=16).manifest.normalization
     assert own is not None
     assert own.mean == (0.4914, 0.4822, 0.4465)
     assert other is not None
@@ -143,30 +143,30 @@ def test_auto_normalisation_is_that_of_the_training_split(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards(folder: Path, tmp_path: Path, suffix: str) -> None:
-    whole = packstore.convert(folder, tmp_path / f"whole{suffix}", encoding="original").manifest
-    report = packstore.convert(folder, tmp_path / f"out{suffix}", encoding="original", shard_size=20_000)
+def test_shards(photos: Path, tmp_path: Path, suffix: str) -> None:
+    whole = packstore.convert(photos, tmp_path / f"whole{suffix}", encoding="original").manifest
+    report = packstore.convert(photos, tmp_path / f"out{suffix}", encoding="original", shard_size=20_000)
     assert len(report.manifest.shards or ()) > 2
     assert report.manifest.dataset_digest == whole.dataset_digest
     assert (tmp_path / f"out{suffix}" / "manifest.json").is_file()
-    assert packstore.verify(tmp_path / f"out{suffix}", against=folder).ok
+    assert packstore.verify(tmp_path / f"out{suffix}", against=photos).ok
 
 
-def test_memory_in_flight_does_not_change_the_result(folder: Path, tmp_path: Path) -> None:
+def test_memory_in_flight_does_not_change_the_result(photos: Path, tmp_path: Path) -> None:
     manifests = [
-        packstore.convert(folder, tmp_path / f"{workers}.h5", encoding="uint8", size=20, workers=workers).manifest
+        packstore.convert(photos, tmp_path / f"{workers}.h5", encoding="uint8", size=20, workers=workers).manifest
         for workers in (1, 2, 7)
     ]
     assert len({m.dataset_digest for m in manifests}) == 1
 
 
-def test_progress_counts_up_to_every_record(folder: Path, tmp_path: Path) -> None:
+def test_progress_counts_up_to_every_record(photos: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    packstore.convert(folder, tmp_path / "a.lmdb", progress=seen.append)
+    packstore.convert(photos, tmp_path / "a.lmdb", progress=seen.append)
     packed = [p for p in seen if p.stage == "pack"]
     assert [p.done for p in packed] == sorted(p.done for p in packed)
     assert packed[-1].done == packed[-1].total == 24
-    assert packed[-1].done_bytes == sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    assert packed[-1].done_bytes == sum(p.stat().st_size for p in photos.rglob("*") if p.is_file())
 
 
 # What goes wrong --------------------------------------------------------------------------------------------------
@@ -180,9 +180,9 @@ BAD_FILES = {
 
 
 @pytest.fixture(params=sorted(BAD_FILES))
-def bad_folder(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
+def bad_folder(request: pytest.FixtureRequest, photos: Path, tmp_path: Path) -> Path:
     root = tmp_path / "photos"
-    shutil.copytree(folder, root)
+    shutil.copytree(photos, root)
     victim = root / "train" / "bee" / "000.jpg"
     content = BAD_FILES[request.param]
     victim.write_bytes(victim.read_bytes()[:-300] if content is None else content)
@@ -208,9 +208,9 @@ def test_skip_leaves_a_bad_file_out_and_says_so(bad_folder: Path, tmp_path: Path
     assert packstore.verify(tmp_path / "out.lmdb", decode=True, against=bad_folder).ok
 
 
-def test_damage_inside_a_file_is_found_by_check_decode_only(folder: Path, tmp_path: Path) -> None:
+def test_damage_inside_a_file_is_found_by_check_decode_only(photos: Path, tmp_path: Path) -> None:
     root = tmp_path / "photos"
-    shutil.copytree(folder, root)
+    shutil.copytree(photos, root)
     victim = root / "val" / "cat" / "001.png"
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -229,9 +229,9 @@ def test_all_skipped_is_an_error(tmp_path: Path) -> None:
     assert left_in(tmp_path) == ["photos"]
 
 
-def test_sizes_that_differ_are_named_and_a_size_is_proposed(folder: Path, tmp_path: Path) -> None:
+def test_sizes_that_differ_are_named_and_a_size_is_proposed(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\d+x\d+ \(.*--size"):
-        packstore.convert(folder, tmp_path / "out.pth")
+        packstore.convert(photos, tmp_path / "out.pth")
     assert left_in(tmp_path) == []
 
 
@@ -245,40 +245,40 @@ def test_a_size_that_differs_late_is_found_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_existing_destination_is_kept_without_overwrite(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_an_existing_destination_is_kept_without_overwrite(photos: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
-    first = packstore.convert(folder, out, encoding="original", split="val").manifest
+    first = packstore.convert(photos, out, encoding="original", split="val").manifest
     with pytest.raises(DestinationError, match="--overwrite"):
-        packstore.convert(folder, out, encoding="original")
+        packstore.convert(photos, out, encoding="original")
     with packstore.open(out) as store:
         assert store.manifest == first
-    packstore.convert(folder, out, encoding="original", overwrite=True)
+    packstore.convert(photos, out, encoding="original", overwrite=True)
     with packstore.open(out) as store:
         assert len(store) == 24
     assert left_in(tmp_path) == [out.name]
 
 
-def test_a_failed_overwrite_keeps_the_old_store(bad_folder: Path, folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder, tmp_path / "out.lmdb")
+def test_a_failed_overwrite_keeps_the_old_store(bad_folder: Path, photos: Path, tmp_path: Path) -> None:
+    packstore.convert(photos, tmp_path / "out.lmdb")
     with pytest.raises(SampleError):
         packstore.convert(bad_folder, tmp_path / "out.lmdb", overwrite=True)
-    assert packstore.verify(tmp_path / "out.lmdb", against=folder).ok
+    assert packstore.verify(tmp_path / "out.lmdb", against=photos).ok
     assert left_in(tmp_path) == ["out.lmdb", "photos"]
 
 
 @pytest.mark.parametrize("make", [lambda p: p.write_text("mine"), lambda p: p.mkdir()])
-def test_overwrite_never_touches_what_is_not_a_store(folder: Path, tmp_path: Path, make: object) -> None:
+def test_overwrite_never_touches_what_is_not_a_store(photos: Path, tmp_path: Path, make: object) -> None:
     out = tmp_path / "out.lmdb"
     make(out)  # type: ignore[operator]
     with pytest.raises(DestinationError, match="not a packstore store"):
-        packstore.convert(folder, out, overwrite=True)
+        packstore.convert(photos, out, overwrite=True)
     assert out.exists()
 
 
 @pytest.mark.parametrize("name", ["out.lmdb", "train/out.lmdb"])
-def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> None:
+def test_a_destination_inside_the_source_is_refused(photos: Path, name: str) -> None:
     with pytest.raises(DestinationError, match="one lies in the other"):
-        packstore.convert(folder, folder / name)
+        packstore.convert(photos, photos / name)
 
 
 @pytest.mark.parametrize(
@@ -305,40 +305,40 @@ def test_a_destination_inside_the_source_is_refused(folder: Path, name: str) -> 
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(
-    folder: Path, tmp_path: Path, options: dict[str, object], message: str
+    photos: Path, tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(PackstoreError, match=message):
-        packstore.convert(folder, tmp_path / "out.lmdb", **options)
+        packstore.convert(photos, tmp_path / "out.lmdb", **options)
     assert left_in(tmp_path) == []
 
 
-def test_wrong_options_come_before_an_existing_destination(folder: Path, tmp_path: Path) -> None:
+def test_wrong_options_come_before_an_existing_destination(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "out.lmdb").mkdir()
     with pytest.raises(UsageError):
-        packstore.convert(folder, tmp_path / "out.lmdb", encoding="float16", normalize="garbage")
+        packstore.convert(photos, tmp_path / "out.lmdb", encoding="float16", normalize="garbage")
 
 
-def test_unknown_suffix_and_missing_parent(folder: Path, tmp_path: Path) -> None:
+def test_unknown_suffix_and_missing_parent(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.tar.*\.lmdb"):
-        packstore.convert(folder, tmp_path / "out.tar")
-    assert packstore.convert(folder, tmp_path / "out.tar", format="lmdb").manifest.format == "lmdb"
+        packstore.convert(photos, tmp_path / "out.tar")
+    assert packstore.convert(photos, tmp_path / "out.tar", format="lmdb").manifest.format == "lmdb"
     with pytest.raises(DestinationError, match="does not exist"):
-        packstore.convert(folder, tmp_path / "no" / "out.lmdb")
+        packstore.convert(photos, tmp_path / "no" / "out.lmdb")
 
 
 def test_no_space_is_said_before_anything_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with pytest.raises(DestinationError, match="free"):
-        packstore.convert(folder, tmp_path / "out.lmdb")
+        packstore.convert(photos, tmp_path / "out.lmdb")
     assert left_in(tmp_path) == []
 
 
-def test_a_source_that_shrinks_meanwhile_is_noticed(folder: Path, tmp_path: Path) -> None:
+def test_a_source_that_shrinks_meanwhile_is_noticed(photos: Path, tmp_path: Path) -> None:
     root = tmp_path / "photos"
-    shutil.copytree(folder, root)
+    shutil.copytree(photos, root)
     removed = False
 
     def remove_one(report: Progress) -> None:
@@ -393,11 +393,11 @@ def test_no_permission(suffix: str) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "encoding"), [(s, e) for s in SUFFIXES for e in ("original", "jpeg", "uint8")])
-def test_the_estimate_is_near_the_truth(folder: Path, tmp_path: Path, suffix: str, encoding: str) -> None:
+def test_the_estimate_is_near_the_truth(photos: Path, tmp_path: Path, suffix: str, encoding: str) -> None:
     out = tmp_path / f"out{suffix}"
-    plan = make_plan(folder, out, ConvertOptions(encoding=encoding))
+    plan = make_plan(photos, out, ConvertOptions(encoding=encoding))
     plan.source.close()
-    real = packstore.convert(folder, out, encoding=encoding).disk_bytes
+    real = packstore.convert(photos, out, encoding=encoding).disk_bytes
     assert 0.7 * real <= plan.estimate_bytes <= 1.5 * real + 40_000
     assert plan.survey.records == 24
 
@@ -411,8 +411,8 @@ def test_ragged_pixels_keep_their_shapes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.array(2), pixels(40, 3, 2))
 
 
-def test_manifests_say_how_the_store_was_made(folder: Path, tmp_path: Path) -> None:
-    manifest = packstore.convert(folder, tmp_path / "a.lmdb", encoding="jpeg", resize=20, quality=70).manifest
+def test_manifests_say_how_the_store_was_made(photos: Path, tmp_path: Path) -> None:
+    manifest = packstore.convert(photos, tmp_path / "a.lmdb", encoding="jpeg", resize=20, quality=70).manifest
     assert manifest.options["resize"] == 20
     assert manifest.options["quality"] == 70
     assert manifest.origin.name == "photos"

@@ -42,7 +42,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def photos(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos")  # 24 images, 12 of them in train
 
 
@@ -61,12 +61,12 @@ def cut_short(source: Path, destination: Path, after: int, **options: Any) -> Pa
 
 
 @pytest.fixture
-def reference(folder: Path, tmp_path: Path) -> Any:
+def reference(photos: Path, tmp_path: Path) -> Any:
     def convert(suffix: str, **options: Any) -> dict[str, bytes]:
         path = tmp_path / f"reference{suffix}"
         if path.exists():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        packstore.convert(folder, path, **options)
+        packstore.convert(photos, path, **options)
         return content(path)
 
     return convert
@@ -88,12 +88,12 @@ def reference(folder: Path, tmp_path: Path) -> Any:
 )
 @pytest.mark.parametrize("after", [3, 17, 24])
 def test_it_goes_on_and_ends_with_the_same_bytes(
-    folder: Path, tmp_path: Path, reference: Any, suffix: str, options: dict[str, Any], after: int
+    photos: Path, tmp_path: Path, reference: Any, suffix: str, options: dict[str, Any], after: int
 ) -> None:
     expected = reference(suffix, **options)
     out = tmp_path / f"out{suffix}"
-    cut_short(folder, out, after, **options)
-    report = packstore.convert(folder, out, **options)
+    cut_short(photos, out, after, **options)
+    report = packstore.convert(photos, out, **options)
     assert content(out) == expected
     # LMDB has what the last transaction of 4 MiB has; all this is less.
     unsharded_lmdb = suffix == ".lmdb" and "shard_size" not in options
@@ -102,38 +102,38 @@ def test_it_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_lmdb_goes_on_from_its_last_transaction(
-    folder: Path, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from packstore.stores.lmdb import writer as lmdb_writer
 
     monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 1)
     expected = reference(".lmdb")
-    cut_short(folder, tmp_path / "out.lmdb", 12)
-    report = packstore.convert(folder, tmp_path / "out.lmdb")
+    cut_short(photos, tmp_path / "out.lmdb", 12)
+    report = packstore.convert(photos, tmp_path / "out.lmdb")
     assert report.resumed >= 12
     assert content(tmp_path / "out.lmdb") == expected
 
 
-def test_cut_short_again_and_again(folder: Path, tmp_path: Path, reference: Any) -> None:
+def test_cut_short_again_and_again(photos: Path, tmp_path: Path, reference: Any) -> None:
     expected, out = reference(".h5"), tmp_path / "out.h5"
     for after in (6, 3, 12, 9, 18):
-        run = cut_short(folder, out, after)
+        run = cut_short(photos, out, after)
         # The run that got furthest is kept, whichever that was.
         found = [read_receipt(r) for r in list_runs(run.parent)]
         assert max(r.records for r in found if r is not None) >= max(6, after)
-    assert packstore.convert(folder, out).resumed >= 18
+    assert packstore.convert(photos, out).resumed >= 18
     assert content(out) == expected
 
 
 @pytest.mark.slow
-def test_shards_are_taken_over_as_they_are(folder: Path, tmp_path: Path) -> None:
+def test_shards_are_taken_over_as_they_are(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.pth"
-    run = cut_short(folder, out, 20, encoding="original", shard_size=2000)
+    run = cut_short(photos, out, 20, encoding="original", shard_size=2000)
     receipt = read_receipt(run)
     assert receipt is not None
     assert len(receipt.shards or ()) > 2
     inodes = [(run / STORE / shard.name).stat().st_ino for shard in receipt.shards or ()]
-    report = packstore.convert(folder, out, encoding="original", shard_size=2000)
+    report = packstore.convert(photos, out, encoding="original", shard_size=2000)
     assert [(out / shard.name).stat().st_ino for shard in report.manifest.shards[: len(inodes)]] == inodes
 
 
@@ -159,12 +159,12 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
     ],
 )
 def test_other_options_start_afresh_and_say_why(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, reason: str
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, reason: str
 ) -> None:
     out = tmp_path / "out.h5"
-    run = cut_short(folder, out, 6, **first)
+    run = cut_short(photos, out, 6, **first)
     run.with_name("run-00009").mkdir()  # a later run that was ended before its first receipt
-    report = packstore.convert(folder, out, **second)
+    report = packstore.convert(photos, out, **second)
     assert report.resumed == 0
     assert "starting afresh" in warning(caplog)
     assert re.search(reason, warning(caplog))
@@ -172,9 +172,9 @@ def test_other_options_start_afresh_and_say_why(
 
 
 @pytest.mark.parametrize("second", [{"workers": 1}, {"on_error": "skip"}, {"overwrite": True}])
-def test_what_does_not_change_the_store_goes_on(folder: Path, tmp_path: Path, second: Any) -> None:
-    cut_short(folder, tmp_path / "out.h5", 6)
-    assert packstore.convert(folder, tmp_path / "out.h5", **second).resumed >= 6
+def test_what_does_not_change_the_store_goes_on(photos: Path, tmp_path: Path, second: Any) -> None:
+    cut_short(photos, tmp_path / "out.h5", 6)
+    assert packstore.convert(photos, tmp_path / "out.h5", **second).resumed >= 6
 
 
 def change(folder: Path, what: str) -> None:
@@ -193,12 +193,12 @@ def change(folder: Path, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["touched", "grown", "added", "removed", "renamed"])
 def test_a_changed_source_starts_afresh_and_says_why(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, reference: Any
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, reference: Any
 ) -> None:
     out = tmp_path / "out.pth"
-    cut_short(folder, out, 6, encoding="original")
-    change(folder, what)
-    report = packstore.convert(folder, out, encoding="original")
+    cut_short(photos, out, 6, encoding="original")
+    change(photos, what)
+    report = packstore.convert(photos, out, encoding="original")
     assert report.resumed == 0
     assert "source" in warning(caplog)
     assert content(out) == reference(".pth", encoding="original")
@@ -221,11 +221,11 @@ def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: p
             assert bytes(reader.read(0)) == one.read_bytes()
 
 
-def test_a_change_behind_what_was_packed_does_not_matter(folder: Path, tmp_path: Path, reference: Any) -> None:
-    cut_short(folder, tmp_path / "out.h5", 6)
-    last = sorted(p for p in (folder / "val").rglob("*") if p.is_file())[-1]
+def test_a_change_behind_what_was_packed_does_not_matter(photos: Path, tmp_path: Path, reference: Any) -> None:
+    cut_short(photos, tmp_path / "out.h5", 6)
+    last = sorted(p for p in (photos / "val").rglob("*") if p.is_file())[-1]
     os.utime(last, ns=(1, 1))
-    assert packstore.convert(folder, tmp_path / "out.h5").resumed >= 6
+    assert packstore.convert(photos, tmp_path / "out.h5").resumed >= 6
     assert content(tmp_path / "out.h5") == reference(".h5")
 
 
@@ -236,63 +236,63 @@ def flip(path: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["journal", "receipt", "owner"])
-def test_damaged_notes_are_not_believed(folder: Path, tmp_path: Path, name: str, reference: Any) -> None:
+def test_damaged_notes_are_not_believed(photos: Path, tmp_path: Path, name: str, reference: Any) -> None:
     out = tmp_path / "out.h5"
-    run = cut_short(folder, out, 12)
+    run = cut_short(photos, out, 12)
     path = run.parent / name if name == "owner" else run / name
     if name == "owner":
         path.write_bytes(b"")  # killed between making it and writing to it
         shutil.rmtree(run)
     else:
         flip(path, path.stat().st_size // 2)
-    assert packstore.convert(folder, out).resumed == 0
+    assert packstore.convert(photos, out).resumed == 0
     assert content(out) == reference(".h5")
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pth"])
 def test_a_damaged_record_ends_what_is_taken_over(
-    folder: Path, tmp_path: Path, suffix: str, reference: Any, caplog: pytest.LogCaptureFixture
+    photos: Path, tmp_path: Path, suffix: str, reference: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / f"out{suffix}"
     expected = reference(suffix, encoding="original")
-    run = cut_short(folder, out, 12, encoding="original")
-    image = sorted(p for p in (folder / "train").rglob("*") if p.is_file())[4].read_bytes()
+    run = cut_short(photos, out, 12, encoding="original")
+    image = sorted(p for p in (photos / "train").rglob("*") if p.is_file())[4].read_bytes()
     flip(run / STORE, (run / STORE).read_bytes().index(image) + 100)
     caplog.set_level(logging.INFO)
-    assert packstore.convert(folder, out, encoding="original").resumed == 4
+    assert packstore.convert(photos, out, encoding="original").resumed == 4
     assert "going on from record 4" in caplog.text
     assert content(out) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_damaged_shard_ends_what_is_taken_over(folder: Path, tmp_path: Path, suffix: str, reference: Any) -> None:
+def test_a_damaged_shard_ends_what_is_taken_over(photos: Path, tmp_path: Path, suffix: str, reference: Any) -> None:
     out, options = tmp_path / f"out{suffix}", {"encoding": "original", "shard_size": 2000}
     expected = reference(suffix, **options)
-    run = cut_short(folder, out, 20, **options)
+    run = cut_short(photos, out, 20, **options)
     receipt = read_receipt(run)
     assert receipt is not None
     path = run / STORE / receipt.shards[1].name
     flip(path / "data.mdb" if path.is_dir() else path, -1)
-    assert packstore.convert(folder, out, **options).resumed == receipt.shards[0].records
+    assert packstore.convert(photos, out, **options).resumed == receipt.shards[0].records
     assert content(out) == expected
 
 
-def test_a_shard_of_another_run_is_closed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_short(folder, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
+def test_a_shard_of_another_run_is_closed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_short(photos, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
     other = Mock()
     monkeypatch.setattr(interrupted, "open_reader", lambda path: other)
-    assert packstore.convert(folder, tmp_path / "out.pth", encoding="original", shard_size=2000).resumed == 0
+    assert packstore.convert(photos, tmp_path / "out.pth", encoding="original", shard_size=2000).resumed == 0
     other.close.assert_called_once_with()
 
 
-def test_skipped_samples_stay_skipped(folder: Path, tmp_path: Path) -> None:
-    names = sorted(p for p in (folder / "train").rglob("*") if p.is_file())
+def test_skipped_samples_stay_skipped(photos: Path, tmp_path: Path) -> None:
+    names = sorted(p for p in (photos / "train").rglob("*") if p.is_file())
     names[1].write_bytes(b"no image")
     names[7].write_bytes(b"")
-    expected = packstore.convert(folder, tmp_path / "reference.h5", on_error="skip")
-    cut_short(folder, tmp_path / "out.h5", 12, on_error="skip")
-    report = packstore.convert(folder, tmp_path / "out.h5", on_error="skip")
+    expected = packstore.convert(photos, tmp_path / "reference.h5", on_error="skip")
+    cut_short(photos, tmp_path / "out.h5", 12, on_error="skip")
+    report = packstore.convert(photos, tmp_path / "out.h5", on_error="skip")
     assert report.resumed >= 10
     assert report.skipped == expected.skipped
     assert len(report.skipped) == 2
@@ -300,12 +300,12 @@ def test_skipped_samples_stay_skipped(folder: Path, tmp_path: Path) -> None:
 
 
 def test_with_skipped_samples_and_another_policy_it_starts_afresh(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sorted(p for p in (folder / "train").rglob("*") if p.is_file())[1].write_bytes(b"no image")
-    cut_short(folder, tmp_path / "out.h5", 12, on_error="skip")
+    sorted(p for p in (photos / "train").rglob("*") if p.is_file())[1].write_bytes(b"no image")
+    cut_short(photos, tmp_path / "out.h5", 12, on_error="skip")
     with pytest.raises(packstore.SampleError):
-        packstore.convert(folder, tmp_path / "out.h5")
+        packstore.convert(photos, tmp_path / "out.h5")
     assert "skipped 1 bad sample" in warning(caplog)
 
 
@@ -313,11 +313,11 @@ def test_with_skipped_samples_and_another_policy_it_starts_afresh(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_between_the_name_and_the_cleaning_up(
-    folder: Path, tmp_path: Path, suffix: str, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
+    photos: Path, tmp_path: Path, suffix: str, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
 ) -> None:
     out = tmp_path / f"out{suffix}"
     if overwrite:
-        packstore.convert(folder, out, encoding="jpeg")
+        packstore.convert(photos, out, encoding="jpeg")
 
     def killed(self: work.WorkDirectory) -> None:
         self.release()
@@ -326,12 +326,12 @@ def test_killed_between_the_name_and_the_cleaning_up(
     with monkeypatch.context() as patch:
         patch.setattr(work.WorkDirectory, "remove", killed)
         with pytest.raises(CutError):
-            packstore.convert(folder, out, encoding="original", overwrite=overwrite)
+            packstore.convert(photos, out, encoding="original", overwrite=overwrite)
     assert (list_runs(work_path(out))[-1] / RECEIPT).exists()
     before = out.stat().st_ino
     with pytest.raises(DestinationError, match="made by another conversion"):
-        packstore.convert(folder, out, encoding="uint8")
-    report = packstore.convert(folder, out, encoding="original", overwrite=overwrite)
+        packstore.convert(photos, out, encoding="uint8")
+    report = packstore.convert(photos, out, encoding="original", overwrite=overwrite)
     assert report.resumed == 24
     assert out.stat().st_ino == before
     assert not work_path(out).exists()
@@ -340,7 +340,7 @@ def test_killed_between_the_name_and_the_cleaning_up(
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_complete_is_only_what_the_source_still_gives(
-    folder: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
+    photos: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
 ) -> None:
     out = tmp_path / "out.h5"
 
@@ -351,23 +351,23 @@ def test_complete_is_only_what_the_source_still_gives(
     with monkeypatch.context() as patch:
         patch.setattr(work.WorkDirectory, "remove", killed)
         with pytest.raises(CutError):
-            packstore.convert(folder, out)
-    change(folder, "touched")  # of the same size
+            packstore.convert(photos, out)
+    change(photos, "touched")  # of the same size
     if overwrite:
-        assert packstore.convert(folder, out, overwrite=True).resumed == 0
+        assert packstore.convert(photos, out, overwrite=True).resumed == 0
         assert content(out) == reference(".h5")
     else:
         with pytest.raises(DestinationError, match="files of the source have changed since"):
-            packstore.convert(folder, out)
+            packstore.convert(photos, out)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
-    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch, reference: Any
+    photos: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch, reference: Any
 ) -> None:
     """The run that was to replace it was killed with its receipt written and its own, equal store not yet in place."""
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="original")
+    packstore.convert(photos, out, encoding="original")
     data = out / "data.mdb" if out.is_dir() else out
     record = packstore.open(out).read(5)
     flip(data, data.read_bytes().index(bytes(record)) + len(record) // 2)
@@ -379,9 +379,9 @@ def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
         patch.setattr(publish.Staging, "publish", killed)
         patch.setattr(publish.Staging, "discard", publish.Staging.keep)
         with pytest.raises(CutError):
-            packstore.convert(folder, out, encoding="original", overwrite=True)
+            packstore.convert(photos, out, encoding="original", overwrite=True)
     assert read_receipt(list_runs(work_path(out))[-1]).sealed is not None  # type: ignore[union-attr]
-    packstore.convert(folder, out, encoding="original", overwrite=True)
+    packstore.convert(photos, out, encoding="original", overwrite=True)
     assert content(out) == reference(suffix, encoding="original")
 
 
@@ -389,13 +389,13 @@ def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("by", ["clean", "convert"])
 def test_a_store_that_was_set_aside_comes_back(
-    folder: Path, tmp_path: Path, suffix: str, by: str, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, suffix: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where two names cannot be exchanged in one step, the old store is nowhere else for a moment."""
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="jpeg")
+    packstore.convert(photos, out, encoding="jpeg")
     before = content(out)
-    left = cut_short(folder, tmp_path / f"other{suffix}", 12, encoding="original")
+    left = cut_short(photos, tmp_path / f"other{suffix}", 12, encoding="original")
     run = left.parent.rename(work_path(out)) / left.name
     owner = (run.parent / "owner").read_text("ascii")
     (run.parent / "owner").write_text(owner.replace(f"other{suffix}", out.name).ljust(len(owner)), "ascii")
@@ -406,12 +406,12 @@ def test_a_store_that_was_set_aside_comes_back(
         assert content(out) == before
     else:
         with pytest.raises(DestinationError, match="exists already"):
-            packstore.convert(folder, out, encoding="original")
+            packstore.convert(photos, out, encoding="original")
         assert content(out) == before
     assert not (run / work.ASIDE).exists()
 
 
-def test_a_short_run_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_run_that_fails_leaves_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 3600.0)
 
     def progress(report: Progress) -> None:
@@ -419,13 +419,13 @@ def test_a_short_run_that_fails_leaves_nothing(folder: Path, tmp_path: Path, mon
             raise CutError
 
     with pytest.raises(CutError) as caught:
-        packstore.convert(folder, tmp_path / "out.h5", progress=progress)
+        packstore.convert(photos, tmp_path / "out.h5", progress=progress)
     assert not hasattr(caught.value, "__notes__")
     assert [p.name for p in tmp_path.iterdir()] == ["photos"]
 
 
-def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> None:
-    run = cut_short(folder, tmp_path / "out.lmdb", 12)
+def test_leftovers_are_found_and_nothing_else(photos: Path, tmp_path: Path) -> None:
+    run = cut_short(photos, tmp_path / "out.lmdb", 12)
     (tmp_path / ".mine.packstore").mkdir()
     (tmp_path / ".other.lmdb.packstore").mkdir()
     shutil.copy(run.parent / "owner", tmp_path / ".other.lmdb.packstore" / "owner")  # the owner of another name
@@ -447,28 +447,28 @@ def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> N
     ("field", "value"),
     [("destination", r'"\ud800"'), ("pid", "1e999"), ("started", "1e999"), ("started", "NaN"), ("started", "1e300")],
 )
-def test_an_owner_that_packstore_cannot_have_written(folder: Path, tmp_path: Path, field: str, value: str) -> None:
+def test_an_owner_that_packstore_cannot_have_written(photos: Path, tmp_path: Path, field: str, value: str) -> None:
     """Somebody else's directory under such a name hinders neither the cleaning up of others nor the packing."""
     fields = {"what": '"packstore work directory"', "destination": '"a.h5"', "pid": "1", "host": '"x"', "started": "1"}
     (tmp_path / ".a.h5.packstore").mkdir()
     text = ", ".join(f'"{name}": {each}' for name, each in (fields | {field: value}).items())
     (tmp_path / ".a.h5.packstore" / "owner").write_text(f"{{{text}}}")
-    cut_short(folder, tmp_path / "out.h5", 6)
+    cut_short(photos, tmp_path / "out.h5", 6)
     assert [found.path.name for found in find_leftovers(tmp_path)] == [".out.h5.packstore"]
     assert run_command("clean", "--yes", tmp_path).returncode == 0
     assert not (tmp_path / ".out.h5.packstore").exists()
     with pytest.raises(packstore.DestinationError, match="holds files that packstore did not write"):
-        packstore.convert(folder, tmp_path / "a.h5")
+        packstore.convert(photos, tmp_path / "a.h5")
 
 
-def test_two_at_once_on_one_destination(folder: Path, tmp_path: Path) -> None:
+def test_two_at_once_on_one_destination(photos: Path, tmp_path: Path) -> None:
     def progress(report: Progress) -> None:
         if report.stage == "pack" and report.done >= 6:
             with pytest.raises(DestinationError, match=f"is being written by process {os.getpid()} on "):
-                packstore.convert(folder, tmp_path / "out.h5")
+                packstore.convert(photos, tmp_path / "out.h5")
             assert list(find_leftovers(tmp_path)) == []
 
-    assert packstore.convert(folder, tmp_path / "out.h5", progress=progress).manifest.records == 24
+    assert packstore.convert(photos, tmp_path / "out.h5", progress=progress).manifest.records == 24
 
 
 @pytest.mark.parametrize("encoding", ["original", "uint8"])

@@ -27,7 +27,7 @@ FILES = ("b.jpg", "a.jpg", "sub/c.png", "sub/deep/d.JPEG")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     for number, name in enumerate(FILES):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,9 +123,9 @@ def test_folders_without_images_do_not_make_an_image_folder(tmp_path: Path) -> N
     assert dict(source.survey().ledger.passed_over) == {"not images (.py)": 1}
 
 
-def test_images_in_subfolders_are_counted_when_flat_is_forced(folder: Path) -> None:
-    assert open_source(folder).kind == "imagefolder"
-    source = open_source(folder, kind="flat")
+def test_images_in_subfolders_are_counted_when_flat_is_forced(images: Path) -> None:
+    assert open_source(images).kind == "imagefolder"
+    source = open_source(images, kind="flat")
     assert [key for key, _, _ in listed(source)] == ["a.jpg", "b.jpg"]
     assert dict(source.survey().ledger.passed_over) == {"images in subfolders": 2}
 
@@ -144,8 +144,8 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         open_source(tmp_path, kind="flat").survey()
 
 
-def test_names_become_sorted_classes_in_the_files_order(folder: Path) -> None:
-    source = labelled(folder, "file,label\nsub/c.png,dog\nb.jpg,cat\n\nsub/deep/d.JPEG,dog\n")
+def test_names_become_sorted_classes_in_the_files_order(images: Path) -> None:
+    source = labelled(images, "file,label\nsub/c.png,dog\nb.jpg,cat\n\nsub/deep/d.JPEG,dog\n")
     assert source.kind == "flat"
     assert listed(source) == [("sub/c.png", "", (1,)), ("b.jpg", "", (0,)), ("sub/deep/d.JPEG", "", (1,))]
     survey = source.survey()
@@ -158,29 +158,29 @@ def test_names_become_sorted_classes_in_the_files_order(folder: Path) -> None:
     assert [entry.size_bytes for entry in source.entries()] == [3, 1, 4]
 
 
-def test_integers_are_class_numbers_as_they_stand(folder: Path) -> None:
-    source = labelled(folder, "label,file\n7,a.jpg\n007,b.jpg\n+0,sub/c.png\n")
+def test_integers_are_class_numbers_as_they_stand(images: Path) -> None:
+    source = labelled(images, "label,file\n7,a.jpg\n007,b.jpg\n+0,sub/c.png\n")
     assert source.survey().columns[0].classes is None
     assert [e[2] for e in listed(source)] == [(7,), (7,), (0,)]
 
 
-def test_the_largest_class_number(folder: Path) -> None:
-    source = labelled(folder, f"file,label\na.jpg,9223372036854775807\nb.jpg,{'0' * 30}7\n")
+def test_the_largest_class_number(images: Path) -> None:
+    source = labelled(images, f"file,label\na.jpg,9223372036854775807\nb.jpg,{'0' * 30}7\n")
     assert source.survey().columns[0].classes is None
     assert [e[2] for e in listed(source)] == [(2**63 - 1,), (7,)]
-    mixed = labelled(folder, "file,label\na.jpg,99999999999999999999\nb.jpg,cat\n")
+    mixed = labelled(images, "file,label\na.jpg,99999999999999999999\nb.jpg,cat\n")
     assert mixed.survey().columns[0].classes == ("99999999999999999999", "cat")
 
 
-def test_a_mixture_of_names_and_integers_is_names(folder: Path) -> None:
-    source = labelled(folder, "file,label\na.jpg,10\nb.jpg,9\nsub/c.png,none\nsub/deep/d.JPEG,-1\n")
+def test_a_mixture_of_names_and_integers_is_names(images: Path) -> None:
+    source = labelled(images, "file,label\na.jpg,10\nb.jpg,9\nsub/c.png,none\nsub/deep/d.JPEG,-1\n")
     assert source.survey().columns[0].classes == ("-1", "10", "9", "none")
     assert [e[2] for e in listed(source)] == [(1,), (2,), (3,), (0,)]
 
 
-def test_splits_come_in_their_order(folder: Path) -> None:
+def test_splits_come_in_their_order(images: Path) -> None:
     text = "file,label,split\na.jpg,x,zoo\nb.jpg,y,Test\nsub/c.png,x,train\nsub/deep/d.JPEG,z,test\n"
-    source = labelled(folder, text)
+    source = labelled(images, text)
     assert list(source.survey().splits.items()) == [("train", 1), ("test", 2), ("zoo", 1)]
     assert listed(source) == [
         ("sub/c.png", "train", (0,)),
@@ -196,16 +196,16 @@ def test_splits_come_in_their_order(folder: Path) -> None:
         source.entries("val")
 
 
-def test_dialects(folder: Path) -> None:
-    (folder / 'odd, "name"\nhere.jpg').write_bytes(b"o")
-    source = labelled(folder, '\ufeffFile, Label \r\n"odd, ""name""\nhere.jpg",big dog \r\n./sub//c.png,"cat"\r\n')
+def test_dialects(images: Path) -> None:
+    (images / 'odd, "name"\nhere.jpg').write_bytes(b"o")
+    source = labelled(images, '\ufeffFile, Label \r\n"odd, ""name""\nhere.jpg",big dog \r\n./sub//c.png,"cat"\r\n')
     assert listed(source) == [('odd, "name"\nhere.jpg', "", (0,)), ("sub/c.png", "", (1,))]
     assert source.survey().columns[0].classes == ("big dog", "cat")
 
 
-def test_names_that_are_not_utf8(folder: Path) -> None:
-    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.jpg")).write_bytes(b"f")
-    source = labelled(folder, b"file,label\n\xff.jpg,cat\n")
+def test_names_that_are_not_utf8(images: Path) -> None:
+    Path(os.fsdecode(os.fsencode(images) + b"/\xff.jpg")).write_bytes(b"f")
+    source = labelled(images, b"file,label\n\xff.jpg,cat\n")
     assert listed(source) == [("\udcff.jpg", "", (0,))]
     assert source.read(next(source.entries())) == b"f"
     assert source.survey().key_bytes == 5
@@ -247,93 +247,93 @@ def test_names_that_are_not_utf8(folder: Path) -> None:
         ("file,label\n" + "n" * 300 + ",cat\n", 2, "File name too long"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(folder: Path, text: str, line: int, expected: str) -> None:
-    message = failure(folder, text)
+def test_what_is_wrong_is_named_with_its_line(images: Path, text: str, line: int, expected: str) -> None:
+    message = failure(images, text)
     assert f"labels.csv, line {line}: " in message
     assert expected in message
 
 
-def test_a_labels_file_that_names_nothing(folder: Path) -> None:
-    assert "names no files" in failure(folder, "file,label\n")
+def test_a_labels_file_that_names_nothing(images: Path) -> None:
+    assert "names no files" in failure(images, "file,label\n")
     with pytest.raises(SourceError, match=r"none\.csv: no such file"):
-        open_source(folder, labels=folder / "none.csv").survey()
+        open_source(images, labels=images / "none.csv").survey()
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
-        open_source(folder, labels=folder).survey()
+        open_source(images, labels=images).survey()
 
 
-def test_too_many_splits(folder: Path) -> None:
+def test_too_many_splits(images: Path) -> None:
     rows = "".join(f"{number}.jpg,0,split{number}\n" for number in range(200))
-    assert "more than 100 splits" in failure(folder, "file,label,split\n" + rows)
+    assert "more than 100 splits" in failure(images, "file,label,split\n" + rows)
 
 
-def test_files_that_share_a_hash_are_not_duplicates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_share_a_hash_are_not_duplicates(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "hash_path", lambda file: 1)
     text = "file,label\na.jpg,0\nb.jpg,0\n"
-    assert labelled(folder, text).survey().records == 2
-    assert "b.jpg is named again as '1', first on line 3 as '0'" in failure(folder, text + "b.jpg,1\n")
-    assert labelled(folder, text + "b.jpg,0\n").survey().records == 2
+    assert labelled(images, text).survey().records == 2
+    assert "b.jpg is named again as '1', first on line 3 as '0'" in failure(images, text + "b.jpg,1\n")
+    assert labelled(images, text + "b.jpg,0\n").survey().records == 2
 
 
 @pytest.mark.parametrize("header", ["filename,class", "image,label", "x,image_path,category", "Y,Img"])
-def test_columns_have_other_names(folder: Path, header: str) -> None:
+def test_columns_have_other_names(images: Path, header: str) -> None:
     names = header.lower().split(",")
     values = [{"filename": f, "image": f, "image_path": f, "img": f, "x": "1"} for f in ("b.jpg", "a.jpg")]
     lines = [",".join(value.get(name, "cat") for name in names) for value in values]
-    source = labelled(folder, "\n".join([header, *lines, lines[0]]) + "\n")
+    source = labelled(images, "\n".join([header, *lines, lines[0]]) + "\n")
     assert source.survey().records == 2
     assert [key for key, _, _ in listed(source)] == ["b.jpg", "a.jpg"]
 
 
-def test_the_labels_file_in_the_folder_is_not_passed_over(folder: Path) -> None:
-    (folder / "labels.csv").write_text("file,label\na.jpg,1\n")
-    (folder / "other.csv").write_text("")
-    ignored = open_source(folder, kind="flat", labels=folder / "labels.csv").survey().ledger.passed_over
+def test_the_labels_file_in_the_folder_is_not_passed_over(images: Path) -> None:
+    (images / "labels.csv").write_text("file,label\na.jpg,1\n")
+    (images / "other.csv").write_text("")
+    ignored = open_source(images, kind="flat", labels=images / "labels.csv").survey().ledger.passed_over
     assert dict(ignored) == {"images that the labels file does not name": 3, "not images (.csv)": 1}
 
 
-def test_a_pipe_is_never_opened(folder: Path) -> None:
-    os.mkfifo(folder / "pipe.jpg")
-    source = labelled(folder, "file,label\npipe.jpg,1\n")
+def test_a_pipe_is_never_opened(images: Path) -> None:
+    os.mkfifo(images / "pipe.jpg")
+    source = labelled(images, "file,label\npipe.jpg,1\n")
     assert source.survey().size_bytes == 0
     with pytest.raises(SampleError, match="is not a file"):
         source.read(next(source.entries()))
-    bare = open_source(folder, kind="flat")
+    bare = open_source(images, kind="flat")
     with pytest.raises(SampleError, match=r"pipe\.jpg: is not a file"):
         bare.read(list(bare.entries())[-1])
 
 
-def test_a_labels_file_that_names_an_ignored_image(folder: Path) -> None:
-    path = folder.parent / "labels.csv"
+def test_a_labels_file_that_names_an_ignored_image(images: Path) -> None:
+    path = images.parent / "labels.csv"
     path.write_text("file,label\na.jpg,cat\n")
     with pytest.raises(SourceError, match=r"labels\.csv, line 2: a\.jpg is left out by --ignore; remove its line"):
-        open_source(folder, labels=path, ignore=["a.jpg"]).survey()
+        open_source(images, labels=path, ignore=["a.jpg"]).survey()
 
 
-def test_a_labels_file_that_is_a_pipe(folder: Path) -> None:
-    os.mkfifo(folder.parent / "labels.csv")
+def test_a_labels_file_that_is_a_pipe(images: Path) -> None:
+    os.mkfifo(images.parent / "labels.csv")
     with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe; labels are read several times"):
-        open_source(folder, labels=folder.parent / "labels.csv").survey()
+        open_source(images, labels=images.parent / "labels.csv").survey()
 
 
-def test_a_labels_file_of_numbers_that_turns_into_names(folder: Path) -> None:
-    source = labelled(folder, "file,label\na.jpg,1\n")
+def test_a_labels_file_of_numbers_that_turns_into_names(images: Path) -> None:
+    source = labelled(images, "file,label\na.jpg,1\n")
     source.survey()
-    labelled(folder, "file,label\na.jpg,dog\n")
+    labelled(images, "file,label\na.jpg,dog\n")
     with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
         list(source.entries())
 
 
-def test_a_labels_file_that_changes_meanwhile(folder: Path) -> None:
-    source = labelled(folder, "file,label\na.jpg,cat\n")
+def test_a_labels_file_that_changes_meanwhile(images: Path) -> None:
+    source = labelled(images, "file,label\na.jpg,cat\n")
     source.survey()
-    labelled(folder, "file,label\na.jpg,dog\n")
+    labelled(images, "file,label\na.jpg,dog\n")
     with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
         list(source.entries())
 
 
-def test_progress(folder: Path) -> None:
+def test_progress(images: Path) -> None:
     seen: list[Progress] = []
-    labelled(folder, "file,label\na.jpg,cat\nb.jpg,cat\n").survey(progress=seen.append)
+    labelled(images, "file,label\na.jpg,cat\nb.jpg,cat\n").survey(progress=seen.append)
     assert (seen[-1].stage, seen[-1].done, seen[-1].done_bytes) == ("scan", 2, 3)
 
 

@@ -39,35 +39,35 @@ def two() -> Iterator[dict[str, Certainty]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def photos(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos")
 
 
-def test_the_first_certain_kind_is_it(two: dict[str, Certainty], folder: Path) -> None:
+def test_the_first_certain_kind_is_it(two: dict[str, Certainty], photos: Path) -> None:
     two.update(one=Certainty.CERTAIN, two=Certainty.CERTAIN)
-    assert open_source(folder).kind == "imagefolder"  # which is asked before plug-ins
-    (folder / "metadata.csv").touch()  # and is a part of it only, now
-    SOURCES["one"].open(folder, packstore.sources.SourceOptions())
-    assert open_source(folder).path == folder
+    assert open_source(photos).kind == "imagefolder"  # which is asked before plug-ins
+    (photos / "metadata.csv").touch()  # and is a part of it only, now
+    SOURCES["one"].open(photos, packstore.sources.SourceOptions())
+    assert open_source(photos).path == photos
 
 
-def test_a_certain_kind_comes_before_a_partial_one(two: dict[str, Certainty], folder: Path) -> None:
+def test_a_certain_kind_comes_before_a_partial_one(two: dict[str, Certainty], photos: Path) -> None:
     two.update(one=Certainty.PARTIAL, two=Certainty.CERTAIN)
-    (folder / "metadata.csv").touch()
-    assert isinstance(open_source(folder), FlatSource)
+    (photos / "metadata.csv").touch()
+    assert isinstance(open_source(photos), FlatSource)
 
 
-def test_two_that_could_be_are_a_question_with_its_answers(two: dict[str, Certainty], folder: Path) -> None:
+def test_two_that_could_be_are_a_question_with_its_answers(two: dict[str, Certainty], photos: Path) -> None:
     two.update(one=Certainty.PARTIAL, two=Certainty.PARTIAL)
-    (folder / "metadata.csv").touch()
+    (photos / "metadata.csv").touch()
     with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(folder)
+        open_source(photos)
     message = str(caught.value)
     assert message == (
-        f"{folder} could be what one writes or what two writes: say which, with --source one or --source two"
+        f"{photos} could be what one writes or what two writes: say which, with --source one or --source two"
     )
     for kind in re.findall(r"--source (\w+)", message):
-        open_source(folder, kind=kind)
+        open_source(photos, kind=kind)
 
 
 def test_possible_kinds_are_asked_last(two: dict[str, Certainty], tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def digests(reader: Any) -> list[int]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
 def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
-    folder: Path, tmp_path: Path, suffix: str, shard_size: int | None
+    photos: Path, tmp_path: Path, suffix: str, shard_size: int | None
 ) -> None:
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+    packstore.convert(photos, out, encoding="original", shard_size=shard_size)
     with packstore.open(out) as old:
         before = digests(old)
-        packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+        packstore.convert(photos, out, encoding="uint8", size=16, overwrite=True)
         assert digests(old) == before
         labels = old.fixed_column("label").tolist()
     with packstore.open(out) as new:
@@ -62,15 +62,15 @@ def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_shards_not_read_yet_are_kept_too(photos: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    packstore.convert(photos, out, encoding="original", shard_size=3000)
     with packstore.open(out) as reader:
         before = digests(reader)
     with packstore.open(out) as old:
         assert len(old.manifest.shards or ()) > 2
         old.read(0)
-        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
         assert digests(old) == before
         labels = old.fixed_column("label").tolist()
     with packstore.open(out) as new:
@@ -79,31 +79,31 @@ def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: 
 
 
 @pytest.mark.slow
-def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(folder: Path, tmp_path: Path) -> None:
+def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
-    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    packstore.convert(photos, out, encoding="original", shard_size=3000)
     missing = out / "shard-00001.h5"
     aside = missing.rename(tmp_path / "aside")
     with packstore.open(out) as old:
         with pytest.raises(packstore.StoreError, match=r"shard-00001\.h5 of .* cannot be opened: No such file"):
             digests(old)
         aside.rename(missing)
-        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
         with pytest.raises(packstore.StoreError, match="has been replaced by another store; open it again"):
             digests(old)
 
 
 @pytest.mark.slow
 def test_a_store_that_is_replaced_while_it_is_opened(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.lmdb"
-    packstore.convert(folder, out, encoding="original", shard_size=3000)
+    packstore.convert(photos, out, encoding="original", shard_size=3000)
     hold = sharded._open_files
 
     def replaced(manifest: Any, path: Path) -> Any:
         monkeypatch.setattr(sharded, "_open_files", hold)
-        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
+        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
         return hold(manifest, path)
 
     monkeypatch.setattr(sharded, "_open_files", replaced)
@@ -122,8 +122,8 @@ with packstore.open(sys.argv[1]) as reader:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", [1000, 80])
-def test_more_shards_than_files_may_be_open(folder: Path, tmp_path: Path, hard: int) -> None:
-    packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
+def test_more_shards_than_files_may_be_open(photos: Path, tmp_path: Path, hard: int) -> None:
+    packstore.convert(photos, tmp_path / "out.lmdb", encoding="original", shard_size=1)
     command = [sys.executable, "-c", MANY, str(tmp_path / "out.lmdb"), str(hard)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "24 24\n"
@@ -144,19 +144,19 @@ print(files._reserved)
 
 
 @pytest.mark.slow
-def test_several_readers_of_many_shards_each(folder: Path, tmp_path: Path) -> None:
+def test_several_readers_of_many_shards_each(photos: Path, tmp_path: Path) -> None:
     """As for the splits of one store: the limit of open files has to be enough for all of them together."""
-    packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=1)
+    packstore.convert(photos, tmp_path / "out.lmdb", encoding="original", shard_size=1)
     command = [sys.executable, "-c", READERS, str(tmp_path / "out.lmdb")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (f"{8 * 24} {8 * 24 * 3}\n0\n", "")
 
 
-def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.lmdb"
-    packstore.convert(folder, out, encoding="uint8", size=8)
+    packstore.convert(photos, out, encoding="uint8", size=8)
     text = pickle.dumps(PackedDataset(out, "train"))
-    packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+    packstore.convert(photos, out, encoding="uint8", size=16, overwrite=True)
     with pytest.raises(packstore.StoreError, match="has been replaced by another store"):
         pickle.loads(text)[0]
 
@@ -170,11 +170,11 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) -> None:
+def test_many_processes_and_threads_read_the_same(photos: Path, tmp_path: Path) -> None:
     paths, expected = [], []
     for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
         out = tmp_path / f"out-{shard_size}{suffix}"
-        packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+        packstore.convert(photos, out, encoding="original", shard_size=shard_size)
         with packstore.open(out) as reader, ThreadPoolExecutor(8) as pool:
             (found,) = {tuple(read) for read in pool.map(lambda _, reader=reader: digests(reader), range(16))}
         paths.append(str(out))
@@ -192,17 +192,17 @@ def test_many_processes_and_threads_read_the_same(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_forked_processes_read_on(
-    folder: Path, tmp_path: Path, suffix: str, shard_size: int | None, opened: bool
+    photos: Path, tmp_path: Path, suffix: str, shard_size: int | None, opened: bool
 ) -> None:
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+    packstore.convert(photos, out, encoding="original", shard_size=shard_size)
     with packstore.open(out) as fresh:
         expected = digests(fresh)
     with packstore.open(out) as reader:
         if opened:
             digests(reader)
             # What is open stays so over a fork, too, though its name is another store's now.
-            packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
+            packstore.convert(photos, out, encoding="uint8", size=16, overwrite=True)
         children = []
         for _ in range(3):
             child = os.fork()
@@ -220,12 +220,12 @@ def test_forked_processes_read_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_workers_of_a_dataloader(folder: Path, tmp_path: Path, start: str) -> None:
+def test_workers_of_a_dataloader(photos: Path, tmp_path: Path, start: str) -> None:
     """One loader for stores of all formats, whole and sharded: a spawned worker takes seconds to import torch."""
     stores = []
     for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
         out = tmp_path / f"out-{shard_size}{suffix}"
-        packstore.convert(folder, out, encoding="uint8", size=16, shard_size=shard_size)
+        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=shard_size)
         stores.append(PackedDataset(out, "train"))
         stores[-1][0]  # open before the fork
     ds: Any = ConcatDataset(stores)
@@ -251,10 +251,10 @@ packstore.convert(sys.argv[1], sys.argv[2], progress=progress)
 
 
 @pytest.fixture
-def holding(folder: Path, tmp_path: Path) -> Any:
+def holding(photos: Path, tmp_path: Path) -> Any:
     """Another process that is in the middle of packing ``out.h5``."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), str(tmp_path / "out.h5")],
+        [sys.executable, "-c", HOLD, str(photos), str(tmp_path / "out.h5")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -267,29 +267,29 @@ def holding(folder: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_the_second_converter_is_refused_and_the_first_ends_well(holding: Any, folder: Path, tmp_path: Path) -> None:
+def test_the_second_converter_is_refused_and_the_first_ends_well(holding: Any, photos: Path, tmp_path: Path) -> None:
     who = f"is being written by process {holding.pid} on {socket.gethostname()}"
     for path in (tmp_path / "out.h5", Path(os.path.relpath(tmp_path / "out.h5"))):
         with pytest.raises(DestinationError, match=who):
-            packstore.convert(folder, path)
-    command = [sys.executable, "-m", "packstore", "convert", str(folder), str(tmp_path / "out.h5"), "--overwrite"]
+            packstore.convert(photos, path)
+    command = [sys.executable, "-m", "packstore", "convert", str(photos), str(tmp_path / "out.h5"), "--overwrite"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert who in done.stderr
     assert list(find_leftovers(tmp_path)) == []  # it is nobody's to clean
     holding.communicate("\n" * 100)
     assert holding.returncode == 0
-    assert packstore.verify(tmp_path / "out.h5", against=folder).ok
+    assert packstore.verify(tmp_path / "out.h5", against=photos).ok
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
 @pytest.mark.slow
-def test_what_a_dead_process_has_left_is_taken_over(holding: Any, folder: Path, tmp_path: Path) -> None:
+def test_what_a_dead_process_has_left_is_taken_over(holding: Any, photos: Path, tmp_path: Path) -> None:
     holding.send_signal(signal.SIGKILL)
     holding.wait()
     (leftover,) = find_leftovers(tmp_path)
     assert leftover.owner.pid == holding.pid
-    assert packstore.convert(folder, tmp_path / "out.h5").resumed >= 4
+    assert packstore.convert(photos, tmp_path / "out.h5").resumed >= 4
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
@@ -302,12 +302,12 @@ def tree(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("content", [b"", bytes(4096)])
-def test_a_work_directory_that_says_nothing_yet_is_taken_over(folder: Path, tmp_path: Path, content: bytes) -> None:
+def test_a_work_directory_that_says_nothing_yet_is_taken_over(photos: Path, tmp_path: Path, content: bytes) -> None:
     """Killed as it was made, or the power went before the owner was on the disk."""
     path = work_path(tmp_path / "out.h5")
     path.mkdir()
     (path / "owner").write_bytes(content)
-    assert packstore.convert(folder, tmp_path / "out.h5").manifest.records == 24
+    assert packstore.convert(photos, tmp_path / "out.h5").manifest.records == 24
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
@@ -366,10 +366,10 @@ def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypat
 
 
 def test_a_run_that_ends_while_another_looks_at_what_it_left(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.h5"
-    packstore.convert(folder, out)
+    packstore.convert(photos, out)
     held = WorkDirectory(out)
     held.create_run()
 
@@ -380,25 +380,25 @@ def test_a_run_that_ends_while_another_looks_at_what_it_left(
     monkeypatch.setattr(interrupted, "read_manifest", read)
     assert not interrupted.was_killed_after_publishing(out)
     with pytest.raises(packstore.DestinationError, match="exists already"):
-        packstore.convert(folder, out)
+        packstore.convert(photos, out)
 
 
 @pytest.mark.slow
-def test_of_many_converters_at_once_one_wins(folder: Path, tmp_path: Path) -> None:
+def test_of_many_converters_at_once_one_wins(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
-    command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(folder), str(out)]
+    command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(photos), str(out)]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     errors = [process.communicate()[1] for process in running]
     assert sorted(process.returncode for process in running) == [0, 1, 1]
     for process, error in zip(running, errors, strict=True):
         assert error.count("\n") == process.returncode
         assert process.returncode == 0 or "is being written by process" in error or "exists already" in error
-    assert packstore.verify(out, against=folder).ok
+    assert packstore.verify(out, against=photos).ok
     assert [p.name for p in tmp_path.iterdir()] == ["out.h5"]
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link", "of another name", "owner", "owner link", "owner pipe"])
-def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_what_is_foreign_is_not_touched(photos: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out.h5"
     path = work_path(out)
     if kind == "file":
@@ -425,7 +425,7 @@ def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str)
         (path / "run-00001").mkdir()
     before = tree(tmp_path)
     with pytest.raises(DestinationError, match="move it away"):
-        packstore.convert(folder, out)
+        packstore.convert(photos, out)
     assert list(find_leftovers(tmp_path)) == []
     assert tree(tmp_path) == before
 
@@ -435,7 +435,7 @@ def test_what_is_foreign_is_not_touched(folder: Path, tmp_path: Path, kind: str)
     "name", ["n" * 252 + ".h5", "\u00e9" * 126 + ".h5", os.fsdecode(b"caf\xe9.h5"), "a\nb.h5", " .h5", "..h5"]
 )
 def test_names_of_all_kinds_go_on_and_are_cleaned(
-    folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
 
@@ -448,7 +448,7 @@ def test_names_of_all_kinds_go_on_and_are_cleaned(
 
     def cut() -> None:
         with pytest.raises(CutError):
-            packstore.convert(folder, tmp_path / name, progress=progress)
+            packstore.convert(photos, tmp_path / name, progress=progress)
 
     cut()
     command = [sys.executable, "-B", "-m", "packstore", "clean", "--yes", str(tmp_path)]
@@ -459,16 +459,16 @@ def test_names_of_all_kinds_go_on_and_are_cleaned(
     cut()
     (leftover,) = find_leftovers(tmp_path)
     assert leftover.owner.destination == name
-    assert packstore.convert(folder, tmp_path / name).resumed > 0
+    assert packstore.convert(photos, tmp_path / name).resumed > 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
     shutil.rmtree(tmp_path / name, ignore_errors=True)
 
 
-def test_threads_that_pack_to_different_names_do_not_meet(folder: Path, tmp_path: Path) -> None:
+def test_threads_that_pack_to_different_names_do_not_meet(photos: Path, tmp_path: Path) -> None:
     results: dict[str, Any] = {}
 
     def pack(suffix: str) -> None:
-        results[suffix] = packstore.convert(folder, tmp_path / f"out{suffix}", encoding="original")
+        results[suffix] = packstore.convert(photos, tmp_path / f"out{suffix}", encoding="original")
 
     threads = [threading.Thread(target=pack, args=(suffix,)) for suffix in SUFFIXES]
     for thread in threads:

@@ -34,13 +34,13 @@ CASES = {suffix: (suffix,) for suffix in SUFFIXES} | {"shards": (".h5", "--shard
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, bytes]]:
+def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, bytes]]:
     made: dict[str, dict[str, bytes]] = {}
 
     def get(case: str) -> dict[str, bytes]:
         if case not in made:
             path = tmp_path_factory.mktemp("reference") / f"out{CASES[case][0]}"
-            pack(folder, path, case)
+            pack(photos, path, case)
             made[case] = content(path)
         return made[case]
 
@@ -52,13 +52,13 @@ def pack(folder: Path, out: Path, case: str) -> None:
 
 
 @pytest.fixture
-def traced(folder: Path, need: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+def traced(photos: Path, need: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a conversion under strace with further arguments for it."""
     need("strace", killing.can_trace())
 
     def run(out: Path, *trace: str, case: str = "", overwrite: bool = False) -> subprocess.CompletedProcess[str]:
         options = ["--encoding", "original", *CASES.get(case, ())[1:], *["--overwrite"] * overwrite]
-        return run_command("convert", "-q", folder, out, *options, trace=trace)
+        return run_command("convert", "-q", photos, out, *options, trace=trace)
 
     return run
 
@@ -99,7 +99,7 @@ def failures(counts: Counter[str], last: bool) -> Iterator[tuple[str, str, int]]
 def test_a_call_that_fails(
     traced: Callable[..., Any],
     reference: Callable[[str], dict[str, bytes]],
-    folder: Path,
+    photos: Path,
     tmp_path: Path,
     case: str,
     last: bool,
@@ -122,7 +122,7 @@ def test_a_call_that_fails(
             assert done.stderr.count("\n") == 1, where
             assert not out.exists(), where
             assert not any(is_store(path) for path in tmp_path.iterdir()), where
-            pack(folder, out, case)
+            pack(photos, out, case)
             assert content(out) == reference(case), where
         shutil.rmtree(out) if out.is_dir() else out.unlink()
         assert list(tmp_path.iterdir()) == [], where
@@ -132,7 +132,7 @@ def test_a_call_that_fails(
 @pytest.mark.parametrize("shard_size", [None, 20_000])
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_failed_sync_in_the_background(
-    folder: Path, tmp_path: Path, shard_size: int | None, failing: int, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, shard_size: int | None, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux tells of a failed write once, to the sync that meets it: those that follow succeed, and it is lost."""
     syncs = 0
@@ -155,7 +155,7 @@ def test_a_failed_sync_in_the_background(
     monkeypatch.setattr(lmdb_writer, "sync_file", sync)
     monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 4096)
     with pytest.raises(packstore.PackstoreError, match="Input/output error"):
-        packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=shard_size)
+        packstore.convert(photos, tmp_path / "out.lmdb", encoding="original", shard_size=shard_size)
     assert syncs >= failing
     assert list(tmp_path.iterdir()) == []
 
@@ -165,10 +165,10 @@ def test_a_failed_sync_in_the_background(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(("call", "error"), [("renameat2", "EIO"), ("fsync", "EIO")])
 def test_the_old_store_stays_when_the_new_one_fails(
-    traced: Callable[..., Any], folder: Path, tmp_path: Path, suffix: str, call: str, error: str
+    traced: Callable[..., Any], photos: Path, tmp_path: Path, suffix: str, call: str, error: str
 ) -> None:
     out = tmp_path / f"out{suffix}"
-    packstore.convert(folder, out, encoding="uint8", size=8)
+    packstore.convert(photos, out, encoding="uint8", size=8)
     before = content(out)
     inject = ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when=1+"]
     done = traced(out, *inject, overwrite=True)
@@ -185,7 +185,7 @@ def test_the_old_store_stays_when_the_new_one_fails(
 def test_a_write_that_lies_is_never_published(
     traced: Callable[..., Any],
     reference: Callable[[str], dict[str, bytes]],
-    folder: Path,
+    photos: Path,
     tmp_path: Path,
     suffix: str,
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_write_that_lies_is_never_published(
                     # LMDB reads its own pages through its map: of a page that never came to be, it dies.
                     found += 1
                     assert not out.exists(), inject
-                    packstore.convert(folder, out, encoding="original")
+                    packstore.convert(photos, out, encoding="original")
                     assert content(out) == reference(suffix), inject
                     shutil.rmtree(out) if out.is_dir() else out.unlink()
                 else:
@@ -236,7 +236,7 @@ def test_interrupted_calls_are_made_again(
 
 
 @pytest.mark.slow
-def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_out_of_memory_is_one_line(photos: Path, tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
 
@@ -244,7 +244,7 @@ def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:
     big.mkdir(parents=True)
     for number in range(3):
         with (big / f"{number}.jpg").open("wb") as file:
-            file.write(next((folder / "train").rglob("*.jpg")).read_bytes())
+            file.write(next((photos / "train").rglob("*.jpg")).read_bytes())
             file.truncate(300 << 20)
     command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(big.parent), str(tmp_path / "out.h5")]
     done = subprocess.run([*command, "--check", "none"], capture_output=True, text=True, check=False, preexec_fn=limit)
@@ -255,7 +255,7 @@ def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_disk_that_is_full(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_disk_that_is_full(photos: Path, tmp_path: Path, suffix: str) -> None:
     """A real one, of one megabyte, most of which is taken when packing has begun."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -265,14 +265,14 @@ def test_a_disk_that_is_full(folder: Path, tmp_path: Path, suffix: str) -> None:
     try:
         room = 64 << 10
         (disk / "other").write_bytes(bytes((1 << 20) - room))
-        command = [sys.executable, "-B", "-c", UNAWARE, str(folder), str(disk / f"out{suffix}")]
+        command = [sys.executable, "-B", "-c", UNAWARE, str(photos), str(disk / f"out{suffix}")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "No space left on device" in done.stderr
         assert done.stderr.count("\n") == 1
         assert [p.name for p in disk.iterdir()] == ["other"]
         (disk / "other").unlink()
-        packstore.convert(folder, disk / f"out{suffix}", encoding="original")
+        packstore.convert(photos, disk / f"out{suffix}", encoding="original")
         assert packstore.verify(disk / f"out{suffix}").ok
     finally:
         subprocess.run(["umount", str(disk)], check=True)
