@@ -57,14 +57,14 @@ def open_tree(path: Path) -> Tree | None:
     if not path.is_file():
         return None
     try:
-        found = path.stat()
+        status = path.stat()
         with path.open("rb") as file:
             start = file.read(_START)
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
     if not is_zip(start) and not is_tar(start):
         return None
-    key = (str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    key = (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     cache = _archives.get()
     index = _INDEXES.get(key)
     if index is None:

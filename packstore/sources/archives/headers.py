@@ -85,13 +85,13 @@ def _sum_bytes(block: bytes) -> int:
 def _parse_pax_fields(data: bytes) -> dict[bytes, bytes] | None:
     """Parses a pax block (POSIX.1-2017) to its fields. Returns None if it is damaged, or has a field that is not one of
     :data:`_PLAIN_FIELDS`."""
-    found: dict[bytes, bytes] = {}
+    fields: dict[bytes, bytes] = {}
     while data:
         digits, _, rest = data.partition(b" ")
         size = int(digits) - len(digits) - 1 if digits.isdigit() and len(digits) < 4 else 0
         name, equals, value = rest[: max(0, size)].partition(b"=")
         if name not in _PLAIN_FIELDS or not equals or value[-1:] != b"\n" or size > len(rest):
             return None
-        found[name] = value[:-1]
+        fields[name] = value[:-1]
         data = rest[size:]
-    return found
+    return fields

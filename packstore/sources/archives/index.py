@@ -121,8 +121,8 @@ class IndexBuilder:
         Raises :class:`SourceError` for a name that :meth:`add_file` refuses."""
         plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
         if plain:
-            found = None if to is None else self._files.get(to)
-            self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if found is None else found
+            entry = None if to is None else self._files.get(to)
+            self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if entry is None else entry
 
     def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
         """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Ignores an empty
@@ -186,19 +186,19 @@ class IndexBuilder:
         """Follows symbolic links from a name to a member; returns the number of the member. Returns -1 if there is no
         such member. Also returns -1 if a link is absolute, leads out of the archive, or leads back to itself."""
         seen = set()
-        found = self._files.get(name)
-        while isinstance(found, str):
+        entry = self._files.get(name)
+        while isinstance(entry, str):
             directory = name.rpartition(b"/")[0].decode("utf-8", "surrogateescape")
             to = (
                 None
-                if found.startswith("/")
-                else normalise_member_name(posixpath.normpath(posixpath.join(directory, found)))
+                if entry.startswith("/")
+                else normalise_member_name(posixpath.normpath(posixpath.join(directory, entry)))
             )
             if to is None or to in seen:
                 return -1
             seen.add(to)
-            name, found = to, self._files.get(to)
-        return -1 if found is None else found
+            name, entry = to, self._files.get(to)
+        return -1 if entry is None else entry
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -254,10 +254,10 @@ class ArchiveIndex:
         prefix = directory + b"/" if directory else b""
         first = self._bisect(prefix)
         stop = self._bisect(directory + b"0") if directory else len(self)  # the byte after the slash
-        found = self._walk_children(prefix, first, stop)
+        pairs = self._walk_children(prefix, first, stop)
         if stop - first > _LISTED:
-            return found
-        children = list(found)
+            return pairs
+        children = list(pairs)
         if sum(map(len, self.listed.values())) + len(children) > _LISTED:
             self.listed.clear()
         self.listed[directory] = children

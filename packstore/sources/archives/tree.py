@@ -278,8 +278,8 @@ class _Found(threading.local):
 
 def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:
     """Sorts children by name into files and folders."""
-    found = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
-    return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])
+    pairs = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
+    return Names([name for name, is_folder in pairs if not is_folder], [name for name, is_folder in pairs if is_folder])
 
 
 def _is_hidden(raw: bytes) -> bool:

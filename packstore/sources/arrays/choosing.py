@@ -222,17 +222,17 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
     """
     if options.image_key is not None:
         return _find_by_key(shown, arrays, options.image_key, "--image-key")
-    found = [each for each in arrays if _looks_like_images(each)]
-    if len(found) > 1:  # masks and similar arrays beside those named as images
-        called = [each for each in found if each.words & IMAGE_WORDS and not each.words & _MASKS]
-        others = [each for each in found if each not in called]
+    candidates = [each for each in arrays if _looks_like_images(each)]
+    if len(candidates) > 1:  # masks and similar arrays beside those named as images
+        called = [each for each in candidates if each.words & IMAGE_WORDS and not each.words & _MASKS]
+        others = [each for each in candidates if each not in called]
         if len(called) == 1 and all(each.words & _MASKS or each.info.dtype.kind == "f" for each in others):
-            found = called
-    if len(found) == 1:
-        return found[0]
-    if found:
-        asked = " or ".join(f"--image-key {printable(each.info.name)}" for each in found[:_LISTED])
-        answers = [Answer(("--image-key", each.info.name)) for each in found[:_LISTED]]
+            candidates = called
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        asked = " or ".join(f"--image-key {printable(each.info.name)}" for each in candidates[:_LISTED])
+        answers = [Answer(("--image-key", each.info.name)) for each in candidates[:_LISTED]]
         raise AmbiguousSourceError(f"{shown} holds several arrays of images: say which by {asked}", answers)
     flat = [
         each
@@ -261,11 +261,11 @@ def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: st
         lambda each: each.role == "_".join(word for word in name_words(key) if word not in SPLIT_ORDER),
         lambda each: wanted in (each.role, "_".join(name_words(each.info.name))),
     ):
-        found = [each for each in arrays if fits(each)]
-        if len(found) == 1 and found[0].info.content == "unreadable":
-            raise SourceError(f"{shown}: {found[0].info.why}")
-        if len(found) == 1:
-            return found[0]
+        matches = [each for each in arrays if fits(each)]
+        if len(matches) == 1 and matches[0].info.content == "unreadable":
+            raise SourceError(f"{shown}: {matches[0].info.why}")
+        if len(matches) == 1:
+            return matches[0]
     listed = ", ".join(each.info.shown for each in arrays[:_LISTED])
     raise SourceError(f"{shown} has no array {printable(key)!r}, which {option} names; arrays: {listed}")
 
@@ -306,8 +306,8 @@ def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray,
     """Returns the length of the array of labels, which helps to choose a layout. Returns None if there are no
     candidates, or they differ in length. Raises :class:`SourceError` if ``--label-key`` names no array."""
     if options.label_key is not None:
-        found = _find_by_key(shown, arrays, options.label_key, "--label-key")
-        return found.info.shape[0] if found.info.shape else 0
+        label = _find_by_key(shown, arrays, options.label_key, "--label-key")
+        return label.info.shape[0] if label.info.shape else 0
     lengths = {each.info.shape[0] for each in _find_label_candidates(arrays, image)}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -319,11 +319,11 @@ def _find_labels(
     numbers. Returns None if there is none. Raises :class:`SourceError` if the named array does not have ``count``
     numbers, and :class:`AmbiguousSourceError` for several candidates."""
     if options.label_key is not None:
-        found = _find_by_key(shown, arrays, options.label_key, "--label-key")
-        flat = all(size == 1 for size in found.info.shape[1:]) and found.info.content == "numbers"
-        if not flat or found.info.dtype.kind not in "uifb" or found.info.shape[:1] != (count,):
-            raise SourceError(f"{shown}: {found.info.shown} should have one number for each of {count} images")
-        return found
+        label = _find_by_key(shown, arrays, options.label_key, "--label-key")
+        flat = all(size == 1 for size in label.info.shape[1:]) and label.info.content == "numbers"
+        if not flat or label.info.dtype.kind not in "uifb" or label.info.shape[:1] != (count,):
+            raise SourceError(f"{shown}: {label.info.shown} should have one number for each of {count} images")
+        return label
     labels = [each for each in _find_label_candidates(arrays, image) if each.info.shape[0] == count]
     if len(labels) > 1:
         asked = " or ".join(f"--label-key {printable(each.info.name)}" for each in labels[:_LISTED])
@@ -381,11 +381,11 @@ def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
     """Lists the layouts that fit a shape, with 1 or 3 channels if there are four axes. If the number of samples,
     ``length``, is known, lists only those with this number. If it is None, lists none with the samples last."""
     if len(shape) == 3:
-        found = ["NHW", "HWN"] if length is not None else ["NHW"]
+        layouts = ["NHW", "HWN"] if length is not None else ["NHW"]
     else:
         names = ("NHWC", "NCHW", "HWCN") if length is not None else ("NHWC", "NCHW")
-        found = [name for name in names if shape[name.index("C")] in (1, 3)]
-    return [name for name in found if length is None or shape[name.index("N")] == length]
+        layouts = [name for name in names if shape[name.index("C")] in (1, 3)]
+    return [name for name in layouts if length is None or shape[name.index("N")] == length]
 
 
 def _holds_class_names(each: _NamedArray) -> bool:

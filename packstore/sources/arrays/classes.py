@@ -63,7 +63,7 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
     roles = _add_repeated_names(roles, blocks)
     if any("label" in part.columns for part in roles.parts):
         return roles, None
-    found, parts = LabelTexts(), []
+    texts, parts = LabelTexts(), []
     for part in roles.parts:
         names = [name for name, chosen in part.columns.items() if name != "image" and _may_be_labels(chosen)]
         if len(names) > 1:
@@ -74,7 +74,7 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
         label = part.columns[names[0]]
         try:
             for some in _read_texts(blocks, label):
-                found.add_texts(set(some), len(some))
+                texts.add_texts(set(some), len(some))
         except (OSError, ValueError):
             return roles, None
         rest = {name: chosen for name, chosen in part.columns.items() if name not in ("image", names[0])}
@@ -83,7 +83,7 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
     if roles.classes is not None:
         file, info = roles.classes
         order = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
-    classes = found.decide_classes(order=order if len({*order}) == len(order) else ())
+    classes = texts.decide_classes(order=order if len({*order}) == len(order) else ())
     return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
 
 
@@ -157,8 +157,8 @@ def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tupl
                 continue
             place: str | None = chosen.info.name
             while place is not None:
-                found = blocks.open_file(chosen.file).read_attributes(place)
-                for name, value in found.items():
+                attributes = blocks.open_file(chosen.file).read_attributes(place)
+                for name, value in attributes.items():
                     origin = printable(f"the attribute {name} of {place or 'the file'}")
                     names = parse_class_names(value)
                     is_certain = names is not None and (name != "names" or place == part.columns["label"].info.name)

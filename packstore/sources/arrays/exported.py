@@ -39,11 +39,11 @@ class ExportedArrays(ExportedRows, ArraySource):
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of
         its recorded shape. Raises :class:`ValueError` or :class:`OSError` for damage and missing chunks."""
-        found = super().read_values(ref)
-        if (shape := found.pop(_SHAPE, None)) is not None:
+        values = super().read_values(ref)
+        if (shape := values.pop(_SHAPE, None)) is not None:
             dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
-            found["image"] = np.frombuffer(found["image"], dtype).reshape(shape)
-        return found
+            values["image"] = np.frombuffer(values["image"], dtype).reshape(shape)
+        return values
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
         """Converts a value to that of the exported store. Files become bytes, numbers a copy in native byte order."""

@@ -62,7 +62,7 @@ def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: in
 def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
     """Proposes up to eight layouts with the sizes closest to a square, for gray or RGB images. One side is at most
     twice the other. If ``length`` is known, proposes only layouts with ``length`` images."""
-    found = []
+    layouts = []
     for place in (0, 1):
         count, pixels = info.shape[place], info.shape[1 - place]
         if pixels < LEAST or (length is not None and count != length):
@@ -78,6 +78,6 @@ def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
                     named = [f"{order}:{a}x{b}" for a, b in sizes for order in orders]
                 else:
                     named = [f"HWC:{a}x{b}x3" for a, b in sizes] + [f"CHW:3x{a}x{b}" for a, b in sizes]
-                found += [f"N{each}" if place == 0 else each.replace(":", "N:") for each in named]
+                layouts += [f"N{each}" if place == 0 else each.replace(":", "N:") for each in named]
                 break
-    return found[: 2 * _MOST]
+    return layouts[: 2 * _MOST]

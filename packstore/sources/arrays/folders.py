@@ -77,12 +77,12 @@ def read_metadata(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(read_bounded(path, _MAX_JSON))
+        metadata = json.loads(read_bounded(path, _MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))[:200]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(metadata, dict):
         raise SourceError(f"{printable(str(path))} is damaged: it holds no object")
-    return found
+    return metadata
 
 
 def walk_arrays(
@@ -107,13 +107,13 @@ def walk_arrays(
     waiting, count = [("", root)], 0
     while waiting:
         name, folder = waiting.pop(0)
-        found = read(folder)
+        metadata = read(folder)
         count += 1
         if count > _MAX_FOLDERS:
             raise SourceError(f"{printable(str(root))} holds more than {_MAX_FOLDERS:,} arrays and groups")
-        if found is not None and is_array(found):
-            yield name, folder, found
-        elif found is not None or groups:
+        if metadata is not None and is_array(metadata):
+            yield name, folder, metadata
+        elif metadata is not None or groups:
             inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
             waiting += [(f"{name}/{each}" if name else each, folder / each) for each in inside]
 

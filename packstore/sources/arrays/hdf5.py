@@ -91,7 +91,7 @@ class _OpenHdf5(OpenArrays):
         """
         import h5py
 
-        found: list[ArrayInfo] = []
+        infos: list[ArrayInfo] = []
         waiting = [""]
         seen = set()
         while waiting:
@@ -118,10 +118,10 @@ class _OpenHdf5(OpenArrays):
                         seen.add(item.id)
                         waiting.append(inside)
                 elif isinstance(item, h5py.Dataset):
-                    found.append(self._describe_dataset(inside, item))
-                if len(found) + len(seen) > _MAX_OBJECTS:
+                    infos.append(self._describe_dataset(inside, item))
+                if len(infos) + len(seen) > _MAX_OBJECTS:
                     raise SourceError(f"{self._shown} holds more than {_MAX_OBJECTS:,} datasets and groups")
-        return found
+        return infos
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
         """Describes a dataset, as unreadable if it has no shape or no column can hold its values.
@@ -166,10 +166,10 @@ class _OpenHdf5(OpenArrays):
         """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value,
         it is no bytes, or it cannot be read."""
         try:
-            found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
+            value = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
         except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
             return b""
-        return found if isinstance(found, bytes) else b""
+        return value if isinstance(value, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
         """Raises :class:`SourceError` for a dataset with values in raw files, and for one of these virtual datasets:
@@ -214,12 +214,12 @@ class _OpenHdf5(OpenArrays):
 
         try:
             if file_name == ".":
-                found = self._file[dataset_name]
-                plain = not found.is_virtual and not found.external
+                dataset = self._file[dataset_name]
+                plain = not dataset.is_virtual and not dataset.external
             else:
                 with h5py.File(self._path.parent / file_name, "r", locking=False) as file:
-                    found = file[dataset_name]
-                    plain = not found.is_virtual and not found.external and found.file.filename == file.filename
+                    dataset = file[dataset_name]
+                    plain = not dataset.is_virtual and not dataset.external and dataset.file.filename == file.filename
         except (OSError, KeyError, RuntimeError, ValueError, AttributeError):
             reason = f"is missing: {printable(file_name)}, {printable(dataset_name)}"
         else:
@@ -255,21 +255,21 @@ class _OpenHdf5(OpenArrays):
             data = read_at(self._descriptor, (stop - start) * row, offset + start * row)
             return np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
         try:
-            found = np.asarray(dataset[(slice(None),) * axis + (slice(start, stop),)])
+            values = np.asarray(dataset[(slice(None),) * axis + (slice(start, stop),)])
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"{name} cannot be read: {error}") from None
-        if found.dtype.kind in "SV":
-            return object_array([bytes(item) for item in found])
-        return found
+        if values.dtype.kind in "SV":
+            return object_array([bytes(item) for item in values])
+        return values
 
     def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of a dataset or group that may name classes, by name. Returns ``{}`` if they cannot be
         read."""
-        found = {}
+        values = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
             attributes = self._file[name or "/"].attrs
-            found = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
-        return found
+            values = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
+        return values
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
         """Finds the chunks of a dataset that were never written. Returns None if all were, or if the dataset is empty

@@ -85,12 +85,12 @@ class IdxSource(ArraySource):
                 f"{printable(str(path))} holds {len(folders)} data sets: give {names}",
                 [Answer(source=folder) for folder in folders],
             )
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for folder in folders:
             for file in sorted(visible_paths(folder)):  # x before x.gz
                 if _match_name(file):
-                    found.setdefault(file.name.removesuffix(".gz"), file)
-        return list(found.values())
+                    files.setdefault(file.name.removesuffix(".gz"), file)
+        return list(files.values())
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         """Assigns images, labels and splits by the names of the files. The option ``image_key`` chooses one of several
@@ -209,11 +209,11 @@ class _OpenIdx(OpenArrays):
             raise SourceError(f"{self._shown} is no idx file: {printable(str(error))}") from None
         info = ArrayInfo("", "numbers", shape, np.dtype(dtype), alone=True)
         place, size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize
-        found = os.fstat(self._descriptor).st_size
-        if self._zipped is None and found != place + size:
-            raise SourceError(f"{self._shown} has {found:,} bytes; its header says {place + size:,}")
-        if size > found * _MAX_RATIO:
-            raise SourceError(f"{self._shown} has {found:,} bytes, which cannot hold the {size:,} of its header")
+        file_size = os.fstat(self._descriptor).st_size
+        if self._zipped is None and file_size != place + size:
+            raise SourceError(f"{self._shown} has {file_size:,} bytes; its header says {place + size:,}")
+        if size > file_size * _MAX_RATIO:
+            raise SourceError(f"{self._shown} has {file_size:,} bytes, which cannot hold the {size:,} of its header")
         return info, place
 
     def list_arrays(self) -> list[ArrayInfo]:
@@ -271,9 +271,9 @@ def _find_idx_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):
-        found = [place for place in places if place.is_dir() and any(map(_match_name, visible_paths(place)))]
-        if found:
-            return found
+        folders = [place for place in places if place.is_dir() and any(map(_match_name, visible_paths(place)))]
+        if folders:
+            return folders
     return []
 
 

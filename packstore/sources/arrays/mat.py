@@ -68,8 +68,8 @@ class _OpenMat(OpenArrays):
         read, _ = self._readers[name]
         step, rows = inner * shape[axis] * size, (stop - start) * inner * size
         parts = [read(rows, array.offset + n * step + start * inner * size) for n in range(outer)]
-        found = np.frombuffer(b"".join(parts), array.dtype)
-        return found.reshape((*shape[:axis], stop - start, *shape[axis + 1 :]), order="F")
+        values = np.frombuffer(b"".join(parts), array.dtype)
+        return values.reshape((*shape[:axis], stop - start, *shape[axis + 1 :]), order="F")
 
     def close(self) -> None:
         """Closes all arrays. Idempotent."""

@@ -102,7 +102,7 @@ class _OpenN5(OpenArrays):
         info, block = self._infos[name], self._blocks[name]
         low, high = [0] * len(block), list(info.shape)
         low[axis], high[axis] = start, stop
-        found = np.zeros([b - a for a, b in zip(low, high, strict=True)], info.dtype)
+        values = np.zeros([b - a for a, b in zip(low, high, strict=True)], info.dtype)
         ranges = [range(a // size, -(-b // size)) for a, b, size in zip(low, high, block, strict=True)]
         for place in itertools.product(*ranges):
             data = self._read_block(name, place)
@@ -114,8 +114,8 @@ class _OpenN5(OpenArrays):
                 begin, end = max(first, a), min(first + size, b)
                 into.append(slice(begin - a, max(begin, end) - a))
                 of.append(slice(begin - first, max(begin, end) - first))
-            found[tuple(into)] = data[tuple(of)]
-        return found
+            values[tuple(into)] = data[tuple(of)]
+        return values
 
     def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads from ``attributes.json`` the attributes of an array or group that may name classes, by name."""

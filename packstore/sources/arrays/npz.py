@@ -87,10 +87,10 @@ class _OpenNumpyArrays(OpenArrays):
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :]) * info.dtype.itemsize
         size = (stop - start) * inner
         parts = [content.read(size, (row * shape[axis] + start) * inner) for row in range(outer)]
-        found = np.frombuffer(b"".join(parts), info.dtype).reshape(*shape[:axis], stop - start, *shape[axis + 1 :])
+        values = np.frombuffer(b"".join(parts), info.dtype).reshape(*shape[:axis], stop - start, *shape[axis + 1 :])
         if info.content == "texts":
-            return object_array([str(item) if found.dtype.kind == "U" else bytes(item) for item in found])
-        return found.T if content.fortran else found
+            return object_array([str(item) if values.dtype.kind == "U" else bytes(item) for item in values])
+        return values.T if content.fortran else values
 
 
 class _OpenNpy(_OpenNumpyArrays):
@@ -180,12 +180,12 @@ class _OpenNpz(_OpenNumpyArrays):
             return super().read_rows(name, axis, start, stop)
         data = self._offsets[name].read(8 * (stop - start + 1), 8 * start)
         edges = np.frombuffer(data, np.int64).tolist()
-        found = np.empty(stop - start, object)
+        values = np.empty(stop - start, object)
         for number, (first, last) in enumerate(itertools.pairwise(edges)):
             if not 0 <= first <= last <= content.info.shape[0]:
                 raise ValueError(f"{name}_offsets has a value from byte {first} to {last}, which is not in the array")
-            found[number] = content.read(last - first, first)
-        return found
+            values[number] = content.read(last - first, first)
+        return values
 
     def _open_member(self, name: str, member: zipfile.ZipInfo) -> _StoredArray:
         """Opens an array of the zip, stored or deflated. Raises :class:`ValueError` for another compression, encryption
@@ -231,12 +231,12 @@ class _ZipMemberReader:
 
     def __call__(self, size: int, place: int) -> bytes:
         if not self._checked:
-            found, total = 0, self._member.file_size
+            crc, total = 0, self._member.file_size
             for start in range(0, total, _CHUNK):
-                found = zlib.crc32(self.unchecked(min(_CHUNK, total - start), start), found)
-            if found != self._member.CRC:
+                crc = zlib.crc32(self.unchecked(min(_CHUNK, total - start), start), crc)
+            if crc != self._member.CRC:
                 name, expected = printable(self._member.filename), self._member.CRC
-                raise ValueError(f"{name} is damaged: CRC-32 {found:08x}, expected {expected:08x}")
+                raise ValueError(f"{name} is damaged: CRC-32 {crc:08x}, expected {expected:08x}")
             self._checked = True
         return self.unchecked(size, place)
 

@@ -102,14 +102,14 @@ class ArraySource(RowSource):
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
             return [path]
-        found = []
+        files = []
         for folder in [path, *_find_split_folders(path)]:
             for file in sorted(visible_paths(folder)):
                 if not is_passed_over(file.name) and cls.is_array_file(file):
-                    found.append(file)
-                if len(found) > _MAX_FILES:
+                    files.append(file)
+                if len(files) > _MAX_FILES:
                     raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
-        return found
+        return files
 
     def list_files(self) -> list[Path]:
         """Lists the files of this source, by :meth:`find_files`. Subclasses may choose others."""
@@ -131,7 +131,7 @@ class ArraySource(RowSource):
         """Returns ``CERTAIN`` for a folder that holds files of this kind, directly or in folders of splits. Returns
         ``NO`` if there are none. Images, data files of other kinds and further folders give ``NO`` as well. Empty
         folders do not count."""
-        found = False
+        has_arrays = False
         for folder in [path, *_find_split_folders(path)]:
             for file in visible_paths(folder):
                 name = file.name.lower()
@@ -139,11 +139,11 @@ class ArraySource(RowSource):
                     continue
                 if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
                     if cls.is_array_file(file):
-                        found = True
+                        has_arrays = True
                     elif not file.is_dir() or any(not is_passed_over(each.name) for each in visible_paths(file)):
                         return Certainty.NO
-                found = found or cls.is_array_file(file)
-        return Certainty.CERTAIN if found else Certainty.NO
+                has_arrays = has_arrays or cls.is_array_file(file)
+        return Certainty.CERTAIN if has_arrays else Certainty.NO
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
@@ -161,10 +161,10 @@ class ArraySource(RowSource):
         Raises :class:`AmbiguousSourceError` if an option has to decide. Also raises it if a file beside seems to hold
         the labels, and the user has not named the kind. Raises :class:`SourceError` if there are no images.
         """
-        found = assign_roles(printable(str(self.path)), infos, self.options)
+        roles = assign_roles(printable(str(self.path)), infos, self.options)
         if not self.path.is_dir() and not self.options.named:
-            self._refuse_images_alone(found)
-        return found
+            self._refuse_images_alone(roles)
+        return roles
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the arrays, in packing order."""
@@ -188,11 +188,11 @@ class ArraySource(RowSource):
         part = self._roles.parts[number]
         if self.gaps_are_bad and self._unwritten_rows[number][row]:
             raise ValueError("was never written: its chunks are missing, as after an interrupted copy")
-        found = {}
+        values = {}
         for name, chosen in part.columns.items():
             value = self._blocks.read_row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
-            found[name] = self.convert_value(name, chosen, value)
-        return found
+            values[name] = self.convert_value(name, chosen, value)
+        return values
 
     def fields(self) -> dict[str, Field]:
         """Declares a column for each array. A column that some splits lack is optional, except for images. Raises
@@ -211,11 +211,11 @@ class ArraySource(RowSource):
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts arrays that are no columns, and chunks that were never written; leaves out zeros."""
-        found = {
+        counts = {
             "arrays that are no values of samples": len(self._roles.left_out),
             "chunks that were never written": self._unwritten_chunks,
         }
-        return {reason: count for reason, count in found.items() if count}
+        return {reason: count for reason, count in counts.items() if count}
 
     def files(self) -> Sequence[Path]:
         """Returns the files of arrays."""
@@ -229,8 +229,8 @@ class ArraySource(RowSource):
         """Describes the arrays of a file, with the file's path relative to the source. The path is ``""`` if the source
         is the file itself and its arrays have names."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
-        found = self._blocks.open_file(number).list_arrays()
-        return [replace(info, file=name or file.name if info.alone else name) for info in found]
+        infos = self._blocks.open_file(number).list_arrays()
+        return [replace(info, file=name or file.name if info.alone else name) for info in infos]
 
     def _refuse_images_alone(self, roles: ArrayRoles) -> None:
         """Raises :class:`AmbiguousSourceError` if the file has no labels, and another file is named as its labels."""
@@ -260,13 +260,13 @@ class ArraySource(RowSource):
         for part in self._roles.parts:
             rows = np.zeros(part.length, np.bool_)
             for name, chosen in part.columns.items():
-                found = None
+                gaps = None
                 if chosen.info.content == "numbers":
-                    found = self._blocks.open_file(chosen.file).find_unwritten(chosen.info.name, chosen.axis)
-                if found is not None:
-                    chunks += found.chunks
+                    gaps = self._blocks.open_file(chosen.file).find_unwritten(chosen.info.name, chosen.axis)
+                if gaps is not None:
+                    chunks += gaps.chunks
                     if name in ("image", "label"):
-                        rows |= found.rows
+                        rows |= gaps.rows
             masks.append(rows)
         lacking = sum(int(np.count_nonzero(rows)) for rows in masks)
         if lacking and not (self.options.named or self.gaps_are_bad):
@@ -312,11 +312,11 @@ class ArraySource(RowSource):
     def _row_sizes(self) -> list[tuple[int, int]]:
         """Bytes of a sample's image, and of its other values. There is a pair for each of ``parts``, the groups of
         arrays that belong together."""
-        found = []
+        pairs = []
         for part in self._roles.parts:
             sizes = {name: self._estimate_row_bytes(chosen, len(part.columns)) for name, chosen in part.columns.items()}
-            found.append((sizes.pop("image"), sum(sizes.values())))
-        return found
+            pairs.append((sizes.pop("image"), sum(sizes.values())))
+        return pairs
 
     def _estimate_row_bytes(self, chosen: ColumnArray, columns: int) -> int:
         """Returns the bytes of a row of numbers. For files and texts, returns the mean of the first four rows; a row

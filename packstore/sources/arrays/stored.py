@@ -146,13 +146,13 @@ class BlockCache:
     def open_file(self, number: int) -> OpenArrays:
         """Returns file number ``number``, opened if it is not open. May close the file that was used least recently.
         The caller holds the lock, or is the only thread. Raises the errors of opening."""
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = self._open_file(self._paths[number])
+        file = self._open.get(number)
+        if file is None:
+            file = self._open[number] = self._open_file(self._paths[number])
             while len(self._open) > self._max_open:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(number)
-        return found
+        return file
 
     def read_row(self, number: int, info: ArrayInfo, axis: int, row: int, columns: int) -> Any:
         """Reads a row of an array along ``axis`` from its cached block; the caller must not change the row. If the
@@ -181,9 +181,9 @@ class BlockCache:
     def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
         """Reads ``rows`` rows of an array, fewer at its end. Rows of flat images get back their height and width."""
         stop = min(start + rows, info.shape[axis])
-        found = self.open_file(number).read_rows(info.name, min(axis, 1) if info.flat else axis, start, stop)
+        values = self.open_file(number).read_rows(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
-        return found.reshape(shape, order="F" if info.by_columns else "C") if info.flat else found
+        return values.reshape(shape, order="F" if info.by_columns else "C") if info.flat else values
 
     def _cache_block(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
         """Adds a block to the cache. Drops the blocks used least recently while all exceed 64 MiB, but keeps the last
@@ -206,9 +206,9 @@ class BlockCache:
 def object_array(items: Sequence[Any]) -> NDArray[Any]:
     """Makes an array of Python objects ``(N,)`` from a sequence. NumPy would make further axes from nested
     sequences."""
-    found = np.empty(len(items), object)
-    found[:] = items
-    return found
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
 
 
 def _block_bytes(block: NDArray[Any]) -> int:

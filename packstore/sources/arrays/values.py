@@ -40,13 +40,13 @@ def cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Converts values to a dtype. Raises :class:`ValueError` if a value would change."""
     if pixels.dtype == dtype:
         return pixels
-    found = pixels.astype(dtype)
-    if not np.array_equal(found, pixels, equal_nan=pixels.dtype.kind == "f"):
+    values = pixels.astype(dtype)
+    if not np.array_equal(values, pixels, equal_nan=pixels.dtype.kind == "f"):
         raise ValueError(
             f"image: found {pixels.dtype} from {pixels.min()} to {pixels.max()}, which {dtype} does not hold: write "
             f"the array again as {dtype}"
         )
-    return found
+    return values
 
 
 def to_class_number(value: Any) -> int:

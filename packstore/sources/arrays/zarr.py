@@ -78,15 +78,15 @@ class _OpenZarr(OpenArrays):
     def list_arrays(self) -> list[ArrayInfo]:
         """Describes all arrays, by their JSON files alone. Raises :class:`SourceError` for damaged metadata, for too
         large chunks, and if the files cannot hold the array's bytes."""
-        found = []
+        infos = []
         for name, folder, plain in walk_arrays(self._path, _read_any_metadata, _is_array, groups=False):
             info = (
                 self._describe_version_3(name, plain) if "node_type" in plain else self._describe_version_2(name, plain)
             )
             if info.content == "numbers":
                 refuse_unwritten(self._shown, info, folder)
-            found.append(info)
-        return found
+            infos.append(info)
+        return infos
 
     def _describe_version_2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
         """Describes an array by its metadata of version 2. Stores the shapes of the array and of its chunks. Raises
@@ -166,12 +166,12 @@ class _OpenZarr(OpenArrays):
             if array is None:
                 store = _bounded_store_class()(self._path / name, read_only=True)
                 array = self._arrays[name] = self._zarr.open_array(store, mode="r")
-            found = np.asarray(array[(slice(None),) * axis + (slice(start, stop),)])
+            values = np.asarray(array[(slice(None),) * axis + (slice(start, stop),)])
         except Exception as error:  # each codec has errors of its own
             raise ValueError(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-        if found.dtype.kind in "TUSO":
-            return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in found.tolist()])
-        return found
+        if values.dtype.kind in "TUSO":
+            return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in values.tolist()])
+        return values
 
     def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of an array or group that may name classes, by name. Prefers those of version 3 to
@@ -214,8 +214,8 @@ def _bounded_store_class() -> Any:
 def _read_any_metadata(folder: Path) -> dict[str, Any] | None:
     """Reads the metadata of the array or group in a folder; returns None if there are none. Prefers an array of version
     2 to version 3, and these to a group of version 2. Raises :class:`SourceError` for a damaged file."""
-    found = (read_metadata(folder / name) for name in _FILES)
-    return next((plain for plain in found if plain is not None), None)
+    metadata = (read_metadata(folder / name) for name in _FILES)
+    return next((plain for plain in metadata if plain is not None), None)
 
 
 def _is_array(plain: dict[str, Any]) -> bool:

@@ -62,8 +62,8 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     if options.layout is not None and library != "datasets":
         raise UsageError(f"{printable(str(path))}: layout is for tables with boxes, and {library} reads none")
     with redirect_stdout(io.StringIO()), restrict_library(library), explain_errors(library, printable(str(path))):
-        found: Source | BridgedData = import_module(f"{__name__}.{library}").read_dataset(rest, options)
-        return BridgeSource(Path(path), found, options) if isinstance(found, BridgedData) else found
+        data: Source | BridgedData = import_module(f"{__name__}.{library}").read_dataset(rest, options)
+        return BridgeSource(Path(path), data, options) if isinstance(data, BridgedData) else data
 
 
 @contextmanager
@@ -85,8 +85,8 @@ def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
         while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)
         said = printable(" ".join(str(causes[-1]).split())[:_LONG])
-        found = ": ".join(part for part in (type(causes[-1]).__name__, said) if part)
-        raise SourceError(f"{what}: {library} cannot read it: {found}{hint}") from error
+        reason = ": ".join(part for part in (type(causes[-1]).__name__, said) if part)
+        raise SourceError(f"{what}: {library} cannot read it: {reason}{hint}") from error
 
 
 def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:

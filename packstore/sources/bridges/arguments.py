@@ -48,12 +48,12 @@ def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter
 def list_parameters(made: type) -> dict[str, inspect.Parameter]:
     """Lists the parameters of a class's ``__init__`` by name. Includes parameters that ``__init__`` passes on to its
     bases as ``**kwargs``. Leaves out ``self`` and parameters that are keyword-only or positional-only."""
-    found: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for each in made.__mro__:
         make: Callable[..., None] = each.__init__  # type: ignore[misc]
         own = inspect.signature(make).parameters
         named = {name: one for name, one in own.items() if one.kind == one.POSITIONAL_OR_KEYWORD}
-        found = {name: one for name, one in named.items() if name != "self"} | found
+        parameters = {name: one for name, one in named.items() if name != "self"} | parameters
         if not any(one.kind == one.VAR_KEYWORD for one in own.values()):
             break
-    return found
+    return parameters

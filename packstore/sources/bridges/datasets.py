@@ -40,12 +40,12 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
     datasets.config.HF_HUB_OFFLINE = True
     datasets.disable_progress_bars()
     try:
-        found = _load_dataset(path, config if configured else None)
+        data = _load_dataset(path, config if configured else None)
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
         if shown:
             datasets.enable_progress_bars()
-    return DatasetsSource(path, options, found if isinstance(found, dict) else {"": found}, rest)
+    return DatasetsSource(path, options, data if isinstance(data, dict) else {"": data}, rest)
 
 
 def _load_dataset(path: Path, config: str | None) -> Any:
@@ -75,13 +75,13 @@ def _load_cached(places: list[Path]) -> dict[str, Any]:
         folders = ", ".join(printable(str(each.parent)) for each in places[:3])
         raise UsageError(f"there are {len(places)} datasets: give the folder of one ({folders} …)")
     folder = places[0].parent
-    found: dict[str, Any] = {}
+    splits: dict[str, Any] = {}
     for split in datasets.DatasetInfo.from_directory(str(folder)).splits or {}:
         files = sorted([*folder.glob(f"*-{split}.arrow"), *folder.glob(f"*-{split}-[0-9]*-of-[0-9]*.arrow")])
         if not files:
             raise SourceError(f"{printable(str(folder))} has no Arrow files of its split {printable(str(split))!r}")
-        found[str(split)] = datasets.concatenate_datasets([datasets.Dataset.from_file(str(each)) for each in files])
-    return found
+        splits[str(split)] = datasets.concatenate_datasets([datasets.Dataset.from_file(str(each)) for each in files])
+    return splits
 
 
 class DatasetsSource(ArrowSource):
@@ -126,11 +126,11 @@ class DatasetsSource(ArrowSource):
 
     def _read_row(self, block: Any, row: int) -> dict[str, Any]:
         """Reads a row. Paths, which the library makes absolute, become relative to the given folder again."""
-        found = super()._read_row(block, row)
+        values = super()._read_row(block, row)
         for name in filter(None, (column.path for column in self._columns)):
-            paths = found[name]
-            found[name] = [*map(self._shorten_path, paths)] if isinstance(paths, list) else self._shorten_path(paths)
-        return found
+            paths = values[name]
+            values[name] = [*map(self._shorten_path, paths)] if isinstance(paths, list) else self._shorten_path(paths)
+        return values
 
     def _shorten_path(self, path: str | None) -> str | None:
         """Returns the path of a file relative to the given folder. Returns None and a path elsewhere unchanged."""

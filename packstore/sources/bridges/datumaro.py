@@ -43,15 +43,15 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     data = Dataset.import_from(str(path), name)
     if not issubclass(data.media_type(), Image):
         raise UsageError(f"datumaro:{printable(rest)} holds {data.media_type().__name__}; bridges read images")
-    format = _DatumaroItems(path, found := defaultdict(list))
+    format = _DatumaroItems(path, items_by_split := defaultdict(list))
     with TemporaryDirectory(prefix="packstore-datumaro-") as folder:
         data.export(folder, "datumaro", save_media=False)
         for file in sorted(Path(folder, _JSON).glob("*.json")):
             for entry in format.read_entries(f"{_JSON}/{file.name}", json.loads(file.read_bytes())):
                 item = data.get(entry.raw["item"]["id"], file.stem)
                 key = f"{entry.split}/{item.id}".lstrip("/")
-                found[entry.split or ""].append(AnnotatedItem(key, _find_image(item), entry.raw))
-    for items in found.values():
+                items_by_split[entry.split or ""].append(AnnotatedItem(key, _find_image(item), entry.raw))
+    for items in items_by_split.values():
         items.sort(key=lambda item: item.key)  # some formats list folders in the order of the disk
     _drop_trainval(format)
     return format.to_bridged_data()

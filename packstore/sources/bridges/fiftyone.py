@@ -31,12 +31,12 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
         raise UsageError(f"fiftyone:{printable(rest)} holds {data.media_type}; bridges read images")
     samples = [json.loads(sample.to_json()) for sample in data.iter_samples()]
     folder = os.path.commonpath([Path(sample["filepath"]).parent for sample in samples]) if samples else ""
-    found: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
-    format = _FiftyOneItems(Path(rest), found)
+    items_by_split: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
+    format = _FiftyOneItems(Path(rest), items_by_split)
     classes = dict.fromkeys([*data.default_classes, *chain.from_iterable(data.classes.values())])
     for entry in format.read_samples({"samples": samples, "classes": [*classes]}):
         path = Path(entry.name)
-        found[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
+        items_by_split[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
     return format.to_bridged_data()
 
 

@@ -49,10 +49,10 @@ def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]
 def record_opened_files() -> Iterator[list[Path]]:
     """Yields a list, to which each file that Python opens within the block, in this thread, is appended. Needs the
     audit hook: the list stays empty until the first :func:`restrict_library`."""
-    found: list[Path] = []
-    token = _opened.set(found)
+    paths: list[Path] = []
+    token = _opened.set(paths)
     try:
-        yield found
+        yield paths
     finally:
         _opened.reset(token)
 

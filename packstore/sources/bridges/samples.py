@@ -80,12 +80,12 @@ class Samples(Sequence[dict[str, Any]]):
         return index_key(self._split, index) if self._files is None else self._files.key_at(self._order[index])
 
     def __getitem__(self, index: Any) -> Any:
-        found = (self._read_sample if self._files is None else self._files.__getitem__)(self._order[index])
-        label = found.pop("label", None)
+        values = (self._read_sample if self._files is None else self._files.__getitem__)(self._order[index])
+        label = values.pop("label", None)
         number = -1 if label is None else int(label)
         if number >= 0:  # -1 is STL10's for none
-            found["label"] = self._numbers[number] if self._numbers else number
-        return found
+            values["label"] = self._numbers[number] if self._numbers else number
+        return values
 
     def _read_sample(self, index: int) -> dict[str, Any]:
         """Reads a sample; returns its values by name. Blocks connections and unpickling meanwhile. An image of Pillow
@@ -95,8 +95,8 @@ class Samples(Sequence[dict[str, Any]]):
         values = list(sample) if isinstance(sample, tuple) else [sample]
         values += values.pop() if isinstance(values[-1], tuple) else ()
         image, *others = (_find_source_file(value, opened) if is_pil(value) else value for value in values)
-        found = {"image": image} | self._name_values(self._dataset, others)
-        return found | ({"file": relative_name(image, self._root)} if isinstance(image, Path) else {})
+        values_by_name = {"image": image} | self._name_values(self._dataset, others)
+        return values_by_name | ({"file": relative_name(image, self._root)} if isinstance(image, Path) else {})
 
 
 def make_samples_by_split(
@@ -153,11 +153,11 @@ def find_class_names(dataset: Any) -> list[str]:
     """Finds the names of a dataset's classes in its usual attributes; returns ``[]`` if there are none. A name that
     occurs twice gets its number. Several names of one class are joined by commas."""
     names = ("classes", "categories", "all_categories", "_characters")
-    found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
-    if found is None:
+    classes = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
+    if classes is None:
         numbers = getattr(dataset, "class_to_idx", {})
-        found = sorted(numbers, key=numbers.__getitem__)
-    named = (getattr(each, "name", each) for each in found)  # Cityscapes has more than names
+        classes = sorted(numbers, key=numbers.__getitem__)
+    named = (getattr(each, "name", each) for each in classes)  # Cityscapes has more than names
     texts = [", ".join(each) if isinstance(each, (list, tuple)) else str(each) for each in named]
     count = Counter(texts)
     return [text if count[text] == 1 else f"{text} ({number})" for number, text in enumerate(texts)]
@@ -174,7 +174,7 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
     Raises :class:`ValueError` if two values would have one name.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for value in others:
         if is_pil(value) or isinstance(value, Path):
             name = "mask"
@@ -183,11 +183,11 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
             name = "captions"
         else:
-            name = "label" if not getattr(value, "ndim", 0) and "label" not in found else "target"
-        if name in found:
+            name = "label" if not getattr(value, "ndim", 0) and "label" not in values else "target"
+        if name in values:
             raise ValueError(f"{type(dataset).__name__} gives two values that would be called {name!r}")
-        found[name] = value
-    return {name: value for name, value in found.items() if value is not None}
+        values[name] = value
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
@@ -198,8 +198,8 @@ def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
     """
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
-        found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
-        return found | {name: convert[name](found[name]) for name in convert.keys() & found.keys()}
+        values = {name: value for name, value in zip(names, others, strict=False) if value is not None}
+        return values | {name: convert[name](values[name]) for name in convert.keys() & values.keys()}
 
     return name_values
 

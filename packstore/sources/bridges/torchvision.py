@@ -128,7 +128,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     if name in _OBJECTS:
         items = {split: _list_annotated_items(name, part, split, root) for split, part in parts.items()}
         return Objects(Path(rest), items).to_bridged_data()
-    found = samples.make_samples_by_split(
+    samples_by_split = samples.make_samples_by_split(
         "torchvision",
         parts,
         root,
@@ -136,7 +136,9 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
         sorted_by=_UNSORTED.get(name, ""),
         sort_classes=name == "Omniglot",  # whose folders have the order of the disk
     )
-    return BridgedData(found, _declare_celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
+    return BridgedData(
+        samples_by_split, _declare_celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None
+    )
 
 
 def _declare_celeba_fields(data: Any) -> dict[str, Field]:
@@ -153,8 +155,8 @@ def _declare_celeba_fields(data: Any) -> dict[str, Field]:
 
 def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
     """Lists the images of a dataset with objects, with their raw annotations. A key is split and path."""
-    found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
-    return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]
+    images = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
+    return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in images]
 
 
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
@@ -163,9 +165,11 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
     for number in data.ids:
-        found = data.coco.imgToAnns[number]
-        objects = [(names[a["category_id"]], box_from_corner(*a["bbox"]), a.get("segmentation") or None) for a in found]
-        yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, found, classes)
+        annotations = data.coco.imgToAnns[number]
+        objects = [
+            (names[a["category_id"]], box_from_corner(*a["bbox"]), a.get("segmentation") or None) for a in annotations
+        ]
+        yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, annotations, classes)
 
 
 def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
@@ -174,19 +178,22 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
     for number, path in sorted(
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
-        found = data._parse_target(number) if data.train else None
-        yield Path(path), None if found is None else ([(each["type"], each["bbox"]) for each in found], found)
+        annotations = data._parse_target(number) if data.train else None
+        yield (
+            Path(path),
+            None if annotations is None else ([(each["type"], each["bbox"]) for each in annotations], annotations),
+        )
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
     """Yields path and raw annotation of each image of VOC. The raw annotation is for :class:`Objects`, with the 20
     classes if there are no others. Raises :class:`ValueError` for an invalid XML file."""
     annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
-    own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
-    for image, found in zip(data.images, annotations, strict=True):
-        values = [{"difficult": each} for each in found["difficult"]]
-        objects = zip(found["labels"], found["boxes"], [None] * len(values), values, strict=True)
-        yield Path(image), ([*objects], found["json"], CLASSES if own else ())
+    own = {label for annotation in annotations for label in annotation["labels"]} <= set(CLASSES)
+    for image, annotation in zip(data.images, annotations, strict=True):
+        values = [{"difficult": each} for each in annotation["difficult"]]
+        objects = zip(annotation["labels"], annotation["boxes"], [None] * len(values), values, strict=True)
+        yield Path(image), ([*objects], annotation["json"], CLASSES if own else ())
 
 
 def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
@@ -194,8 +201,8 @@ def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
     classes. It is None for an image without labels."""
     for each in data.img_info:
         annotations = each.get("annotations")
-        found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
-        raw = None if found is None else ([(None, box_from_corner(*box)) for box in found["bbox"]], found)
+        columns = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
+        raw = None if columns is None else ([(None, box_from_corner(*box)) for box in columns["bbox"]], columns)
         yield Path(each["img_path"]), raw
 
 
