@@ -135,9 +135,9 @@ def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
         raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, more than its files can hold")
 
 
-def pick_class_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
+def pick_class_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
     """Picks the values of metadata that may name classes; returns ``{}`` for None."""
-    return {name: found[name] for name in ATTRIBUTES if name in found} if found else {}
+    return {name: attributes[name] for name in ATTRIBUTES if name in attributes} if attributes else {}
 
 
 def find_chunks(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:

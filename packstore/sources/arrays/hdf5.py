@@ -283,7 +283,7 @@ class _OpenHdf5(OpenArrays):
         if dataset.id.get_num_chunks() == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
             return None
         if hasattr(dataset.id, "chunk_iter"):
-            dataset.id.chunk_iter(lambda found: places.append(found.chunk_offset))
+            dataset.id.chunk_iter(lambda info: places.append(info.chunk_offset))
         else:  # HDF5 before 1.12.3 (h5py 3.8); slower: each call searches for its chunk
             places += (dataset.id.get_chunk_info(n).chunk_offset for n in range(dataset.id.get_num_chunks()))
         inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)

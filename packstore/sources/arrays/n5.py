@@ -63,7 +63,7 @@ class _OpenN5(OpenArrays):
         self._compressions: dict[str, str] = {}
         self._infos: dict[str, ArrayInfo] = {}
         arrays = walk_arrays(
-            path, lambda folder: read_metadata(folder / _FILE), lambda found: "dimensions" in found, groups=True
+            path, lambda folder: read_metadata(folder / _FILE), lambda metadata: "dimensions" in metadata, groups=True
         )
         for name, folder, plain in arrays:
             self._infos[name] = self._describe_array(name, plain)

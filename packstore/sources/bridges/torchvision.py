@@ -179,10 +179,8 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
         annotations = data._parse_target(number) if data.train else None
-        yield (
-            Path(path),
-            None if annotations is None else ([(each["type"], each["bbox"]) for each in annotations], annotations),
-        )
+        raw = None if annotations is None else ([(each["type"], each["bbox"]) for each in annotations], annotations)
+        yield Path(path), raw
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:

@@ -245,11 +245,11 @@ class CifarSource(Source):
 
     def _parse_python_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Parses a batch that is a pickle, without running it. Raises :class:`BatchError` for any other content."""
-        found = load_dict(file)
-        data: NDArray[Any] = build_array(found.get("data"))
+        batch = load_dict(file)
+        data: NDArray[Any] = build_array(batch.get("data"))
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS:
             raise BatchError(f"data of {data.dtype} {data.shape}, expected uint8 (rows, {_PIXELS})")
-        columns = [build_array(found.get(key)) for _, key, _ in self._columns.python]
+        columns = [build_array(batch.get(key)) for _, key, _ in self._columns.python]
         for (_, key, _), column in zip(self._columns.python, columns, strict=True):
             if column.shape != (len(data),):
                 raise BatchError(f"{key} of shape {column.shape} for {len(data)} images")

@@ -181,22 +181,22 @@ class TarFiles(CifarFiles):
         Raises :class:`SourceError` for repeated and missing files, and files larger than 256 MiB. Raises one of
         ``_BROKEN`` for damage."""
         self._gzip.seek(0)
-        found: dict[str, tuple[int, int]] = {}
+        places: dict[str, tuple[int, int]] = {}
         with tarfile.open(fileobj=self._gzip, mode="r:") as tar:
             for member in tar:
                 parent, _, name = member.name.removeprefix("./").rpartition("/")
                 if parent != self._prefix or name not in self.layout.files or not member.isreg():
                     continue
-                if name in found or member.size > _MAX_MEMBER_BYTES or member.sparse is not None:
+                if name in places or member.size > _MAX_MEMBER_BYTES or member.sparse is not None:
                     raise SourceError(
                         f"{self.shown_path(name)}: {member.size} bytes, or there twice; that is not CIFAR"
                     )
-                found[name] = (member.offset_data, member.size)
-                yield name, io.BytesIO(self._read_member(*found[name]))
+                places[name] = (member.offset_data, member.size)
+                yield name, io.BytesIO(self._read_member(*places[name]))
         while self._gzip.read(1 << 20):  # to the end, which has the checksum
             continue
-        self._check_complete(found)
-        self._found = found
+        self._check_complete(places)
+        self._found = places
 
     def _read_member(self, position: int, size: int) -> bytes:
         """Reads exactly ``size`` bytes at an offset of the tar. Raises :class:`EOFError` if it ends before."""
@@ -244,11 +244,11 @@ def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
     directories = [layout for layout in layouts if layout.directory in names and (path / layout.directory).is_dir()]
     unpacked = {layout.archive for layout in directories}
     archives = [layout for layout in layouts if layout.archive in names and layout.archive not in unpacked]
-    found = [path / layout.directory for layout in directories] + [path / layout.archive for layout in archives]
-    if len(found) > 1:
-        listed = ", ".join(printable(place.name) for place in found)
+    paths = [path / layout.directory for layout in directories] + [path / layout.archive for layout in archives]
+    if len(paths) > 1:
+        listed = ", ".join(printable(place.name) for place in paths)
         raise SourceError(f"{printable(str(path))} holds {listed}: give the path of one of them")
-    return find_cifar(found[0], kind) if found else None
+    return find_cifar(paths[0], kind) if paths else None
 
 
 def _list_names(path: Path) -> set[str]:

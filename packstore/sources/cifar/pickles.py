@@ -59,12 +59,12 @@ def parse_dict(data: bytes) -> dict[str, Any]:
         return names[module, name]
 
     try:
-        found = interpret_pickle(data, find, _MAX_OPERATIONS)
+        content = interpret_pickle(data, find, _MAX_OPERATIONS)
     except PickleError as error:
         raise BatchError(str(error)) from None
-    if type(found) is not dict:
-        raise BatchError(f"a pickle of {type(found).__name__}, expected a dictionary")
-    return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}
+    if type(content) is not dict:
+        raise BatchError(f"a pickle of {type(content).__name__}, expected a dictionary")
+    return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
 
 
 def build_array(value: Any) -> NDArray[Any]:

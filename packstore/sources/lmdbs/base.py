@@ -63,26 +63,26 @@ class Database:
     def read_first_entries(self) -> list[tuple[bytes, bytes]]:
         """Reads keys and values of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
         :class:`ValueError` for a damaged page."""
-        found = []
+        entries = []
         for key, _ in islice(self.walk_entries(), _LOOKED_AT):
-            found.append((key, self.read_value(key) or b""))
-        return found
+            entries.append((key, self.read_value(key) or b""))
+        return entries
 
     def read_value(self, key: bytes) -> bytes | None:
         """Reads the value of a key; returns None if the key is missing. Raises :class:`ValueError` for a damaged
         page."""
         try:
-            found = self._pages.find_value(key)
+            value = self._pages.find_value(key)
         except PageError as error:
             raise ValueError(f"{printable(str(self.path))} is damaged: {error}") from None
-        return None if found is None else found.tobytes()
+        return None if value is None else value.tobytes()
 
     def read_text(self, key: bytes) -> str | None:
         """Reads the value of a key as text; returns None if the key is missing, or the value is not UTF-8. Raises
         :class:`ValueError` for a damaged page."""
-        found = self.read_value(key)
+        value = self.read_value(key)
         try:
-            return None if found is None else found.decode("utf-8")
+            return None if value is None else value.decode("utf-8")
         except UnicodeDecodeError:
             return None
 
@@ -137,16 +137,16 @@ class LmdbSource(RowSource):
         :class:`AmbiguousSourceError`."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
-        found = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
-        if len(found) > 1 and len({each.split for each in found} - {""}) != len(found):
-            names = ", ".join(printable(each.path.name) for each in found)
+        databases = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
+        if len(databases) > 1 and len({each.split for each in databases} - {""}) != len(databases):
+            names = ", ".join(printable(each.path.name) for each in databases)
             raise AmbiguousSourceError(
                 f"{printable(str(path))} holds several LMDBs ({names}), whose names do not have one split each: "
                 "give one of them",
-                [Answer(source=each.path) for each in found],
+                [Answer(source=each.path) for each in databases],
             )
-        order = in_packing_order(each.split for each in found)
-        return sorted(found, key=lambda each: order.index(each.split))
+        order = in_packing_order(each.split for each in databases)
+        return sorted(databases, key=lambda each: order.index(each.split))
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
@@ -226,7 +226,7 @@ def find_lmdbs(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return []
-    found = []
+    paths = []
     with os.scandir(path) as entries:
         for entry in entries:
             name = entry.name.lower()
@@ -235,10 +235,10 @@ def find_lmdbs(path: Path) -> list[Path]:
             if name.endswith(IMAGE_SUFFIXES):
                 return []
             if (is_directory(entry) or name.endswith((".lmdb", ".mdb", "_lmdb"))) and is_lmdb(path / entry.name):
-                found.append(path / entry.name)
+                paths.append(path / entry.name)
             elif is_directory(entry):
                 return []
-    return sorted(found)
+    return sorted(paths)
 
 
 def _split_from_name(path: Path) -> str:

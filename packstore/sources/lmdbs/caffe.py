@@ -50,8 +50,8 @@ class CaffeSource(LmdbSource):
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
         """Tells if more than half of the first 4 values are messages with an image."""
-        found = [_is_image_datum(value) for _, value in database.read_first_entries()]
-        return 2 * sum(found) > len(found)
+        are_images = [_is_image_datum(value) for _, value in database.read_first_entries()]
+        return 2 * sum(are_images) > len(are_images)
 
     @cached_property
     def _has_files(self) -> bool:
@@ -98,11 +98,11 @@ class CaffeSource(LmdbSource):
 def _is_image_datum(data: bytes) -> bool:
     """Tells if a value is a valid message with an image file or with pixels; False for any other value."""
     try:
-        found = parse_datum(data)
+        datum = parse_datum(data)
     except ValueError:
         return False
-    start, stop = found.data
-    return start < stop and (begins_like_image(data[start : start + 16]) if found.encoded else bool(found.shape[0]))
+    start, stop = datum.data
+    return start < stop and (begins_like_image(data[start : start + 16]) if datum.encoded else bool(datum.shape[0]))
 
 
 def parse_datum(data: bytes) -> _Datum:

@@ -32,18 +32,18 @@ class LsunSource(LmdbSource):
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
         """Tells if the database has a name of LSUN's. More than half of its first 4 values also have to be images."""
-        found = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
-        return _match_name(database.path) is not None and 2 * sum(found) > len(found)
+        are_images = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
+        return _match_name(database.path) is not None and 2 * sum(are_images) > len(are_images)
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
         """Finds the LMDBs with names of LSUN's, at ``path`` or in the folder ``path``; ignores others. Sorts them by
         split, then in the publisher's order of classes."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
-        found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
-        order = in_packing_order(split for split, _, _ in found)
-        found.sort(key=lambda each: (order.index(each[0]), CLASSES.index(each[1]) if each[1] else -1))
-        return [SplitDatabase(split, each) for split, _, each in found]
+        entries = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
+        order = in_packing_order(split for split, _, _ in entries)
+        entries.sort(key=lambda each: (order.index(each[0]), CLASSES.index(each[1]) if each[1] else -1))
+        return [SplitDatabase(split, each) for split, _, each in entries]
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
@@ -82,11 +82,11 @@ class LsunSource(LmdbSource):
         """Reads the image, and as ``label`` the class in the name of its LMDB. An image of ``test`` has no label.
         Raises :class:`ValueError` for a missing, damaged or too large image."""
         number, key = ref
-        found: dict[str, Any] = {"image": self.read_image(number, key)}
+        values: dict[str, Any] = {"image": self.read_image(number, key)}
         match = _match_name(self.databases[number].path)
         if match is not None and match[1]:
-            found["label"] = self._classes.index(match[1])
-        return found
+            values["label"] = self._classes.index(match[1])
+        return values
 
 
 def _match_name(path: Path) -> re.Match[str] | None:

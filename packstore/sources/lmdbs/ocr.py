@@ -42,19 +42,19 @@ class OcrSource(LmdbSource):
         missing, or ``num-samples`` is wrong."""
         for number, database in self.list_databases(split):
             count = _read_count(database)
-            found = others = 0
+            images = others = 0
             for key, size in database.walk_entries():
                 if key.startswith(_PREFIX):
-                    found += 1
-                    if key != b"image-%09d" % found:
-                        raise SourceError(f"{printable(str(database.path))}: image {found} is missing")
-                    yield Row(self.make_key(split, key.decode("ascii")), (number, found), size, 16)
-                elif key != b"num-samples" and not _is_label(key, found):  # images are before labels
+                    images += 1
+                    if key != b"image-%09d" % images:
+                        raise SourceError(f"{printable(str(database.path))}: image {images} is missing")
+                    yield Row(self.make_key(split, key.decode("ascii")), (number, images), size, 16)
+                elif key != b"num-samples" and not _is_label(key, images):  # images are before labels
                     others += 1
             self._others[number] = others
-            if found != count:
+            if images != count:
                 raise SourceError(
-                    f"{printable(str(database.path))}: num-samples is {count}, but there are {found} images"
+                    f"{printable(str(database.path))}: num-samples is {count}, but there are {images} images"
                 )
 
     def count_left_parts(self) -> Mapping[str, int]:

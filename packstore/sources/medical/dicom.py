@@ -380,14 +380,14 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     contents = list_contents(tree)
     folders = contents.folders.values()
-    found = any(suffix in folder.others for folder in folders for suffix in _SUFFIXES) or any(
+    has_dicom = any(suffix in folder.others for folder in folders for suffix in _SUFFIXES) or any(
         _is_dicom(tree, join(folder.path, name))
         for folder in folders
         for suffix, names in folder.others.items()
         if not suffix or suffix[1:].isdigit()
         for name in names.first
     )
-    if not found:
+    if not has_dicom:
         return Certainty.NO
     return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
 

@@ -40,18 +40,18 @@ class NoPixelsError(ValueError):
     """Raised for a DICOM file that is no image: a report, a plan, a directory."""
 
 
-def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
+def parse_file(data: bytes, max_bytes: int, pixels: list[tuple[int, int]] | None = None) -> Any:
     """Parses a file to pydicom's data set. Raises :class:`ValueError` for a damaged file, and if it inflates to more
     than ``max_bytes``.
 
-    ``found``: a list stops the parser at the pixels, and receives their tag and length. Raises :class:`SourceError` if
+    ``pixels``: a list stops the parser at the pixels, and receives their tag and length. Raises :class:`SourceError` if
     pydicom is not installed.
     """
 
     def is_pixels(tag: int, _vr: str | None, length: int) -> bool:
-        if found is not None and tag in PIXEL_TAGS:
-            found.append((int(tag), length))
-        return bool(found)
+        if pixels is not None and tag in PIXEL_TAGS:
+            pixels.append((int(tag), length))
+        return bool(pixels)
 
     with raise_as_damaged_file():
         data = _inflate(data, max_bytes)
@@ -82,8 +82,8 @@ def read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
     value = find_element(dataset, frame, keyword)
     if value is None or isinstance(value, (str, bytes)):
         return []
-    found = [float(each) for each in (value if isinstance(value, Sequence) else [value]) if each is not None]
-    return found if all(map(math.isfinite, found)) else []
+    numbers = [float(each) for each in (value if isinstance(value, Sequence) else [value]) if each is not None]
+    return numbers if all(map(math.isfinite, numbers)) else []
 
 
 def clamp_int64(value: Any) -> int:
@@ -113,11 +113,11 @@ def _inflate(data: bytes, max_bytes: int) -> bytes:
 def load_pydicom() -> Any:
     """Imports pydicom. Raises :class:`SourceError` if it is not installed."""
     try:
-        found = importlib.import_module("pydicom")
+        pydicom = importlib.import_module("pydicom")
         importlib.import_module("pydicom.pixels.processing")
     except ImportError as error:
         raise SourceError(f"DICOM is read by pydicom 3 or newer: pip install 'packstore[dicom]' ({error})") from None
-    return found
+    return pydicom
 
 
 @contextmanager

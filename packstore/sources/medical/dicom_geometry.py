@@ -66,5 +66,5 @@ def compute_plane_position(dataset: Any, frame: int) -> float:
         return math.inf
     normal = np.cross(axes[:3], axes[3:])
     lengths = np.linalg.norm(np.array([axes[:3], axes[3:], normal]), axis=1)
-    found = float(np.dot(normal, place))
-    return found if math.isfinite(found) and (np.abs(lengths - 1) < _LENGTH).all() else math.inf
+    position = float(np.dot(normal, place))
+    return position if math.isfinite(position) and (np.abs(lengths - 1) < _LENGTH).all() else math.inf

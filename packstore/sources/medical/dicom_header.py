@@ -83,38 +83,38 @@ def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, k
     length = min(size, _FIRST_BYTES)
     while True:
         data = read_start(length)
-        found: list[tuple[int, int]] = []
+        pixels: list[tuple[int, int]] = []
         try:
-            dataset = parse_file(data, max_bytes, found)
-            if found or length >= size:
-                return _convert_dataset_header(dataset, found, data, size, kept)
+            dataset = parse_file(data, max_bytes, pixels)
+            if pixels or length >= size:
+                return _convert_dataset_header(dataset, pixels, data, size, kept)
         except ValueError:
-            if found or length >= size:
+            if pixels or length >= size:
                 raise
         length = min(size, _GROWTH * length)
 
 
 def _convert_dataset_header(
-    dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]
+    dataset: Any, pixels: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]
 ) -> DicomHeader:
     """Converts a parsed data set to a header. Raises as :func:`read_header` does, also for more frames than the file
     has bytes for.
 
     Args:
         dataset: The data set, read up to its pixels.
-        found: Tag and length of the pixels; empty if there are none.
+        pixels: Tag and length of the pixels; empty if there are none.
         data: First bytes of the file.
         size: Bytes of the whole file.
         kept: Keywords of the elements that columns keep.
     """
     with raise_as_damaged_file():
-        if not found:
+        if not pixels:
             if "Rows" in dataset:
                 raise ValueError("ends before its pixels")
             if data[MAGIC_AT : MAGIC_AT + 4] != MAGIC and "SOPClassUID" not in dataset:
                 raise ValueError("no DICOM header")
             raise NoPixelsError
-        (tag, length), height, width = found[0], int(dataset.Rows), int(dataset.Columns)
+        (tag, length), height, width = pixels[0], int(dataset.Rows), int(dataset.Columns)
         channels, low, high = _find_stored_range(dataset)
         frames = int(dataset.get("NumberOfFrames") or 1)
         bits = height * width * int(dataset.get("SamplesPerPixel", 1)) * int(dataset.get("BitsAllocated", 32))
@@ -188,14 +188,14 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
             for keyword in ("WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
         )
         elements = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
-        found = {keyword: _to_json(value) for keyword, value in elements.items() if value is not None}
+        values = {keyword: _to_json(value) for keyword, value in elements.items() if value is not None}
         position = compute_plane_position(dataset, frame)
     return {
         "slope": slope[0] if slope else None,
         "intercept": intercept[0] if intercept else None,
         "window": np.array([*zip(centers, widths, strict=False)], np.float64).reshape(-1, 2),
         "position": position if math.isfinite(position) else None,
-        "dicom": found,
+        "dicom": values,
     }
 
 

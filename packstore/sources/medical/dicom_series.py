@@ -41,7 +41,7 @@ def sort_files(files: Sequence[DicomFile]) -> list[DicomFile]:
     Patients, studies and series are numbered from 0 in the order in which ``files`` has them.
     """
     known: list[dict[str, int]] = [{}, {}, {}]
-    found = []
+    copies = []
     for file in files:
         header = file.header
         if header is not None:
@@ -50,17 +50,17 @@ def sort_files(files: Sequence[DicomFile]) -> list[DicomFile]:
                 for numbers, name in zip(known, (header.patient, header.study, header.series), strict=True)
             )
             file = file._replace(numbers=(patient, study, series))
-        found.append(file)
-    return sorted(found, key=_sort_key)
+        copies.append(file)
+    return sorted(copies, key=_sort_key)
 
 
 def group_by_series(files: Sequence[DicomFile]) -> list[list[DicomFile]]:
     """Groups readable files by series, in their order. A file without the UID of a series is a series of its own."""
-    found: dict[Any, list[DicomFile]] = {}
+    groups: dict[Any, list[DicomFile]] = {}
     for file in files:
         if file.header is not None:
-            found.setdefault(file.numbers if file.header.series else file.path, []).append(file)
-    return list(found.values())
+            groups.setdefault(file.numbers if file.header.series else file.path, []).append(file)
+    return list(groups.values())
 
 
 def choose_mode(where: str, files: Sequence[DicomFile], form: str) -> Mode:

@@ -73,8 +73,8 @@ class HeaderScanSource(TreeRowSource):
     def stat_file(self, path: str) -> tuple[FileStat, str]:
         """Returns size and times of a file, and an empty text. For a file that cannot be read, returns size -1 and
         an error text."""
-        found = self._stat_or_missing(path)
-        return found, "is no file that can be read" if found.size < 0 else ""
+        stat = self._stat_or_missing(path)
+        return stat, "is no file that can be read" if stat.size < 0 else ""
 
 
 def declare_image_field(mode: Mode) -> Image:

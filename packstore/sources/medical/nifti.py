@@ -108,8 +108,8 @@ class NiftiSource(HeaderScanSource):
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in the paths of volumes. Returns only the split ``""`` if some path names none."""
-        found = {_find_split(volume.path) for volume in self._volumes}
-        return in_packing_order(found) if "" not in found else ("",)
+        names = {_find_split(volume.path) for volume in self._volumes}
+        return in_packing_order(names) if "" not in names else ("",)
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the image and its columns. Masks are among them if the source has any.
@@ -120,18 +120,18 @@ class NiftiSource(HeaderScanSource):
         """
         mode, masks = self._mode, {self._masks[volume.mask].dtype for volume in self._volumes if volume.mask}
         mask_dtype = "uint8" if masks == {"uint8"} else "int32"
-        found: dict[str, Field] = {"image": declare_image_field(mode)}
+        columns: dict[str, Field] = {"image": declare_image_field(mode)}
         if self._record_unit == "volumes":
-            found["volume"] = Array(mode.dtype, spatial="DCHW", smooth=True)
+            columns["volume"] = Array(mode.dtype, spatial="DCHW", smooth=True)
             if masks:
-                found["volume_mask"] = Array(mask_dtype, spatial="DCHW", optional=True)
+                columns["volume_mask"] = Array(mask_dtype, spatial="DCHW", optional=True)
         else:
-            found["slice"] = Array("int64")
+            columns["slice"] = Array("int64")
             if masks:
-                found["mask"] = Mask(mask_dtype, optional=True)
+                columns["mask"] = Mask(mask_dtype, optional=True)
         numbers = {name: Array("int64") for name in ("number", "time")}
         scale = {name: Array("float64") for name in ("slope", "intercept")}
-        return {**found, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
+        return {**columns, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Surveys the source, see :meth:`Source.survey`. Only volumes of 8 bits count as using all bits."""
@@ -172,7 +172,7 @@ class NiftiSource(HeaderScanSource):
         number, time, place, mask_file = rest
         header, data = self._read_volume(*file)
         planes = cast_to_mode(data[..., time, :], self._mode)
-        found = {
+        values = {
             "image": np.ascontiguousarray(planes[:, :, place].transpose(1, 0, 2)),
             "number": number,
             "time": time,
@@ -183,11 +183,11 @@ class NiftiSource(HeaderScanSource):
         }
         mask = None if mask_file is None else self._read_mask(mask_file, planes.shape[:3])
         if self._record_unit == "slices":
-            return {**found, "slice": place, **({} if mask is None else {"mask": mask[:, :, place].T})}
-        found["volume"] = np.ascontiguousarray(planes.transpose(2, 3, 1, 0))
+            return {**values, "slice": place, **({} if mask is None else {"mask": mask[:, :, place].T})}
+        values["volume"] = np.ascontiguousarray(planes.transpose(2, 3, 1, 0))
         if mask is not None:
-            found["volume_mask"] = np.ascontiguousarray(mask.transpose(2, 1, 0)[:, None])
-        return found
+            values["volume_mask"] = np.ascontiguousarray(mask.transpose(2, 1, 0)[:, None])
+        return values
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims a volume and its mask. Claims a damaged volume without its mask."""
@@ -223,8 +223,8 @@ class NiftiSource(HeaderScanSource):
         def read() -> tuple[NiftiHeader, NDArray[Any]]:
             return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)
 
-        found: tuple[NiftiHeader, NDArray[Any]] = self._recent.get_or_make((file, size, modified), read)
-        return found
+        volume: tuple[NiftiHeader, NDArray[Any]] = self._recent.get_or_make((file, size, modified), read)
+        return volume
 
     def _read_mask(self, ref: tuple[str, int, int], shape: tuple[int, ...]) -> NDArray[Any]:
         """Reads the mask of a volume, as uint8 if it is stored as such, else as int32.
@@ -284,19 +284,19 @@ class NiftiSource(HeaderScanSource):
 
         Raises :class:`SourceError` if there are no files.
         """
-        found: dict[str, _Volume] = {}
+        volumes: dict[str, _Volume] = {}
         paths = dict.fromkeys(self.find_files(lambda path: path.lower().endswith(_SUFFIXES)))
         for path in paths:
             stat, error = self.stat_file(path)
             volume = _Volume(path, stat.size, stat.modified_ns, stat.changed_ns, error=error)
             try:
-                found[path] = volume if error else self._scan_header(volume, paths)
+                volumes[path] = volume if error else self._scan_header(volume, paths)
             except ValueError as problem:
-                found[path] = volume._replace(error=str(problem))
-            self.report_scanned(len(found))
-        if not found:
+                volumes[path] = volume._replace(error=str(problem))
+            self.report_scanned(len(volumes))
+        if not volumes:
             raise SourceError(f"{printable(str(self.path))} holds no NIfTI files (.nii, .nii.gz)")
-        return found
+        return volumes
 
     def _scan_header(self, volume: _Volume, paths: Mapping[str, Any]) -> _Volume:
         """Returns the volume with its header, and its mask if that is among ``paths``. Raises :class:`ValueError` for a
@@ -356,12 +356,12 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None:
         return Certainty.NO
     contents = list_contents(tree)
-    found = any(
+    has_nifti = any(
         suffix == ".nii" or (suffix == ".gz" and any(name.lower().endswith(".nii.gz") for name in names.first))
         for folder in contents.folders.values()
         for suffix, names in folder.others.items()
     )
-    if not found:
+    if not has_nifti:
         return Certainty.NO
     return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
 

@@ -135,16 +135,16 @@ def inflate(data: bytes, limit: int) -> bytes:
     """
     if data[:2] != _GZIP_MAGIC:
         return data
-    found = b""
-    while data[:2] == _GZIP_MAGIC and len(found) < limit:
+    content = b""
+    while data[:2] == _GZIP_MAGIC and len(content) < limit:
         inflater = zlib.decompressobj(_GZIP)
         try:
-            found += inflater.decompress(data, limit - len(found))
+            content += inflater.decompress(data, limit - len(content))
             inflater.decompress(inflater.unconsumed_tail, 1)
         except zlib.error as error:
             raise ValueError(f"is damaged: {error}") from None
         data = inflater.unused_data
-    return found
+    return content
 
 
 def cast_to_mode(values: NDArray[Any], mode: Mode) -> NDArray[Any]:

@@ -137,16 +137,16 @@ class ArrayRecordFiles:
             return kept[0]
         footer = self._load_chunk_index(number)
         expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
-        found = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
-        if len(found) != expected:
-            raise ValueError(f"a chunk has {len(found)} records, and the index says {expected}")
+        records = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
+        if len(records) != expected:
+            raise ValueError(f"a chunk has {len(records)} records, and the index says {expected}")
         with self._lock:
-            self._kept[number, chunk] = found, sum(map(len, found))
+            self._kept[number, chunk] = records, sum(map(len, records))
             while len(self._kept) > _LEAST_KEPT and (
                 len(self._kept) > _MOST_KEPT or sum(size for _, size in self._kept.values()) > _KEPT_BYTES
             ):
                 self._kept.popitem(last=False)
-        return found
+        return records
 
     def _load_chunk_index(self, number: int) -> _ChunkIndex:
         """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError` if the file
@@ -306,9 +306,9 @@ def _decompress(kind: int, data: bytes, limit: int) -> bytes:
         raise SourceError("ArrayRecord compressed by Zstandard: pip install 'packstore[zstd]'") from None
     try:
         with zstandard.ZstdDecompressor().stream_reader(data[at:]) as stream:
-            found: bytes = stream.read(size + 1)
+            content: bytes = stream.read(size + 1)
     except zstandard.ZstdError as error:
         raise ValueError(f"it cannot be decompressed: {error}") from None
-    if len(found) != size:
-        raise ValueError(f"it has {len(found)} bytes decompressed, expected {size}")
-    return found
+    if len(content) != size:
+        raise ValueError(f"it has {len(content)} bytes decompressed, expected {size}")
+    return content

@@ -109,13 +109,13 @@ class BetonSource(ShardSource):
         number, index = ref
         beton = self._betons[number]
         row = self._read_rows(number, index, 1)[0]
-        found = {}
+        values = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
             try:
-                found[self._columns[name]] = self._read_value(number, name, kind, row[f"f{i}"])
+                values[self._columns[name]] = self._read_value(number, name, kind, row[f"f{i}"])
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{self.shards[number][1].name}: {printable(name)}: {error}") from error
-        return found
+        return values
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the start of the main image; its end is unknown. Returns None if the file was replaced since it was
@@ -123,29 +123,29 @@ class BetonSource(ShardSource):
         number, index = ref
         beton = self._betons[number]
         image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main_field)}"]
-        found = self._files.locate_span(number, int(image["ptr"]), 0)
-        return None if found is None else found._replace(within=None)
+        location = self._files.locate_span(number, int(image["ptr"]), 0)
+        return None if location is None else location._replace(within=None)
 
     def fields(self) -> Mapping[str, Field]:
         """Declares a column for each field by its type; integers with a name of labels become labels. Reads the rows of
         all files for the modes of images. Sets :attr:`shape` if all main images are raw pixels of one shape."""
         beton = self._betons[0]
-        found: dict[str, Field] = {}
+        columns: dict[str, Field] = {}
         plain: dict[int, Field] = {_FLOAT: Array("float64"), _INT: Array("int64"), _BYTES: Bytes(), _JSON: Json()}
         for name, kind in zip(beton.names, beton.types, strict=True):
             if kind == _RGB:
                 modes, shape = self._image_modes[name]
-                found[self._columns[name]] = Image("uint8" if modes == {_RAW} else None)
+                columns[self._columns[name]] = Image("uint8" if modes == {_RAW} else None)
                 if name == self._main_field and modes == {_RAW}:
                     self.shape = shape
             elif kind in (_ARRAY, _TENSOR):
                 dtype, axes = beton.arrays[name]
-                found[self._columns[name]] = Array(dtype.newbyteorder("=").name, axes)
+                columns[self._columns[name]] = Array(dtype.newbyteorder("=").name, axes)
             elif kind == _INT and name.lower() in LABEL_NAMES:
-                found[self._columns[name]] = Label()
+                columns[self._columns[name]] = Label()
             else:
-                found[self._columns[name]] = plain[kind]
-        return found
+                columns[self._columns[name]] = plain[kind]
+        return columns
 
     def close(self) -> None:
         """Closes the source and its open files."""
@@ -167,19 +167,19 @@ class BetonSource(ShardSource):
     def _columns(self) -> dict[str, str]:
         """Column of each field, by name; ``image`` for the main image. Raises :class:`SourceError` if a field ``image``
         has no images."""
-        found = make_column_names(list(self._betons[0].names))
-        if "image" in found.values() and found[self._main_field] != "image":
+        columns = make_column_names(list(self._betons[0].names))
+        if "image" in columns.values() and columns[self._main_field] != "image":
             raise SourceError(
                 f"{printable(str(self.path))}: 'image' is not an image, but {printable(self._main_field)} is"
             )
-        return {**found, self._main_field: "image"}
+        return {**columns, self._main_field: "image"}
 
     @cached_property
     def _image_modes(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
         """Modes and shape of the images of each field, by name. Modes are 0 for JPEG and 1 for raw pixels; others
         are left out. The shape is ``(H, W, 3)``, or None if it varies. The first use reads all rows."""
         beton = self._betons[0]
-        found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
+        facts: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
             if kind != _RGB:
                 continue
@@ -192,20 +192,20 @@ class BetonSource(ShardSource):
                         pairs = np.unique(image["height"].astype(np.uint32) << 16 | image["width"]).tolist()
                         sizes |= {(pair >> 16, pair & 0xFFFF) for pair in pairs[:2]}
             shape = (*next(iter(sizes)), 3) if len(sizes) == 1 else None
-            found[name] = modes & {_JPG, _RAW}, shape
-        return found
+            facts[name] = modes & {_JPG, _RAW}, shape
+        return facts
 
     @cached_property
     def _allocation_tables(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
         """Offsets and sizes of the allocated pieces of each file, sorted by offset."""
-        found = []
+        tables = []
         for number, beton in enumerate(self._betons):
             count = (beton.nbytes - beton.table_at) // _ALLOCATED.itemsize
             data = self._files[number].read(count * _ALLOCATED.itemsize, beton.table_at)
             table = np.frombuffer(data[: len(data) // _ALLOCATED.itemsize * _ALLOCATED.itemsize], _ALLOCATED)
             order = np.lexsort((table["size"], table["ptr"]))
-            found.append((table["ptr"][order], table["size"][order]))
-        return found
+            tables.append((table["ptr"][order], table["size"][order]))
+        return tables
 
     def _read_value(self, number: int, name: str, kind: int, value: Any) -> Any:
         """Reads a value of a row by the type of its field. Returns a number, an image, an array, bytes, or a parsed

@@ -230,19 +230,19 @@ class ExampleSource(ShardSource):
     def index(self) -> list[_ExampleIndex]:
         """Indexes of the shards. The first use reads all records, and collects :attr:`facts`. Raises
         :class:`SourceError` if there are no records, or none is an example."""
-        found = [self._index_file(number) for number in range(len(self.shards))]
-        if not any(len(index.places) or index.damaged for index in found):
+        indexes = [self._index_file(number) for number in range(len(self.shards))]
+        if not any(len(index.places) or index.damaged for index in indexes):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
         if not self.facts.parsed:
-            reason = next((index.damaged[1] for index in found if index.damaged), "none of its records is an example")
-            raise SourceError(f"{printable(str(self.path))}: {self._pickle_advice(found) or reason}")
-        return found
+            reason = next((index.damaged[1] for index in indexes if index.damaged), "none of its records is an example")
+            raise SourceError(f"{printable(str(self.path))}: {self._pickle_advice(indexes) or reason}")
+        return indexes
 
-    def _pickle_advice(self, found: Sequence[_ExampleIndex]) -> str | None:
+    def _pickle_advice(self, indexes: Sequence[_ExampleIndex]) -> str | None:
         """Returns advice for the user if records are pickles, else None. The first record decides, by its first and
         last bytes."""
-        number = next(number for number, index in enumerate(found) if index.places or index.damaged)
-        index = found[number]
+        number = next(number for number, index in enumerate(indexes) if index.places or index.damaged)
+        index = indexes[number]
         data = self._files.read_record(number, index.places[0], index.lengths[0]) if index.places else None
         if not data or data[0] != 0x80 or data[1:2] not in (b"\2", b"\3", b"\4", b"\5") or data[-1:] != b".":
             return None

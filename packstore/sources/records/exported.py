@@ -54,12 +54,12 @@ class ExportedTfds(ExportedRows, ExampleSource):
         :class:`ValueError` for a missing image, and for a value that does not fit its column."""
         image = self.export_manifest.manifest.image
         files = image.layout is None or self.export_manifest.image == "png"
-        found = {"image": _get_bytes("image", features, message) if files else _decode_array(image, features, message)}
+        values = {"image": _get_bytes("image", features, message) if files else _decode_array(image, features, message)}
         for column in self._held_columns:
             valid = features.get(column.valid_name) if column.nullable else None
             if valid is None or valid.numbers(message).any():
-                found[column.name] = _decode_column(column, features, message)
-        return found
+                values[column.name] = _decode_column(column, features, message)
+        return values
 
 
 def _decode_column(column: Column, features: Mapping[str, Feature], message: Message) -> Any:

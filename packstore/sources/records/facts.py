@@ -194,12 +194,12 @@ def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
 def _find_largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
     """Returns the largest absolute value of each feature of edges of boxes (``…xmin``), by name. Leaves out features
     that are no floats."""
-    found = {}
+    edges = {}
     for name, feature in features.items():
         if feature.kind == "floats" and feature.spans and name.endswith(_EDGES):
             data = b"".join([message.get(start, stop) for _, start, stop in feature.spans])
-            found[name] = max(map(abs, struct.unpack(f"<{len(data) // 4}f", data)), default=0.0)
-    return found
+            edges[name] = max(map(abs, struct.unpack(f"<{len(data) // 4}f", data)), default=0.0)
+    return edges
 
 
 def _guess_content(start: bytes, cut: bool) -> str:

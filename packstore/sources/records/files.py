@@ -35,11 +35,11 @@ class OpenFiles:
         the file that was used longest ago. Raises :class:`SourceError` for a missing file, or a damaged compressed
         one."""
         with self._lock:
-            found = self._open.pop(number, None) or self._open_file(self._paths[number])
-            self._open[number] = found
+            file = self._open.pop(number, None) or self._open_file(self._paths[number])
+            self._open[number] = file
             if len(self._open) > _OPEN:
                 self._open.popitem(last=False)
-        return found
+        return file
 
     def _open_file(self, path: Path) -> OpenFile:
         """Opens a file. Decompresses a compressed file to a temporary file. Raises :class:`SourceError` if it cannot be

@@ -61,10 +61,10 @@ class Numbering:
         :class:`ValueError` for a number that no class has."""
         if number == -1:
             return None
-        found = number - self.first if self.numbers is None else self.numbers.get(number, -1)
-        if found < 0 or (self.classes is not None and found >= len(self.classes)):
+        class_number = number - self.first if self.numbers is None else self.numbers.get(number, -1)
+        if class_number < 0 or (self.classes is not None and class_number >= len(self.classes)):
             raise ValueError(f"{number} is the number of no class")
-        return found
+        return class_number
 
 
 def find_class_names(folder: Path) -> ClassNameFile | None:
@@ -107,17 +107,17 @@ def _parse_lines(text: str) -> list[tuple[int | None, str]]:
 def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
     """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``) in
     text form. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
-    found: list[tuple[int | None, str]] = []
+    items: list[tuple[int | None, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):
         values = dict(_VALUE.findall(re.sub(r"display_name\s*:\s*", "shown:", item)))
         if not re.fullmatch(r"\d{1,9}", values.get("id", "")):
             raise ValueError("an item has no id")
         name = re.sub(r"\\(.)", r"\1", values.get("name", "")[1:-1])
-        found.append((int(values["id"]), name or values["id"]))
-    if len(found) != len(re.findall(r"\bitem\b\s*\{", text)) or not found:
+        items.append((int(values["id"]), name or values["id"]))
+    if len(items) != len(re.findall(r"\bitem\b\s*\{", text)) or not items:
         raise ValueError("it is not a label map")
-    return found
+    return items
 
 
 def find_numbering(

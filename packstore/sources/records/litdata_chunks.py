@@ -95,12 +95,12 @@ def _inflate_frame(data: bytes, most: int, name: str, *, exactly: bool = False) 
 
     Raises :class:`ValueError` if the frame has more bytes; with ``exactly``, also if it has fewer. Raises the library's
     errors for damage, and :class:`SourceError` without the library."""
-    found = 0
+    nbytes = 0
     with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
         while piece := stream.read(_STEP):
-            found += len(piece)
-            if found > most:
+            nbytes += len(piece)
+            if nbytes > most:
                 break
             yield piece
-    if found > most or (exactly and found != most):
-        raise ValueError(f"a frame has {found} bytes or more, where it should have {most}")
+    if nbytes > most or (exactly and nbytes != most):
+        raise ValueError(f"a frame has {nbytes} bytes or more, where it should have {most}")

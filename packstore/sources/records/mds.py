@@ -122,14 +122,14 @@ class MdsSource(ShardSource):
     def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
         """Decodes the values of a sample, by column; leaves out lists of images. Raises :class:`ValueError` with the
         name of the value for a damaged one."""
-        found = {}
+        values = {}
         for name, encoding in zip(shard.names, shard.encodings, strict=True):
             if name in self._columns:
                 try:
-                    found[self._columns[name]] = self.decode_by_encoding(encoding, raw[name])
+                    values[self._columns[name]] = self.decode_by_encoding(encoding, raw[name])
                 except (ValueError, OverflowError, RecursionError) as error:
                     raise ValueError(f"{printable(name)}: {error}") from error
-        return found
+        return values
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the sample, from its first value to its last. Returns None if its shard is compressed, or has been
@@ -153,8 +153,8 @@ class MdsSource(ShardSource):
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts the values in each sample that are lists of images, which no column can hold."""
-        found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
-        return dict(found)
+        counts = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
+        return dict(counts)
 
     def files(self) -> Iterator[Path]:
         """Yields the index files, then the shards."""
@@ -172,11 +172,11 @@ class MdsSource(ShardSource):
         :class:`SourceError` if another value is called ``image``."""
         shard = self._shards[0]
         names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
-        found = make_column_names(names)
+        columns = make_column_names(names)
         main = self._find_main_image(names, dict(zip(shard.names, shard.encodings, strict=True)))
-        if "image" in found.values() and found[main] != "image":
+        if "image" in columns.values() and columns[main] != "image":
             raise SourceError(f"{printable(str(self.path))}: 'image' is not an image, but {printable(main)} is")
-        return {**found, main: "image"}
+        return {**columns, main: "image"}
 
     def _find_main_image(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
         """Finds the value that is the main image: the first with a usual name of images, else the first. The order is:
@@ -358,7 +358,7 @@ class ExportedMds(ExportedRows, MdsSource):
         """Decodes the image and the exported columns; leaves out missing values. Values of varying length that are no
         images become :class:`StoredBytes`, the bytes that the store had. Raises :class:`ValueError` for a damaged
         value."""
-        found: dict[str, Any] = {}
+        sample: dict[str, Any] = {}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
             if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):
                 continue
@@ -366,21 +366,21 @@ class ExportedMds(ExportedRows, MdsSource):
             if column.nullable and not any(raw[column.valid_name]):
                 continue
             if column.name == "image" and (column.layout is None or self.export_manifest.image == "png"):
-                found["image"] = data
+                sample["image"] = data
             elif column.layout is not None and column.kind == "ragged":
-                found[column.name] = decode_array("ndarray", data, NUMPY_DTYPE[column.dtype].name)
+                sample[column.name] = decode_array("ndarray", data, NUMPY_DTYPE[column.dtype].name)
             elif column.kind == "fixed":
                 numbers = NUMPY_DTYPE[column.dtype]
                 values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
-                found[column.name] = values.reshape(column.shape)
+                sample[column.name] = values.reshape(column.shape)
             elif column.form == "numbers":
                 dtype = NUMPY_DTYPE[column.dtype].name
-                found[column.name] = StoredBytes(
+                sample[column.name] = StoredBytes(
                     decode_array("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
                 )
             else:
-                found[column.name] = StoredBytes(data)
-        return found
+                sample[column.name] = StoredBytes(data)
+        return sample
 
 
 KIND = Kind("mds", "MDS shards of MosaicML Streaming", _recognise, open_with(MdsSource, ExportedMds))

@@ -189,9 +189,9 @@ def read_index(index: Path) -> dict[str, Any]:
     Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 256 MiB.
     """
     try:
-        found = json.loads(read_bounded(index, MAX_JSON))
+        content = json.loads(read_bounded(index, MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SourceError(f"{printable(str(index))} cannot be read: it is not a JSON object")
-    return found
+    return content

@@ -118,7 +118,7 @@ class RecordioSource(ShardSource):
         Raises :class:`AmbiguousSourceError` for class numbers from 2^24 on, which float32 rounds. If the user named the
         kind, accepts them.
         """
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
         single, counts = self._has_single_label, self._facts.counts
@@ -131,18 +131,18 @@ class RecordioSource(ShardSource):
                     [Answer(("--source", self.kind))],
                     self.path,
                 )
-            found["label"] = Label()
+            columns["label"] = Label()
         elif single:
-            found["label"] = Array("float32")
+            columns["label"] = Array("float32")
         if counts - {0, 1} or (counts - {0} and not single):
             count = max(counts)
             name = "labels" if single else "label"
-            found[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
+            columns[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
         if self._facts.ids and self._listed_keys is None:
-            found["id"] = Array("uint64")
+            columns["id"] = Array("uint64")
         if self._facts.further:
-            found["id2"] = Array("uint64")
-        return found
+            columns["id2"] = Array("uint64")
+        return columns
 
     @cached_property
     def _has_single_label(self) -> bool:
@@ -155,14 +155,14 @@ class RecordioSource(ShardSource):
         """Counts InsightFace's records without an image, and lines of lists without a record. Counts all lines if the
         lists are incomplete and therefore not used."""
         listed = sum(len(index.listed or ()) for index in self._indexes)
-        found = {
+        counts = {
             "records without an image (of InsightFace)": self._facts.without,
             "lines of lists without a record": listed - sum(map(len, self._listed_keys))
             if self._listed_keys is not None
             else 0,
             "lines of lists that do not name all records": listed if self._listed_keys is None else 0,
         }
-        return {reason: count for reason, count in found.items() if count}
+        return {reason: count for reason, count in counts.items() if count}
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each record. Its key is the path from the list if the lists are complete. If the rest of the
@@ -197,14 +197,14 @@ class RecordioSource(ShardSource):
 
     def decode_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
         """Returns labels and numbers of a record by column, for the columns that :meth:`fields` declares."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, declared in self.schema_fields.items():
             if name == "label" and isinstance(declared, Label):
-                found[name] = int(labels[0])
+                values[name] = int(labels[0])
             elif name in ("label", "labels"):
-                found[name] = labels[0] if self._has_single_label and name == "label" else labels
+                values[name] = labels[0] if self._has_single_label and name == "label" else labels
         further_values = {"id": np.uint64(identity), "id2": np.uint64(further)}
-        return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
+        return values | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the record, from the first part to the last. If the record is one part, its bytes contain the image
@@ -236,7 +236,7 @@ class RecordioSource(ShardSource):
         None instead."""
         if all(index.listed is None for index in self._indexes):
             return None
-        found, seen, reason = [], set[str](), ""
+        key_lists, seen, reason = [], set[str](), ""
         for index, (_, path) in zip(self._indexes, self.shards, strict=True):
             listed, name = index.listed, printable(path.with_suffix(".lst").name)
             lacking = [identity for identity in index.ids if identity not in (listed or ())]
@@ -249,9 +249,9 @@ class RecordioSource(ShardSource):
             elif twice := len(keys) - len(set(keys)) + len(seen.intersection(keys)):
                 reason = reason or f"{name} has paths that come twice ({twice:,})"
             seen.update(keys)
-            found.append(keys)
+            key_lists.append(keys)
         if not reason:
-            return found
+            return key_lists
         if self.options.named:
             return None
         raise AmbiguousSourceError(
@@ -265,10 +265,10 @@ class RecordioSource(ShardSource):
     def _indexes(self) -> list[_RecordIndex]:
         """Index of each file. The first use reads the headers of all records, and collects their facts. Raises
         :class:`SourceError` if there are no records."""
-        found = [self._index_file(number) for number in range(len(self.shards))]
-        if not any(len(index.places) or index.damaged for index in found):
+        indexes = [self._index_file(number) for number in range(len(self.shards))]
+        if not any(len(index.places) or index.damaged for index in indexes):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
-        return found
+        return indexes
 
     def _index_file(self, number: int) -> _RecordIndex:
         """Indexes the records of file ``number`` up to the first damage. Reads the list beside the file. Drops
@@ -332,7 +332,7 @@ class RecordioSource(ShardSource):
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None
-        found: dict[int, str] = {}
+        paths: dict[int, str] = {}
         try:
             if file.stat().st_size > _MAX_LIST:
                 raise SourceError(
@@ -344,14 +344,14 @@ class RecordioSource(ShardSource):
                     name = rest.rpartition("\t")[2]
                     if (own := _FACES_LINE.fullmatch(line.rstrip("\r\n"))) is not None:
                         number, name = str(place), own[1].lstrip("/")
-                    if not re.fullmatch(r"\d{1,18}", number) or int(number) in found or not name:
+                    if not re.fullmatch(r"\d{1,18}", number) or int(number) in paths or not name:
                         raise SourceError(
                             f"{printable(str(file))}: {printable(line[:80].strip())} is not a line of a list"
                         )
-                    found[int(number)] = name
+                    paths[int(number)] = name
         except OSError as error:
             raise SourceError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from None
-        return found
+        return paths
 
 
 def _find_parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:

@@ -85,7 +85,7 @@ def find_shards(
     """
     if path.is_file():
         return FoundShards([("", path)])
-    found = FoundShards()
+    shards = FoundShards()
     counted: dict[tuple[Path, str, int, str], set[int]] = {}
     try:
         top = _list_sorted(path)
@@ -100,16 +100,16 @@ def find_shards(
                     continue
                 if of:
                     counted.setdefault((folder, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
-                found.files.append((find_split_in_name(file.name) if folder is path else folder.name.lower(), file))
+                shards.files.append((find_split_in_name(file.name) if folder is path else folder.name.lower(), file))
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
     for (_, stem, total, suffix), numbers in counted.items():
         gone = (n for n in range(total) if n not in numbers)
-        found.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
-    without = [file for split, file in found.files if not split]
-    if without and len(without) < len(found.files):
+        shards.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
+    without = [file for split, file in shards.files if not split]
+    if without and len(without) < len(shards.files):
         raise SourceError(f"{printable(str(without[0]))}: its name has no split, but those of other shards have")
-    return found
+    return shards
 
 
 def _list_sorted(folder: Path) -> list[Path]:

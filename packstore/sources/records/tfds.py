@@ -98,16 +98,16 @@ class TfdsSource(ExampleSource):
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels.
         Raises :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, leaf in self._column_leaves.items():
             try:
-                found[name] = self._decode_leaf(leaf, features, message)
+                values[name] = self._decode_leaf(leaf, features, message)
             except (ValueError, zlib.error, OverflowError) as error:
                 raise ValueError(f"{printable(leaf.feature)}: {error}") from error
         for name, leaf in self._column_leaves.items():
-            if leaf.what == "boundingBox" and found[name] is not None:
-                found[name] = _boxes_to_pixels(leaf, found[name], found["image"])
-        return found
+            if leaf.what == "boundingBox" and values[name] is not None:
+                values[name] = _boxes_to_pixels(leaf, values[name], values["image"])
+        return values
 
     def _index_file(self, number: int) -> Any:
         """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, keeps the records, and
@@ -329,12 +329,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
-        found = json.loads(read_bounded(file, _MAX_JSON))
-        if not isinstance(found, dict):
+        content = json.loads(read_bounded(file, _MAX_JSON))
+        if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(file))} cannot be read: {printable(str(error))}") from None
-    return found
+    return content
 
 
 def _find_versions(path: Path) -> list[Path]:
@@ -344,42 +344,42 @@ def _find_versions(path: Path) -> list[Path]:
         return [path]
     tree = open_tree(path)
     below = () if tree is None else tree.names("").folders
-    found = [path / name for name in below if _VERSION.fullmatch(name)]
+    versions = [path / name for name in below if _VERSION.fullmatch(name)]
     for folder in below:
-        if tree is not None and path / folder not in found:
-            found += [path / folder / name for name in tree.names(folder).folders if _VERSION.fullmatch(name)]
-    return [p for p in found if (p / INFO).is_file()]
+        if tree is not None and path / folder not in versions:
+            versions += [path / folder / name for name in tree.names(folder).folders if _VERSION.fullmatch(name)]
+    return [p for p in versions if (p / INFO).is_file()]
 
 
 def _find_version(path: Path) -> Path:
     """Finds the only version at a path. Raises :class:`SourceError` for none, :class:`AmbiguousSourceError` for
     several."""
     try:
-        found = _find_versions(path) if path.is_dir() else []
+        versions = _find_versions(path) if path.is_dir() else []
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
-    if len(found) > 1:
-        several = ", ".join(printable(str(each)) for each in found[:5]) + (", …" if len(found) > 5 else "")
+    if len(versions) > 1:
+        several = ", ".join(printable(str(each)) for each in versions[:5]) + (", …" if len(versions) > 5 else "")
         raise AmbiguousSourceError(
             f"{printable(str(path))} holds several versions or configurations: give one of {several}",
-            [Answer(source=each) for each in found[:5]],
+            [Answer(source=each) for each in versions[:5]],
         )
-    if not found:
+    if not versions:
         raise SourceError(f"{printable(str(path))} holds no {INFO} of TensorFlow Datasets")
-    return found[0]
+    return versions[0]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Certain for a version of a dataset with ``dataset_info.json`` and ``features.json``, else ``NO``. Raises
     :class:`AmbiguousSourceError` for several versions, and for TFRecord files without ``features.json``."""
     try:
-        found = _find_versions(path) if path.is_dir() else []
+        versions = _find_versions(path) if path.is_dir() else []
     except OSError:
         return Certainty.NO
-    if not found:
+    if not versions:
         return Certainty.NO
-    if not any((each / FEATURES).is_file() for each in found):
-        if any(is_tfrecord(file) for each in found for file in list_first_shards(each, SUFFIXES)):
+    if not any((each / FEATURES).is_file() for each in versions):
+        if any(is_tfrecord(file) for each in versions for file in list_first_shards(each, SUFFIXES)):
             raise AmbiguousSourceError(
                 f"{printable(str(path))} has {INFO} of TensorFlow Datasets, but no {FEATURES}, which says what its "
                 "features are: a version before 4.0 wrote it. Write it again with version 4.7 or later, or pack its "

@@ -98,7 +98,7 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
     Raises :class:`ValueError` if there are no images, more than 1,000 columns, or two columns with one name. Raises
     other errors for invalid content.
     """
-    found = FeatureColumns()
+    columns = FeatureColumns()
     for path, leaf in _walk_features(features, (), (), 0):
         feature, where = leaf.feature, "-".join(part.replace("/", ".") for part in path)
         if leaf.what == "classLabel":
@@ -107,45 +107,45 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
             )
         reason = _unsupported_reason(leaf)
         if reason:
-            found.ignored[f"features that are {reason}"] += 1
+            columns.ignored[f"features that are {reason}"] += 1
             continue
         name = make_column_name("_".join(path)) if feature not in KEYS else make_column_name(feature)
-        if name in found.leaves:
+        if name in columns.leaves:
             raise ValueError(f"two features would be the column {name!r}")
-        if len(found.leaves) >= _MAX_COLUMNS:
+        if len(columns.leaves) >= _MAX_COLUMNS:
             raise ValueError(f"it has more than {_MAX_COLUMNS:,} features")
-        found.leaves[name] = leaf
-    _rename_boxes(found)
-    single = {name: leaf for name, leaf in found.leaves.items() if leaf.what == "image" and not leaf.lengths}
+        columns.leaves[name] = leaf
+    _rename_boxes(columns)
+    single = {name: leaf for name, leaf in columns.leaves.items() if leaf.what == "image" and not leaf.lengths}
     images = [name for name, leaf in single.items() if not is_mask_leaf(leaf)]
-    images += [name for name, leaf in found.leaves.items() if name == "image" and is_pixel_tensor(leaf)]
+    images += [name for name, leaf in columns.leaves.items() if name == "image" and is_pixel_tensor(leaf)]
     if not images:
-        raise ValueError(f"it has no images, but {', '.join(found.leaves) or 'nothing'}")
+        raise ValueError(f"it has no images, but {', '.join(columns.leaves) or 'nothing'}")
     if "image" not in images:
-        if "image" in found.leaves:
+        if "image" in columns.leaves:
             raise ValueError(f"its feature 'image' is none, and {images[0]!r} is")
-        found.leaves = {"image" if name == images[0] else name: leaf for name, leaf in found.leaves.items()}
-    return found
+        columns.leaves = {"image" if name == images[0] else name: leaf for name, leaf in columns.leaves.items()}
+    return columns
 
 
-def _rename_boxes(found: FeatureColumns) -> None:
+def _rename_boxes(columns: FeatureColumns) -> None:
     """Renames the only sequence of boxes to ``boxes``, and the class label beside it to ``labels``. Several labels
-    beside it keep their names. Renames none if another column has such a name. Records in ``found`` which labels belong
-    to which boxes."""
-    boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
+    beside it keep their names. Renames none if another column has such a name. Records in ``columns`` which labels
+    belong to which boxes."""
+    boxes = [name for name, leaf in columns.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
     for box in boxes:
-        beside = found.leaves[box].feature.rpartition("/")[0]
+        beside = columns.leaves[box].feature.rpartition("/")[0]
         labels = [
             name
-            for name, leaf in found.leaves.items()
+            for name, leaf in columns.leaves.items()
             if leaf.what == "classLabel" and len(leaf.lengths) == 1 and leaf.feature.rpartition("/")[0] == beside != ""
         ]
         names = {box: "boxes"} | ({labels[0]: "labels"} if len(labels) == 1 else {})
-        if len(boxes) == 1 and not (set(names.values()) - set(names)) & found.leaves.keys():
-            found.leaves = {names.get(name, name): leaf for name, leaf in found.leaves.items()}
-            found.parallel.update({names.get(name, name): "boxes" for name in labels})
+        if len(boxes) == 1 and not (set(names.values()) - set(names)) & columns.leaves.keys():
+            columns.leaves = {names.get(name, name): leaf for name, leaf in columns.leaves.items()}
+            columns.parallel.update({names.get(name, name): "boxes" for name in labels})
         else:
-            found.parallel.update(dict.fromkeys(labels, box))
+            columns.parallel.update(dict.fromkeys(labels, box))
 
 
 def _walk_features(

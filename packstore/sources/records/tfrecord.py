@@ -76,13 +76,15 @@ class TfrecordSource(ExampleSource):
     label_names = _LABELS
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        found = find_shards(path, self.suffixes, self.is_shard)
-        if not found.files:
+        shards = find_shards(path, self.suffixes, self.is_shard)
+        if not shards.files:
             raise SourceError(f"{printable(str(path))} holds no {self.format_name} files")
         if not options.named:
-            refuse_missing_shards(path, self.kind, found.missing)
-        super().__init__(path, options, found.files)
-        self.evidence = f"{len(found.files)} {self.format_name} file{'s' * (len(found.files) != 1)} of tf.train.Example"
+            refuse_missing_shards(path, self.kind, shards.missing)
+        super().__init__(path, options, shards.files)
+        self.evidence = (
+            f"{len(shards.files)} {self.format_name} file{'s' * (len(shards.files) != 1)} of tf.train.Example"
+        )
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns of :meth:`_example_columns`, and ``boxes`` for the four features of edges. The first
@@ -94,10 +96,10 @@ class TfrecordSource(ExampleSource):
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that repeat size or format of the image, and features whose values hold several files each.
         Leaves out zeros."""
-        found = Counter[str]()
-        found["features that the images say themselves (size, format)"] = len(self._repeated_features)
-        found["features of several files each"] = len(self._file_list_features)
-        return +found
+        counts = Counter[str]()
+        counts["features that the images say themselves (size, format)"] = len(self._repeated_features)
+        counts["features of several files each"] = len(self._file_list_features)
+        return +counts
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
@@ -107,24 +109,24 @@ class TfrecordSource(ExampleSource):
         unknown = features.keys() - self.facts.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
-        found = {}
+        values = {}
         for name, part in parts.items():
             feature = features.get(part.feature)
             if feature is not None and feature.kind:
                 try:
-                    found[name] = part.decode(feature, message)
+                    values[name] = part.decode(feature, message)
                 except ValueError as error:
                     raise ValueError(f"{printable(part.feature)}: {error}") from error
             elif isinstance(part.field, (Labels, Array)) and getattr(part.field, "ragged", True):
-                found[name] = np.zeros(0, np.int64 if isinstance(part.field, Labels) else part.field.dtype)
-        if self._raw_shape_features is not None and "image" in found:
+                values[name] = np.zeros(0, np.int64 if isinstance(part.field, Labels) else part.field.dtype)
+        if self._raw_shape_features is not None and "image" in values:
             try:
-                found["image"] = _pixels_to_png(found["image"], *self._read_shape(features, message))
+                values["image"] = _pixels_to_png(values["image"], *self._read_shape(features, message))
             except ValueError as error:
                 raise ValueError(f"{printable(self._main_feature)}: {error}") from error
         if self._box_features is not None:
-            found["boxes"] = self._read_boxes(features, message, found.get("image"))
-        return found
+            values["boxes"] = self._read_boxes(features, message, values.get("image"))
+        return values
 
     def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
         """Reads height, width and channels of an image of raw pixels; None for channels that are not recorded. Raises
@@ -245,16 +247,16 @@ class TfrecordSource(ExampleSource):
         beside: ClassNameFile | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         facts, labels = self.facts.features, self.facts.labels
         given = {each: labels[each] for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}}
-        found: dict[str, Numbering] = {}
+        numberings: dict[str, Numbering] = {}
         for label in given:
             if label == "image/object/bbox/label" and "image/class/label" in given:  # the image's class for each box
-                found[label] = found["image/class/label"]
+                numberings[label] = numberings["image/class/label"]
                 continue
             named = self.options.named
-            found[label] = find_numbering(self.path, self.kind, label, given[label], beside, named=named)
-        reasons = dict.fromkeys(each.why for each in found.values() if each.why)
+            numberings[label] = find_numbering(self.path, self.kind, label, given[label], beside, named=named)
+        reasons = dict.fromkeys(each.why for each in numberings.values() if each.why)
         self.evidence = "; ".join([self.evidence, *reasons])
-        return found
+        return numberings
 
     @cached_property
     def _example_columns(self) -> dict[str, _ExampleColumn]:
@@ -271,10 +273,10 @@ class TfrecordSource(ExampleSource):
         gone = edges | named | self._repeated_features | self._file_list_features | {main, self.key_feature}
         left = [name for name, facts in sorted(self.facts.features.items()) if name not in gone and facts.kinds != {""}]
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
-        found = {"image": _ExampleColumn(Image(), main, _decode_bytes)}
+        columns = {"image": _ExampleColumn(Image(), main, _decode_bytes)}
         for name, feature in _name_columns(left, of).items():
-            found[name] = self._make_column(feature, of)
-        return found
+            columns[name] = self._make_column(feature, of)
+        return columns
 
     def _make_column(self, name: str, of: str | None) -> _ExampleColumn:
         """Makes the column of a feature by the facts about its values. Raises :class:`SourceError` if records hold
@@ -327,15 +329,15 @@ def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for feature, name in short.items():
         whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{make_column_name(feature)}_"
-        if whole in found:
+        if whole in columns:
             raise SourceError(
-                f"two features would be the column {whole!r}: {printable(feature)}, {printable(found[whole])}"
+                f"two features would be the column {whole!r}: {printable(feature)}, {printable(columns[whole])}"
             )
-        found[whole] = feature
-    return found
+        columns[whole] = feature
+    return columns
 
 
 def _make_bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
@@ -402,10 +404,10 @@ def _make_labels_decoder(numbers: Numbering) -> Decode:
     :class:`ValueError` for -1, and for a number that no class has."""
 
     def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
-        found = [numbers(number) for number in _decode_numbers(feature, message).tolist()]
-        if None in found:
+        labels = [numbers(number) for number in _decode_numbers(feature, message).tolist()]
+        if None in labels:
             raise ValueError("found -1 among numbers of classes")
-        return np.array(found, np.int64)
+        return np.array(labels, np.int64)
 
     return decode
 

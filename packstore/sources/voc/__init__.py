@@ -96,14 +96,14 @@ class VocSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the field of each column. Opens the first masks, and reads all annotations for their classes."""
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
-            found[name] = self._infer_mask_field(folder)
-        found |= declare_mask_columns(self._palette) if self._palette is not None else {}
+            columns[name] = self._infer_mask_field(folder)
+        columns |= declare_mask_columns(self._palette) if self._palette is not None else {}
         if self._annotated:
             rows = chain.from_iterable(map(self.file_rows, self.splits()))
-            found |= declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
-        return found
+            columns |= declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
+        return columns
 
     def _infer_mask_field(self, folder: str) -> Field:
         """Returns the field of the masks in a folder, by the first readable image of its first 64 files.
@@ -139,11 +139,11 @@ class VocSource(FileRowSource):
 
         Raises :class:`ValueError` for an invalid annotation or mask.
         """
-        found = dict(super().read_values(ref))
-        if self._palette is not None and found["mask"] is not None:
-            found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
-        document = found.get("json")
-        return found if document is None else found | parse_annotation(document)
+        values = dict(super().read_values(ref))
+        if self._palette is not None and values["mask"] is not None:
+            values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
+        document = values.get("json")
+        return values if document is None else values | parse_annotation(document)
 
     def describing_files(self) -> Iterable[str]:
         """Returns the paths of the lists of images and of the files of the palette."""
@@ -233,14 +233,14 @@ def _find_voc_folder(tree: Tree) -> str | None:
     if _find_image_folder(tree, "") is not None:
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
-    found = [
+    folders = [
         join(above, name) for name in tree.names(above).folders if is_folder(tree, join(above, f"{name}/JPEGImages"))
     ]
-    if len(found) > 1:
-        each = " or ".join(tree.name(base) for base in found)
-        answers = [Answer(source=Path(tree.root, base)) for base in found] if Path(tree.root).is_dir() else []
+    if len(folders) > 1:
+        each = " or ".join(tree.name(base) for base in folders)
+        answers = [Answer(source=Path(tree.root, base)) for base in folders] if Path(tree.root).is_dir() else []
         raise AmbiguousSourceError(f"{tree.name()} holds several sets of Pascal VOC: give one of them, {each}", answers)
-    return found[0] if found else None
+    return folders[0] if folders else None
 
 
 def _find_image_folder(tree: Tree, base: str) -> str | None:
@@ -257,8 +257,10 @@ def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
 
     If both exist, takes the first that holds PNG files, or else ``name``.
     """
-    found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
-    return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
+    folders = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
+    return next(
+        (each for each in folders if tree.names(join(base, each)).ending(".png")), folders[0] if folders else None
+    )
 
 
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
@@ -270,11 +272,11 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
         folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
-        found = {name[:-4]: join(folder, name) for name in names if name[:-4] in (*SPLIT_ORDER, _UNION)}
-        if {"train", "val"} <= found.keys():
-            found.pop(_UNION, None)
-        if found:
-            return found
+        lists = {name[:-4]: join(folder, name) for name in names if name[:-4] in (*SPLIT_ORDER, _UNION)}
+        if {"train", "val"} <= lists.keys():
+            lists.pop(_UNION, None)
+        if lists:
+            return lists
     return {}
 
 

@@ -66,8 +66,8 @@ class VocBesideSource(FileRowSource):
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image, and parses its annotation if there is one. Raises :class:`ValueError` for an invalid
         annotation."""
-        found = dict(super().read_values(ref))
-        return found if found.get("json") is None else found | parse_annotation(found["json"])
+        values = dict(super().read_values(ref))
+        return values if values.get("json") is None else values | parse_annotation(values["json"])
 
     def describing_files(self) -> Iterable[str]:
         """Returns nothing: each XML file belongs to one image."""

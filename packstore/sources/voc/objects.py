@@ -40,16 +40,16 @@ def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
 
     Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for file in files:
         try:
             document = load_xml(read_whole(tree, file))[1]
-            found.update(name for name in map(_class_name, _as_list(document["object"])))
+            names.update(name for name in map(_class_name, _as_list(document["object"])))
         except (SourceError, ValueError, KeyError, TypeError):
             continue  # reported as a bad sample when it is read
-        if len(found) > _MAX_CLASSES:
+        if len(names) > _MAX_CLASSES:
             raise SourceError(f"{tree.name()}: its annotations name more than {_MAX_CLASSES} classes")
-    return CLASSES if found <= set(CLASSES) else tuple(sorted(found))
+    return CLASSES if names <= set(CLASSES) else tuple(sorted(names))
 
 
 def parse_annotation(data: bytes) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def _get_text(value: Any, name: str, default: str | None = None) -> str:
     Raises :class:`ValueError` if the element occurs several times. Raises it also if the element is missing and there
     is no default.
     """
-    found = value.get(name, default) if isinstance(value, dict) else None
-    if not isinstance(found, str):
-        raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
-    return found or default or found
+    text = value.get(name, default) if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"an object of its annotation has {'several values' if text else 'no value'} of {name!r}")
+    return text or default or text
 
 
 def _class_name(value: Any) -> str:

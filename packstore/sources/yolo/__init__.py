@@ -76,17 +76,17 @@ class YoloSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the field of each column. Without keypoints, reads files of labels up to the first with a polygon."""
-        found: dict[str, Field] = {
+        columns: dict[str, Field] = {
             "image": Image(),
             "boxes": Boxes(),
             "labels": Labels(self._layout.classes, of="boxes"),
         }
         if self._layout.points:
             points, numbers = self._layout.points
-            found["keypoints"] = Keypoints(numbers, of="boxes", points=points)
+            columns["keypoints"] = Keypoints(numbers, of="boxes", points=points)
         elif self._has_polygons:
-            found["polygons"] = Json()
-        return found
+            columns["polygons"] = Json()
+        return columns
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, with the path of its file of labels. This file may be missing."""
@@ -98,15 +98,15 @@ class YoloSource(FileRowSource):
 
         Raises :class:`ValueError` for an invalid line, and for an image of unknown size.
         """
-        found = dict(super().read_values(ref))
+        values = dict(super().read_values(ref))
         try:
-            width, height = upright_size(found["image"])
+            width, height = upright_size(values["image"])
         except HeaderError as error:
             raise ValueError(error.reason) from error
-        found |= _parse_label_lines(found["labels"] or b"", width, height, self._layout.points)
+        values |= _parse_label_lines(values["labels"] or b"", width, height, self._layout.points)
         if not self._has_polygons:
-            del found["polygons"]
-        return found
+            del values["polygons"]
+        return values
 
     def describing_files(self) -> Iterable[str]:
         """Returns the files that describe the data set, and the lists of images."""
@@ -180,8 +180,8 @@ def label_path(image: str) -> str:
 
     Without a folder ``images``, the file is beside the image.
     """
-    before, found, after = f"/{image}".rpartition("/images/")
-    path = f"{before}/labels/{after}"[1:] if found else image
+    before, separator, after = f"/{image}".rpartition("/images/")
+    path = f"{before}/labels/{after}"[1:] if separator else image
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
 

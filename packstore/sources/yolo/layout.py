@@ -69,15 +69,15 @@ def find_descriptions(tree: Tree) -> list[str]:
     These are YAML files like ``data.yaml`` in the top folder, and Darknet's ``obj.data``. The latter may also lie in
     folders such as ``data``.
     """
-    found = []
+    paths = []
     for folder in _DATA_FOLDERS:
         for name in tree.names(folder).ending(".data", ".yaml", ".yml"):
             path, lower = join(folder, name), name.lower()
             signs = _DATA if lower.endswith(".data") else ()
             signs = _DESCRIBES if not folder and lower.endswith((".yaml", ".yml")) else signs
             if signs and all(each.search(tree.first_bytes(path, _START)) for each in signs):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
@@ -90,18 +90,18 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
     ``images`` is the split ``""``.
     """
     names = tree.names("").folders
-    found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
-             and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
-    if not found and is_folder(tree, "images") and is_folder(tree, "labels"):
+    folders = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
+               and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
+    if not folders and is_folder(tree, "images") and is_folder(tree, "labels"):
         inside = tree.names("images").folders
         known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
-        found = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
-    if not found and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
-        found = {"": [""]}  # as from LabelImg
-    if not found:  # as Roboflow exports them for Darknet
-        found = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
-                 and (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
-    return {split: found[split] for split in in_packing_order(found)}
+        folders = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
+    if not folders and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
+        folders = {"": [""]}  # as from LabelImg
+    if not folders:  # as Roboflow exports them for Darknet
+        folders = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
+                   and (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
+    return {split: folders[split] for split in in_packing_order(folders)}
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
@@ -176,15 +176,15 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
     for split, places in wanted.items():
         if not places:
             continue
-        found = [place for _, place in places if place is not None]
-        if len(found) < len(places):
+        paths = [place for _, place in places if place is not None]
+        if len(paths) < len(places):
             missing = printable(str(next(value for value, place in places if place is None))[:80])
             missing_places.append(f"{split}: {missing}")
             layout.ignored[f"splits whose images are not there ({split}: {missing})"] += 1
-        elif found in layout.splits.values():
+        elif paths in layout.splits.values():
             layout.ignored[f"splits with the images of another ({split})"] += 1
         else:
-            layout.splits[split] = found
+            layout.splits[split] = paths
     if not layout.splits:  # paths of another machine
         folders = find_image_folders(tree, named=True)
         lists = layout.files[0].lower().endswith(".data")
