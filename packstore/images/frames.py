@@ -70,7 +70,7 @@ def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ..
     order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
-    found: list[tuple[int, tuple[bytes, ...]]] = []
+    pages: list[tuple[int, tuple[bytes, ...]]] = []
     seen: set[int] = set()
     while at:
         if at in seen or len(seen) >= _MOST:
@@ -89,9 +89,9 @@ def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ..
                     (value,) = struct.unpack_from(order + offset, data, value)
                 values[tag] = bytes(data[value : value + min(size, 64)])
         if not int.from_bytes(values.get(_SUBFILE, b""), "little" if order == "<" else "big") & _REDUCED:
-            found.append((len(seen) - 1, tuple(values.get(tag, b"") for tag in _LAYOUT)))
+            pages.append((len(seen) - 1, tuple(values.get(tag, b"") for tag in _LAYOUT)))
         (at,) = struct.unpack_from(order + offset, data, at + count * entry)
-    return found
+    return pages
 
 
 def _count_gif_frames(data: bytes, info: ImageInfo) -> Frames:

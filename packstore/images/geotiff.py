@@ -61,7 +61,7 @@ def _read_tags(data: bytes) -> dict[int, Any]:
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
     (count,) = struct.unpack_from(order + count_format, data, at)
     at += struct.calcsize(count_format)
-    found = {}
+    tags = {}
     for place in range(at, min(at + count * entry, len(data)), entry):
         tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, place)
         if tag not in _TAGS or kind not in _TYPES:
@@ -74,10 +74,10 @@ def _read_tags(data: bytes) -> dict[int, Any]:
             (value,) = struct.unpack_from(order + offset, data, value)
         values = struct.unpack_from(f"{order}{length}{letter}", data, value)
         if letter == "s":
-            found[tag] = values[0].decode("latin-1").rstrip("\0")
+            tags[tag] = values[0].decode("latin-1").rstrip("\0")
         else:
-            found[tag] = [each if not isinstance(each, float) or math.isfinite(each) else None for each in values]
-    return found
+            tags[tag] = [each if not isinstance(each, float) or math.isfinite(each) else None for each in values]
+    return tags
 
 
 def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
@@ -85,17 +85,17 @@ def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
 
     Raises :class:`IndexError` for a key beyond the values of its tag."""
     directory: Sequence[int] = tags.get(_KEYS, ())
-    found: dict[int, Any] = {}
+    keys: dict[int, Any] = {}
     for at in range(4, min(len(directory), 4 + 4 * (directory[3] if len(directory) > 3 else 0)), 4):
         key, place, count, value = directory[at : at + 4]
         if not place:
-            found[key] = value
+            keys[key] = value
             continue
         values = tags.get(place, "" if place == _TEXTS else [])[value : value + count]
         if len(values) != count:
             raise IndexError(f"key {key} lies beyond the values of tag {place}")
-        found[key] = values.rstrip("|") if isinstance(values, str) else values[0] if count == 1 else values
-    return found
+        keys[key] = values.rstrip("|") if isinstance(values, str) else values[0] if count == 1 else values
+    return keys
 
 
 def _compute_affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
@@ -107,16 +107,16 @@ def _compute_affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[f
     ``is_point``: the tags give the middles of pixels, not their corners."""
     matrix, scale, tie = tags.get(_TRANSFORMATION, ()), tags.get(_SCALE, ()), tags.get(_TIEPOINT, ())
     if len(matrix) >= 8:
-        found = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]
+        transform = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]
     elif len(scale) >= 2 and len(tie) == 6:
         if None in (*scale, *tie):
             return None
-        found = [scale[0], 0.0, tie[3] - tie[0] * scale[0], 0.0, -scale[1], tie[4] + tie[1] * scale[1]]
+        transform = [scale[0], 0.0, tie[3] - tie[0] * scale[0], 0.0, -scale[1], tie[4] + tie[1] * scale[1]]
     else:
         return None
-    if None in found:
+    if None in transform:
         return None
     if is_point:  # the tie is the middle of the pixel, as GDAL has it
-        found[2] -= (found[0] + found[1]) / 2
-        found[5] -= (found[3] + found[4]) / 2
-    return found if all(map(math.isfinite, found)) else None
+        transform[2] -= (transform[0] + transform[1]) / 2
+        transform[5] -= (transform[3] + transform[4]) / 2
+    return transform if all(map(math.isfinite, transform)) else None

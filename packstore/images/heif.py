@@ -136,9 +136,9 @@ def _list_property_numbers(data: bytes, place: tuple[int, int], item: int) -> It
     for _ in range(entries):
         if at >= stop:
             raise BadBoxesError("HEIF whose properties are cut off")
-        found, count = _read_number(data, at, id_bytes), data[at + id_bytes]
+        item_id, count = _read_number(data, at, id_bytes), data[at + id_bytes]
         at += id_bytes + 1
-        if found == item:
+        if item_id == item:
             for place_of in range(at, at + count * index_bytes, index_bytes):
                 yield _read_number(data, place_of, index_bytes) & (0x7FFF if wide else 0x7F)
         at += count * index_bytes

@@ -24,10 +24,10 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
         marker, stop = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
         stray = data[at] != 0xFF
         if stray or marker in _NO_LENGTH:
-            found = _MARKER.search(data, at + 1)
-            if found is None:
+            match = _MARKER.search(data, at + 1)
+            if match is None:
                 return data
-            marker, stop = 0, found.start()
+            marker, stop = 0, match.start()
         if marker == _SOS:
             return b"".join((*kept, data[at:])) if dropped else data
         if marker in _METADATA:
@@ -82,9 +82,9 @@ def _check_segments(data: memoryview) -> bool:
             if unfinished:
                 for i in range(data[at + 4]):
                     unfinished[data[at + 5 + 2 * i]][first : last + 1] = bytes([low]) * (last + 1 - first)
-            found = _MARKER.search(data, stop)
-            if found is None:
+            match = _MARKER.search(data, stop)
+            if match is None:
                 return False
-            stop = found.start()
+            stop = match.start()
         at = stop
     return False

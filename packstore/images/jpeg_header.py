@@ -98,7 +98,7 @@ def _skip_to_marker(data: bytes, at: int) -> int:
         raise HeaderError(f"is damaged: {what} of the image at byte {at}, before any scan")
     if data[at] == 0xFF and marker != 0xFF:
         return at + 2
-    found = data.find(b"\xff", at + 1)
-    if found < 0:
+    place = data.find(b"\xff", at + 1)
+    if place < 0:
         raise IndexError
-    return found
+    return place

@@ -95,30 +95,30 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     if plain and not _may_exceed_rgb(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
         return LossReport({}, "gray_to_colour") if is_gray else _COLOUR
-    found = native.describe_image(memoryview(data), info)
-    if found is None:
+    description = native.describe_image(memoryview(data), info)
+    if description is None:
         return LossReport({}, is_certain=info.kind != "tiff")
-    if reading.frame >= found.frames:
-        several = "1 frame" if found.frames == 1 else f"{found.frames:,} frames"
+    if reading.frame >= description.frames:
+        several = "1 frame" if description.frames == 1 else f"{description.frames:,} frames"
         raise HeaderError(f"has {several}, but no frame {reading.frame} (from 0)")
     if reading.frame and info.kind == "png" and info.precision > 8 and info.components > 1:
         raise HeaderError("is a PNG of 16 bits a channel, of which packstore reads the first frame")
     if reading.frame:  # frames of a file may differ in depth, channels and alpha
-        found = native.describe_image(memoryview(data), info, reading.frame)
-        if found is None:
+        description = native.describe_image(memoryview(data), info, reading.frame)
+        if description is None:
             return LossReport({}, is_certain=False)
-    mode, wanted, losses = found.mode, reading.pixels, {}
+    mode, wanted, losses = description.mode, reading.pixels, {}
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
-    if found.frames > 1 and reading.frames is None:
-        losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
+    if description.frames > 1 and reading.frames is None:
+        losses["frames"] = f"{description.frames:,} frames or pages, and the first is read"
     if lost := _describe_lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
-    elif not reading.chosen and _has_other_colours(found, wanted):
-        losses["channels"] = f"channels of {found.colours or mode.name}, and {wanted.name} is read"
-    if found.transparent and not wanted.has_alpha and reading.alpha is None:
+    elif not reading.chosen and _has_other_colours(description, wanted):
+        losses["channels"] = f"channels of {description.colours or mode.name}, and {wanted.name} is read"
+    if description.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and no alpha is read"
-    return LossReport(losses, None if losses else _find_conversion(found, wanted), found.is_certain)
+    return LossReport(losses, None if losses else _find_conversion(description, wanted), description.is_certain)
 
 
 _COLOUR = LossReport({})

@@ -99,9 +99,9 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
     packed = _read_idat(data, header) if known and not header.interlaced else None
     if packed is not None:
         step = header.bits // 8
-        found = png_rows(packed, needed, header.width * step, step, needed == header.height)
-        if found is not None:
-            return found if step == 1 else found.view(">u2").astype(np.uint16)
+        samples = png_rows(packed, needed, header.width * step, step, needed == header.height)
+        if samples is not None:
+            return samples if step == 1 else samples.view(">u2").astype(np.uint16)
     values: NDArray[Any] = np.asarray(open_mask(data, header))
     if values.shape != (header.height, header.width):
         raise DecodeError(f"the mask has {values.shape} values, and its header says {(header.height, header.width)}")
@@ -130,7 +130,7 @@ def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
 
     Returns None for any chunk that Pillow might refuse. Pillow then judges the file."""
     view, place, kind = memoryview(data), len(_SIGNATURE), b""
-    found: list[memoryview] = []
+    chunks: list[memoryview] = []
     while kind != b"IEND":
         end = place + 8 + int.from_bytes(view[place : place + 4], "big")
         before, kind = kind, bytes(view[place + 4 : place + 8])
@@ -138,19 +138,19 @@ def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
         if end + 4 > len(view) or zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
             return None
         if kind == b"IDAT":
-            if found and before != kind:
+            if chunks and before != kind:
                 return None
-            found.append(content)
+            chunks.append(content)
         elif kind == b"IHDR":
             if before or len(content) != 13 or content[10] or content[11]:
                 return None
         elif kind == b"PLTE":
-            if found or len(content) % 3 or not 0 < len(content) <= 768:
+            if chunks or len(content) % 3 or not 0 < len(content) <= 768:
                 return None
         elif kind == b"tRNS":
-            if found or not (1 if header.palette else 2) <= len(content) <= 256:
+            if chunks or not (1 if header.palette else 2) <= len(content) <= 256:
                 return None
         elif len(content) not in _PLAIN_CHUNKS.get(kind, ()):
             return None
         place = end + 4
-    return b"".join(found)
+    return b"".join(chunks)

@@ -32,12 +32,12 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
     try:
         pair: Any = value  # values that cannot be unpacked are refused below
         mean, std = pair
-        found = _convert_numbers(mean, std)
+        normalization = _convert_numbers(mean, std)
     except (TypeError, ValueError, ManifestError):
         raise UsageError(
             f"{_NORMALIZATION_EXPECTED} (in Python also a Normalization, or ((M, M, M), (S, S, S))), got {value!r}"
         ) from None
-    return _check_scale(found, mode)
+    return _check_scale(normalization, mode)
 
 
 def _parse_text(text: str, mode: Mode) -> Normalization | None:
@@ -55,10 +55,10 @@ def _parse_text(text: str, mode: Mode) -> Normalization | None:
         )
     mean, _, std = text.partition("/")
     try:
-        found = _convert_numbers(mean.split(","), std.split(","))
+        normalization = _convert_numbers(mean.split(","), std.split(","))
     except (ValueError, ManifestError):
         raise UsageError(f"{_NORMALIZATION_EXPECTED}, got {text!r}") from None
-    return _check_scale(found, mode)
+    return _check_scale(normalization, mode)
 
 
 _NORMALIZATION_EXPECTED = (

@@ -63,13 +63,13 @@ def to_grey(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def hash_windows(greys: NDArray[np.float32], windows: Sequence[Window] = (WHOLE,)) -> NDArray[np.uint64]:
     """Hashes each window of each grey image ``(n, 64, 64)``: uint64 ``(n, windows, 4)``."""
-    found = np.empty((len(greys), len(windows), WORDS), np.uint64)
+    hashes = np.empty((len(greys), len(windows), WORDS), np.uint64)
     for number, (top, bottom, left, right) in enumerate(windows):
         waves = _make_dct_matrix(top, bottom) @ greys @ _make_dct_matrix(left, right).T
         waves = waves.reshape(len(greys), _FREQUENCIES**2)
         bits = waves > np.median(waves, 1, keepdims=True)
-        found[:, number] = np.packbits(bits, axis=1).view(np.uint64)
-    return found
+        hashes[:, number] = np.packbits(bits, axis=1).view(np.uint64)
+    return hashes
 
 
 def hamming_distances(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -124,13 +124,15 @@ class Reading:
         """Restores the reading of any column of image files: by its own options, else by those of all columns.
 
         The frame's number in the options of all columns counts for the main image alone."""
-        found = cls.restore(column.mode, options)
+        reading = cls.restore(column.mode, options)
         if column.name != "image":
             own = {name: options.get(f"{column.name}.{name}") for name in EXPECTED}
             depth, alpha, frames = (value if isinstance(value, str) else None for value in own.values())
-            shared = None if found.frame else found.frames
-            found = replace(found, depth=depth or found.depth, alpha=alpha or found.alpha, frames=frames or shared)
-        return found
+            shared = None if reading.frame else reading.frames
+            reading = replace(
+                reading, depth=depth or reading.depth, alpha=alpha or reading.alpha, frames=frames or shared
+            )
+        return reading
 
 
 PLAIN = Reading()

@@ -75,9 +75,9 @@ def turbo_version(name: str | None = None) -> str | None:
     # The named file first; several libraries may be loaded.
     for path in dict.fromkeys([name, *paths]):
         try:
-            found = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())
+            match = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())
         except OSError:
             continue
-        if found is not None:
-            return found[1].decode()
+        if match is not None:
+            return match[1].decode()
     return None

@@ -54,24 +54,24 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
     table = manifest.shards
     shards, total = (1, nbytes) if table is None else (len(table), int(table.table["nbytes"].sum()))
     head = len(manifest.to_json()) + (0 if table is None else table.nbytes)
-    found = [Cost("open", _OPENING * nodes, head * nodes)]
+    costs = [Cost("open", _OPENING * nodes, head * nodes)]
     if total <= budget:
-        found.append(Cost("first epoch, in lanes, cache empty", shards, total))
-        found.append(Cost("first epoch, full shuffle, cache empty", shards * nodes, total * nodes))
+        costs.append(Cost("first epoch, in lanes, cache empty", shards, total))
+        costs.append(Cost("first epoch, full shuffle, cache empty", shards * nodes, total * nodes))
         if nodes == 1:
-            found.append(Cost("each epoch after that", 0, 0))
+            costs.append(Cost("each epoch after that", 0, 0))
         else:
-            found.append(Cost("each epoch after that, full shuffle", 0, 0))
-            found.append(Cost("each epoch after that, in lanes, at most", shards, total))
+            costs.append(Cost("each epoch after that, full shuffle", 0, 0))
+            costs.append(Cost("each epoch after that, in lanes, at most", shards, total))
     else:
         held = budget * shards // total
         missed = manifest.records * (shards - held) // shards
-        found.append(_epoch_in_lanes(manifest, nbytes, budget, nodes, batch_size))
-        found.append(Cost("epoch in full shuffle, about", missed, missed * (total // shards)))
+        costs.append(_epoch_in_lanes(manifest, nbytes, budget, nodes, batch_size))
+        costs.append(Cost("epoch in full shuffle, about", missed, missed * (total // shards)))
     pages = -(-shards // LISTED)
-    found.append(Cost("verify --quick", _OPENING + pages, head))
-    found.append(Cost("verify, cache empty", _OPENING + pages + shards, head + total))
-    return found
+    costs.append(Cost("verify --quick", _OPENING + pages, head))
+    costs.append(Cost("verify, cache empty", _OPENING + pages + shards, head + total))
+    return costs
 
 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:

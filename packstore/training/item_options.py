@@ -102,11 +102,11 @@ def choose_reading(
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
-    found = recorded.pixels
+    store_mode = recorded.pixels
     if given.get("depth") == "keep":
         if recorded.depth is not None and mode is None:
             raise UsageError(
-                f"depth='keep' needs the mode of the files, since this store reads them as {found} by depth "
+                f"depth='keep' needs the mode of the files, since this store reads them as {store_mode} by depth "
                 f"{recorded.depth}; name it, such as mode='I;16'"
             )
         del given["depth"]
@@ -120,16 +120,16 @@ def choose_reading(
         )
     reading = replace(recorded, chosen=mode is not None, **given)
     # Colours of int16, int32 and float32 are multi, too: three channels, or four with alpha.
-    no_colours = found.name.startswith("multi") and found.channels not in (3, 4)
+    no_colours = store_mode.name.startswith("multi") and store_mode.channels not in (3, 4)
     if no_colours and not reading.pixels.name.startswith("multi"):
         raise UsageError(
-            f"the images of this store have mode {found}, whose channels are no colours: mode {reading.pixels} would "
+            f"the images of this store have mode {store_mode}, whose channels are no colours: mode {reading.pixels} would "
             "lose some; leave mode out"
         )
-    if found.dtype != "uint8" and reading.pixels.dtype == "uint8" and (reading.depth is None or depth == "keep"):
+    if store_mode.dtype != "uint8" and reading.pixels.dtype == "uint8" and (reading.depth is None or depth == "keep"):
         raise UsageError(
-            f"the images of this store have mode {found}, and mode {reading.pixels} has 8 bits: say how values become "
-            "8 bits with depth='scale', 'clip' or 'window:LO,HI', or leave mode out"
+            f"the images of this store have mode {store_mode}, and mode {reading.pixels} has 8 bits: say how values "
+            "become 8 bits with depth='scale', 'clip' or 'window:LO,HI', or leave mode out"
         )
     return reading
 

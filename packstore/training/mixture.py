@@ -116,12 +116,12 @@ class Mixture:
         Returns None without such stores. The list is the same for all ranks, because ranks do not divide a store by
         shards.
         """
-        found = [
+        reads = [
             self._list_store_reads(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched
         ]
-        if not found:
+        if not reads:
             return None
-        parts, first, last = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        parts, first, last = (np.concatenate(columns) for columns in zip(*reads, strict=True))
         order = np.argsort(first, kind="stable")
         return ShardReads(parts[order], first[order], last[order])
 

@@ -203,12 +203,12 @@ class ImageListReader:
             raise StoreError(f"{where}: {error}") from None
         if output == "bytes":
             return [bytes(file) for file in files]
-        found = []
+        images = []
         for number, image in enumerate(self.decode_files(files)):
             if isinstance(image, DecodeError):
                 raise locate_error(DecodeError(f"image {number}: {image}"), reader, record, column.name)
-            found.append(self.pictures.convert_decoded(output, image))
-        return found
+            images.append(self.pictures.convert_decoded(output, image))
+        return images
 
     def decode_files(self, files: Sequence[Buffer]) -> list[Any]:
         """Decodes files to arrays. In place of a file that cannot be decoded, returns its :class:`DecodeError`."""

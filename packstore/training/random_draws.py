@@ -151,15 +151,15 @@ class Draws:
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
         """Returns the draws of the same records in another epoch or stream. None keeps the present epoch or stream."""
-        found = Draws(
+        draws = Draws(
             self.seed,
             self.epoch if epoch is None else epoch,
             self.records,
             self.stream if stream is None else stream,
         )
         if isinstance(self.records, np.ndarray):
-            found.__dict__["_record_words"] = self._record_words  # worked out once for all streams
-        return found
+            draws.__dict__["_record_words"] = self._record_words  # worked out once for all streams
+        return draws
 
     def on_host(self) -> Draws:
         """Returns these draws with numpy records. Returns the same object if they are numpy already.

@@ -211,16 +211,16 @@ class _CudaShipment(Shipment):
         cannot list them, all later sends wait for that stream.
         """
         value, self._value = self._value, None
-        found, stream = find_tensors(value), torch.cuda.current_stream(self._transport.device)
+        tensors, stream = find_tensors(value), torch.cuda.current_stream(self._transport.device)
         stream.wait_event(self._done)
         # The memory belongs to the copy stream, whose next batch would be written to it as soon as this one is gone,
         # while the consumer's kernels may still read it.
-        for tensor in found or ():
+        for tensor in tensors or ():
             if tensor.device.type == "cuda":  # the user's transform may return tensors on other devices
                 theirs = torch.cuda.current_stream(tensor.device)
                 theirs.wait_event(self._done)
                 tensor.record_stream(theirs)
-        if found is None:  # a value of the user's that may hold tensors out of sight
+        if tensors is None:  # a value of the user's that may hold tensors out of sight
             self._transport.followed = stream
         return value
 
@@ -330,12 +330,12 @@ class Ring:
 
         The consumer keeps the buffers whose memory ``received`` may use. The slot allocates new ones later.
         """
-        found = find_tensors(received)
-        if found is None:  # a value of the user's that may share the buffers
+        tensors = find_tensors(received)
+        if tensors is None:  # a value of the user's that may share the buffers
             slot.buffers = []
         else:
             for number, held in enumerate(slot.buffers):
-                if held is not None and any(shares_memory(tensor, held) for tensor in found):
+                if held is not None and any(shares_memory(tensor, held) for tensor in tensors):
                     slot.buffers[number] = None
         self._leaving.append(slot)
 
@@ -373,10 +373,10 @@ def find_tensors(value: Any) -> list[torch.Tensor] | None:
         value = list(value.values())
     if not isinstance(value, (tuple, list)):
         return None
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for item in value:
         inside = find_tensors(item)
         if inside is None:
             return None
-        found += inside
-    return found
+        tensors += inside
+    return tensors

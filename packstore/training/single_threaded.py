@@ -100,7 +100,7 @@ def _find_openmp_libraries() -> tuple[ctypes.CDLL, ...]:
     except OSError:
         return ()
     paths = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
-    found = []
+    libraries = []
     for path in sorted(paths):
         if Path(path).name.startswith(_LIBRARIES):
             try:
@@ -109,5 +109,5 @@ def _find_openmp_libraries() -> tuple[ctypes.CDLL, ...]:
                 library.omp_set_num_threads.restype = None
             except (OSError, AttributeError):  # replaced on disk since it was loaded; or of that name only
                 continue
-            found.append(library)
-    return tuple(found)
+            libraries.append(library)
+    return tuple(libraries)

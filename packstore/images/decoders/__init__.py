@@ -275,9 +275,9 @@ class Decoder:
             luma = self._decode_luma(data, info) if self._channels == 1 else None
             if luma is not None:
                 return luma
-            pixels, found = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
-            has_bits = self.reading.depth == "scale" and not found.has_alpha
-            return convert_pixels(pixels, found, self.reading, sniff(data).precision if has_bits else None)
+            pixels, mode = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
+            has_bits = self.reading.depth == "scale" and not mode.has_alpha
+            return convert_pixels(pixels, mode, self.reading, sniff(data).precision if has_bits else None)
         header = _parse_ordinary_jpeg(data, info) if self._fast is not None else None
         if header is None and bytes(data[:12]).startswith(_NOT_PILLOWS):
             return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
@@ -352,13 +352,13 @@ def available_decoders() -> dict[str, str]:
     """Returns the version of every decoder, in order of preference. Loads all libraries.
 
     A decoder that cannot be used has ``"not available: "`` and the reason instead."""
-    found = {}
+    versions = {}
     for name in DECODERS:
         try:
-            found[name] = _load_library(name).version
+            versions[name] = _load_library(name).version
         except UsageError:
-            found[name] = UNAVAILABLE + _reasons[name]
-    return found
+            versions[name] = UNAVAILABLE + _reasons[name]
+    return versions
 
 
 def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:

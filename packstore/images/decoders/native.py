@@ -108,17 +108,17 @@ def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDe
         return ImageDescription(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
     if info.kind == "tiff":
         return _describe_tiff(data, info, frame)
-    found = pillow.describe_file(data, frame)
+    description = pillow.describe_file(data, frame)
     if info.kind == "avif" and info.precision > 8:
         _import_imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
         _import_imagecodecs(_DEEP_JP2)
-        mode = _find_jp2_mode(data, info, found)
+        mode = _find_jp2_mode(data, info, description)
         return ImageDescription(mode, transparent=_has_transparent_pixels(data, mode, 0))
-    if found is None:
+    if description is None:
         return None
-    mode = _find_pillow_mode(found.mode, found.has_alpha, info)
-    return ImageDescription(mode, found.frames, found.transparent)
+    mode = _find_pillow_mode(description.mode, description.has_alpha, info)
+    return ImageDescription(mode, description.frames, description.transparent)
 
 
 def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
@@ -249,13 +249,13 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
         pages = [place for place, _ in list_tiff_pages(data)]
     except (HeaderError, struct.error, IndexError):
         pages = []  # decoding the file reports the fault
-    found = pillow.describe_file(data, pages[frame] if frame < len(pages) else frame)
+    description = pillow.describe_file(data, pages[frame] if frame < len(pages) else frame)
     frames = max(1, len(pages))
-    if found is not None and pillow_reads_all(found.tags):
-        mode = _find_pillow_mode(found.mode, found.has_alpha, info)
-        converted = CONVERTED.get(found.mode, _INVERTED if is_stored_inverted(found.tags) else None)
-        return ImageDescription(mode, frames, found.transparent, converted=converted)
-    tags = found.tags if found is not None else TiffPages(data).read_tags(frame)
+    if description is not None and pillow_reads_all(description.tags):
+        mode = _find_pillow_mode(description.mode, description.has_alpha, info)
+        converted = CONVERTED.get(description.mode, _INVERTED if is_stored_inverted(description.tags) else None)
+        return ImageDescription(mode, frames, description.transparent, converted=converted)
+    tags = description.tags if description is not None else TiffPages(data).read_tags(frame)
     import_tifffile()
     if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
         _import_imagecodecs("a TIFF of this compression")
@@ -276,10 +276,10 @@ def _has_transparent_pixels(data: memoryview, mode: Mode, frame: int) -> bool:
     if not mode.has_alpha:
         return False
     try:
-        pixels, found = decode(data, MAX_PIXELS, frame)
+        pixels, pixel_mode = decode(data, MAX_PIXELS, frame)
     except DecodeError:
         return False
-    return found.has_alpha and bool((pixels[..., -1] < found.white).any())
+    return pixel_mode.has_alpha and bool((pixels[..., -1] < pixel_mode.white).any())
 
 
 def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
@@ -328,8 +328,8 @@ def pixels_of_pillow(image: Any) -> NDArray[Any]:
     """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely.
 
     CMYK, and other colours for which there is no mode, become RGB."""
-    found = _PILLOW.get(image.mode, "RGB")
-    mode = parse_mode(_WITH_ALPHA.get(found, found) if pillow.has_alpha(image) else found)
+    equivalent = _PILLOW.get(image.mode, "RGB")
+    mode = parse_mode(_WITH_ALPHA.get(equivalent, equivalent) if pillow.has_alpha(image) else equivalent)
     array = np.array(image if image.mode == mode.name else _convert_mode(image, mode), mode.dtype)
     return array.reshape(*array.shape[:2], mode.channels)
 
@@ -337,11 +337,11 @@ def pixels_of_pillow(image: Any) -> NDArray[Any]:
 def pillow_conversions(image: Any) -> tuple[str, ...]:
     """Returns the names in :data:`packstore.images.losses.UNIFIED` of what :func:`pixels_of_pillow` does to a Pillow
     image: a conversion of colours, and further frames that it leaves out. Empty for most images."""
-    found = [CONVERTED[image.mode]] if image.mode in CONVERTED else []
+    conversions = [CONVERTED[image.mode]] if image.mode in CONVERTED else []
     with suppress(Exception):  # of a damaged file: it has no further frames to read
         if getattr(image, "n_frames", 1) > 1:
-            found.append("current_frame")
-    return tuple(found)
+            conversions.append("current_frame")
+    return tuple(conversions)
 
 
 def _convert_mode(image: Any, mode: Mode) -> Any:
@@ -356,8 +356,8 @@ def _find_pillow_mode(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
     bits."""
     if info.kind in ("png", "pnm") and info.precision > 8:
         return mode_of(info.components, "uint16")
-    found = _PILLOW.get(name, "RGB")
-    mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
+    equivalent = _PILLOW.get(name, "RGB")
+    mode = parse_mode(_WITH_ALPHA.get(equivalent, equivalent) if has_alpha else equivalent)
     return mode_of(mode.channels, "uint16") if info.kind in _HEIF and info.precision > 8 else mode
 
 
@@ -400,8 +400,8 @@ def _decode_deep_avif(data: memoryview, info: ImageInfo, max_pixels: int) -> NDA
     8.
 
     Raises :class:`DecodeError` if the file is damaged or too large, or a library is missing."""
-    library, found = _import_imagecodecs(_DEEP_AVIF), pillow.describe_file(data)
-    frames = 1 if found is None else found.frames
+    library, description = _import_imagecodecs(_DEEP_AVIF), pillow.describe_file(data)
+    frames = 1 if description is None else description.frames
     shown = f"an AVIF of {frames:,} frames of {info.width} x {info.height} pixels"
     reason = too_many_values(shown, frames * info.width * info.height * info.components, max_pixels)
     if reason is not None:

@@ -75,13 +75,13 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     except BadBoxesError:
         return 1
     try:
-        found = _parse_exif(exif) if exif else None
+        orientation = _parse_exif(exif) if exif else None
     except (_Unusual, struct.error):
-        found = pillow.parse_exif_orientation(exif)
-    if found is None:
+        orientation = pillow.parse_exif_orientation(exif)
+    if orientation is None:
         match = _IN_XMP.search(xmp) if xmp else None
-        found = 1 if match is None else int(match[1])
-    return found if 1 <= found <= 8 else 1
+        orientation = 1 if match is None else int(match[1])
+    return orientation if 1 <= orientation <= 8 else 1
 
 
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -131,10 +131,10 @@ def _parse_exif(exif: bytes) -> int | None:
     end = first + 2 + 12 * _SHORT[order].unpack_from(exif, first)[0]
     if end > len(exif):
         raise _Unusual
-    found, least = _parse_directory(order, exif[first + 2 : end])
+    orientation, least = _parse_directory(order, exif[first + 2 : end])
     if len(exif) < start + least:
         raise _Unusual
-    return found
+    return orientation
 
 
 @lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
@@ -143,17 +143,17 @@ def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
 
     Also returns how long EXIF data must be to contain the values of all entries. Raises :class:`_Unusual` for an
     orientation of another type, or a second one."""
-    found, elsewhere, least = None, 0, 0
+    orientation, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values
         if size > 4:
             elsewhere += size
             least = max(least, at + size, elsewhere)
         if tag == ORIENTATION:
-            if kind != 3 or values != 1 or found is not None:
+            if kind != 3 or values != 1 or orientation is not None:
                 raise _Unusual
-            found = at >> 16 if order == ">" else at & 0xFFFF
-    return found, least
+            orientation = at >> 16 if order == ">" else at & 0xFFFF
+    return orientation, least
 
 
 def _find_jpeg_metadata(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
@@ -216,12 +216,12 @@ def _find_webp_metadata(data: Buffer) -> tuple[bytes, bytes]:
     Reads the first chunk of each that the file's flags announce."""
     flags = data[20]
     wanted = {name for name, flag in ((b"EXIF", 0x08), (b"XMP ", 0x04)) if flags & flag}
-    found = {b"EXIF": b"", b"XMP ": b""}
+    chunks = {b"EXIF": b"", b"XMP ": b""}
     at = 12
     while wanted and at + 8 <= len(data):
         name, length = struct.unpack_from("<4sL", data, at)
         if name in wanted:
-            found[name] = bytes(data[at + 8 : at + 8 + length])
+            chunks[name] = bytes(data[at + 8 : at + 8 + length])
             wanted.remove(name)
         at += 8 + length + (length & 1)
-    return found[b"EXIF"], found[b"XMP "]
+    return chunks[b"EXIF"], chunks[b"XMP "]

@@ -238,11 +238,11 @@ def parse_exif_orientation(exif: bytes) -> int | None:
 
     try:
         with _without_warnings(UserWarning):
-            found = Exif()
-            found.load(exif)
-            if _ORIENTATION not in found:
+            tags = Exif()
+            tags.load(exif)
+            if _ORIENTATION not in tags:
                 return None
-            value = found[_ORIENTATION]
+            value = tags[_ORIENTATION]
     except MemoryError:
         raise
     except Exception:

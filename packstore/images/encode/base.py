@@ -140,8 +140,8 @@ class SourceImages:
         has checked last.
 
         Returns None if that file needs none, and if checks are off."""
-        found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
-        return found
+        conversion: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
+        return conversion
 
     def parse_header(self, image: bytes | memoryview) -> ImageInfo:
         """Returns the header of an image file. Parses it unless :meth:`check_file` has just done so in this thread.

@@ -281,7 +281,7 @@ def _pack_factors(form: OutputFormat, channels: int) -> Any:
 def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:
     """Returns the number of channels of images ``(h, w, C)``. Raises :class:`ValueError` if it differs between them, or
     is neither 1 nor 3."""
-    found = {image.shape[2] for image in images} or {3}
-    if len(found) > 1 or not found <= {*_CHANNELS}:
-        raise ValueError(f"images of {sorted(found)} channels")
-    return int(found.pop())
+    channels = {image.shape[2] for image in images} or {3}
+    if len(channels) > 1 or not channels <= {*_CHANNELS}:
+        raise ValueError(f"images of {sorted(channels)} channels")
+    return int(channels.pop())

@@ -51,20 +51,20 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
 
     Raises :class:`HeaderError` for damage, deep pixels, several parts, subsampled channels and unknown compressions.
     For a truncated header, raises the errors of :func:`_parse_header`."""
-    found = _parse_header(data)
+    header = _parse_header(data)
     if whole:
-        if found.end + 8 * found.chunks > len(data):
-            raise HeaderError(f"is truncated: a table of {found.chunks:,} chunks, the file has {len(data):,} bytes")
+        if header.end + 8 * header.chunks > len(data):
+            raise HeaderError(f"is truncated: a table of {header.chunks:,} chunks, the file has {len(data):,} bytes")
         import numpy as np
 
-        last = int(np.frombuffer(data, "<u8", found.chunks, found.end).max())
+        last = int(np.frombuffer(data, "<u8", header.chunks, header.end).max())
         # Header of a chunk: coordinates (four for a tile), and the size of the pixels.
         place = last + (16 if int.from_bytes(data[4:8], "little") & _TILED else 4)
         end = place + 4 + int.from_bytes(data[place : place + 4], "little")
         if end > len(data):
             raise HeaderError(f"is truncated: its last chunk ends at byte {end}, the file has {len(data)}")
-    bits = max(16 if dtype == "float16" else 32 for dtype in found.channels.values())
-    return ImageInfo("exr", found.width, found.height, len(found.channels), bits)
+    bits = max(16 if dtype == "float16" else 32 for dtype in header.channels.values())
+    return ImageInfo("exr", header.width, header.height, len(header.channels), bits)
 
 
 def find_mode(data: bytes, info: ImageInfo) -> Mode:
@@ -118,7 +118,7 @@ def _parse_header(data: bytes) -> _ExrHeader:
     for flag, what in ((_DEEP, "deep pixels"), (_PARTS, "several parts")):
         if flags & flag:
             raise HeaderError(f"is an OpenEXR image of {what}, which packstore does not read: write it as a plain one")
-    found: dict[str, bytes] = {}
+    attributes: dict[str, bytes] = {}
     at = 8
     while data[at]:
         end = _find_null_byte(data, at)
@@ -126,24 +126,24 @@ def _parse_header(data: bytes) -> _ExrHeader:
         (size,) = struct.unpack_from("<I", data, at)
         if at + 4 + size > len(data):
             raise IndexError
-        found[name.decode("latin-1")] = data[at + 4 : at + 4 + size]
+        attributes[name.decode("latin-1")] = data[at + 4 : at + 4 + size]
         at += 4 + size
-    if not {"channels", "dataWindow", "compression"} <= found.keys():
+    if not {"channels", "dataWindow", "compression"} <= attributes.keys():
         raise HeaderError("is damaged: an OpenEXR image without channels, data window or compression")
-    left, top, right, bottom = struct.unpack("<4i", found["dataWindow"])
+    left, top, right, bottom = struct.unpack("<4i", attributes["dataWindow"])
     width, height = right - left + 1, bottom - top + 1
-    names = dict(_parse_channels(found["channels"]))
+    names = dict(_parse_channels(attributes["channels"]))
     if width < 1 or height < 1 or not names:
         raise HeaderError(f"has no pixels: its header says {width} x {height} with {len(names)} channels")
-    if found["compression"][0] not in _LINES:
+    if attributes["compression"][0] not in _LINES:
         raise HeaderError(
-            f"is an OpenEXR image of compression {found['compression'][0]}, which packstore does not read"
+            f"is an OpenEXR image of compression {attributes['compression'][0]}, which packstore does not read"
         )
     order = next((each for each in _USUAL if {*each} == {*names}), tuple(names))
     if flags & _TILED:
-        chunks = _count_tiles(width, height, found.get("tiles", b""))
+        chunks = _count_tiles(width, height, attributes.get("tiles", b""))
     else:
-        chunks = -(-height // _LINES[found["compression"][0]])
+        chunks = -(-height // _LINES[attributes["compression"][0]])
     return _ExrHeader(width, height, {name: names[name] for name in order}, chunks, at + 1)
 
 
@@ -187,10 +187,10 @@ def _count_tiles(width: int, height: int, description: bytes) -> int:
 
     def sides(side: int) -> list[int]:
         """Returns a side's lengths at all levels, down to 1."""
-        found = [side]
-        while found[-1] > 1:
-            found.append((found[-1] + up) // 2)
-        return found
+        lengths = [side]
+        while lengths[-1] > 1:
+            lengths.append((lengths[-1] + up) // 2)
+        return lengths
 
     def tiles(wide: int, high: int) -> int:
         """Counts the tiles of a level."""

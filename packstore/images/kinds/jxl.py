@@ -58,10 +58,10 @@ class _Bits:
         """Reads a number of ``bits`` bits."""
         if bits > self._left:
             raise HeaderError("is truncated: its JPEG XL header is cut off")
-        found = self._value & (1 << bits) - 1
+        number = self._value & (1 << bits) - 1
         self._value >>= bits
         self._left -= bits
-        return found
+        return number
 
     def read_u32(self, *choices: tuple[int, int]) -> int:
         """Reads a number in the coding U32: an offset plus a number of some bits.
@@ -80,16 +80,16 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
 
     Raises :class:`HeaderError` for a damaged or truncated file, for channels besides colours and alpha, and for too
     many bits. A box that is cut off in its own header may raise :class:`struct.error`."""
-    found = _parse_header(data, whole)
-    return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
+    header = _parse_header(data, whole)
+    return ImageInfo("jxl", header.width, header.height, header.colours + header.has_alpha, header.bits)
 
 
 def find_mode(data: bytes, info: ImageInfo) -> Mode:
     """Returns the mode by the header: float32 for floating point, uint8 up to 8 bits, else uint16."""
     from packstore.core.modes import mode_of
 
-    found = _parse_header(data, False)
-    return mode_of(info.components, "float32" if found.is_float else "uint8" if found.bits <= 8 else "uint16")
+    header = _parse_header(data, False)
+    return mode_of(info.components, "float32" if header.is_float else "uint8" if header.bits <= 8 else "uint16")
 
 
 def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
@@ -142,11 +142,11 @@ def _read_frame(data: bytes, frame: int) -> NDArray[Any] | None:
     imagecodecs then leaves the memory as it was, without an error. Damage raises its errors."""
     import numpy as np
 
-    found = _parse_header(data, False)
-    dtype = np.dtype(f"{'f' if found.is_float else 'u'}{-(-found.bits // 8)}")
-    channels = found.colours + found.has_alpha
+    header = _parse_header(data, False)
+    dtype = np.dtype(f"{'f' if header.is_float else 'u'}{-(-header.bits // 8)}")
+    channels = header.colours + header.has_alpha
     for filler in (0, 1):  # a frame may be all zeros
-        pixels = np.full((found.height, found.width, channels), filler, dtype)
+        pixels = np.full((header.height, header.width, channels), filler, dtype)
         import_library().jpegxl_decode(data, index=frame, out=pixels if channels > 1 else pixels[..., 0])
         if (pixels != filler).any():
             return pixels

@@ -78,9 +78,9 @@ def _match_size(data: bytes) -> re.Match[bytes]:
     end = _END.search(data)
     if end is None:
         raise IndexError
-    found = _FORMAT.search(data, 0, end.start())
-    if found is not None and found[1] != b"32-bit_rle_rgbe":
-        raise HeaderError(f"is a Radiance image of {found[1][:40]!r}, and packstore reads 32-bit_rle_rgbe")
+    line = _FORMAT.search(data, 0, end.start())
+    if line is not None and line[1] != b"32-bit_rle_rgbe":
+        raise HeaderError(f"is a Radiance image of {line[1][:40]!r}, and packstore reads 32-bit_rle_rgbe")
     size = _SIZE.match(data, end.end())
     if size is None and len(data) - end.end() < 40:
         raise IndexError

@@ -69,7 +69,7 @@ class ColorJitter(_ColourOperation):
 
         Raises :class:`UsageError` for invalid numbers.
         """
-        found = []
+        ranges = []
         for name, code in _FACTORS.items():
             value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
             bounds = (-0.5, 0.5) if code == Code.HUE else (0.0, math.inf)
@@ -79,8 +79,8 @@ class ColorJitter(_ColourOperation):
                 value = (centre - value if code == Code.HUE else max(0.0, centre - value), centre + value)
             low, high = parse_range(self, name, value, *bounds)
             if (low, high) != (centre, centre):
-                found.append((code, low, high))
-        return found
+                ranges.append((code, low, high))
+        return ranges
 
     @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:

@@ -205,12 +205,12 @@ def crop_pixels(
     batch, channels = images.shape[:2]
     if is_channels_last(images):
         flat = images.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
-        found = flat.gather(1, index.view(batch, rows * columns, 1).expand(-1, -1, channels))
-        result = found.view(batch, rows, columns, channels).permute(0, 3, 1, 2)
+        pixels = flat.gather(1, index.view(batch, rows * columns, 1).expand(-1, -1, channels))
+        result = pixels.view(batch, rows, columns, channels).permute(0, 3, 1, 2)
     else:
         flat = images.reshape(batch, channels, height * width)
-        found = flat.gather(2, index.view(batch, 1, rows * columns).expand(-1, channels, -1))
-        result = found.view(batch, channels, rows, columns)
+        pixels = flat.gather(2, index.view(batch, 1, rows * columns).expand(-1, channels, -1))
+        result = pixels.view(batch, channels, rows, columns)
     return result if outside is None else result.masked_fill_(outside, fill)
 
 

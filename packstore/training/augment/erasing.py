@@ -123,11 +123,11 @@ class RandomErasing(ProgramOperation):
         The step does nothing if no attempt gives a box that is smaller than the image.
         """
         height, width = size
-        tall, wide, found = self._try_boxes(draws, size, count, draw, 0, 1)
-        left = np.flatnonzero(~found)
+        tall, wide, has_box = self._try_boxes(draws, size, count, draw, 0, 1)
+        left = np.flatnonzero(~has_box)
         if len(left):  # most need one attempt only
             others = self._try_boxes(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
-            tall[left], wide[left], found[left] = others
+            tall[left], wide[left], has_box[left] = others
         draw += 2 * _ATTEMPTS
         bits = draws.bits(draw, 3)
         top, left = bits[0] * (height - tall + 1).clip(1) >> 32, bits[1] * (width - wide + 1).clip(1) >> 32
@@ -140,7 +140,7 @@ class RandomErasing(ProgramOperation):
                 for c, (mean, deviation) in enumerate(zip(*IMAGENET_BYTES, strict=True))
             )
         flags = ERASE_FLAGS.get(self.value, 0) if isinstance(self.value, str) else 0
-        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=found)
+        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=has_box)
 
 
 ERASE_FLAGS = {"random": 1, "color": 2}

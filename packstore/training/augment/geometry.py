@@ -346,11 +346,11 @@ class RandomResizedCrop(FixedSizeOperation):
         spare = (np.stack if here else torch.stack)([height - rows, width - columns])
         top, left = where(fit, draws.integers(spare + 1, 2 * _ATTEMPTS, 2), spare // 2)
         size = join_columns([height * 0 + self._size_pair[0], width * 0 + self._size_pair[1]])
-        found = join_columns(
+        boxes = join_columns(
             [box[:, 0] + top, box[:, 1] + unmirror_left(left, columns, width, crops.flip), rows, columns]
         )
         sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
-        return Crops(found, size, join_columns([size * 0, size]), crops.flip, sampling=sampling)
+        return Crops(boxes, size, join_columns([size * 0, size]), crops.flip, sampling=sampling)
 
     def _try_boxes(
         self, draws: Draws, height: Array, width: Array, first: int, count: int

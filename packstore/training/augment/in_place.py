@@ -41,11 +41,11 @@ class InPlace(Operation):
 
         Raises :class:`UsageError` if the result has another height or width."""
         draws_too = (draws,) if isinstance(self.fn, Operation) and draws is not None else ()
-        found = self.fn(images, *draws_too, **options)
-        if isinstance(found, Tensor) and found.ndim >= 2 and found.shape[-2:] != images.shape[-2:]:
-            (height, width), (tall, wide) = found.shape[-2:], images.shape[-2:]
+        result = self.fn(images, *draws_too, **options)
+        if isinstance(result, Tensor) and result.ndim >= 2 and result.shape[-2:] != images.shape[-2:]:
+            (height, width), (tall, wide) = result.shape[-2:], images.shape[-2:]
             raise UsageError(f"{self!r} made {height}x{width} pixels of {tall}x{wide}: it does not leave them in place")
-        return found
+        return result
 
 
 def stable_repr(fn: Any) -> str:

@@ -141,18 +141,18 @@ class Tiles:
 
         Drops objects smaller than ``min_area`` or ``min_visible``, and the rows that describe them.
         """
-        found = dict(values)
+        results = dict(values)
         moves = _TileMoves(self, min_area, min_visible)
         kept: dict[str | None, NDArray[np.bool_] | None] = {}
         # Objects first: they decide which rows of other columns are kept.
         for name, column in sorted(columns.items(), key=lambda item: not item[1].traits.rows_are_objects):
             if column.traits.lies_on_image:
-                found[name] = self.arrange_tiles(values[name], mask_fill)
+                results[name] = self.arrange_tiles(values[name], mask_fill)
             elif column.traits.moves or column.parallel in kept:
-                found[name], keep = self._join_rows(column, values[name], kept.get(column.parallel), moves)
+                results[name], keep = self._join_rows(column, values[name], kept.get(column.parallel), moves)
                 if column.traits.rows_are_objects:
                     kept[name] = keep
-        return found
+        return results
 
     def _join_rows(
         self, column: Column, values: Any, kept: NDArray[np.bool_] | None, moves: _TileMoves

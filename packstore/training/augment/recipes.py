@@ -286,9 +286,9 @@ def recipe(name: str) -> Recipe:
     Raises:
         UsageError: An unknown name. The message names all recipes, and a similar one.
     """
-    found = _RECIPES.get(name)
-    if found is None:
+    entry = _RECIPES.get(name)
+    if entry is None:
         alike = difflib.get_close_matches(str(name), RECIPES, 1)
         meant = f"did you mean {alike[0]!r}? " if alike else ""
         raise UsageError(f"there is no recipe {name!r}: {meant}there are {', '.join(RECIPES)}")
-    return Recipe(name, found.make(), found.source, None if found.mix is None else found.mix(), found.normalize)
+    return Recipe(name, entry.make(), entry.source, None if entry.mix is None else entry.mix(), entry.normalize)

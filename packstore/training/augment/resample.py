@@ -72,8 +72,8 @@ def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     # Rows first, then columns, as the engine: Pillow 13 chooses the order by the sizes, and versions before do not.
     across = [Image.fromarray(each).resize((size[1], images.shape[2]), way) for each in pixels]
-    found = [np.asarray(each.resize((size[1], size[0]), way)) for each in across]
-    result = torch.from_numpy(np.stack(found)).to(images.device)
+    arrays = [np.asarray(each.resize((size[1], size[0]), way)) for each in across]
+    result = torch.from_numpy(np.stack(arrays)).to(images.device)
     return result.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
 

@@ -69,8 +69,8 @@ class _DrawnSize(GeometricOperation):
         Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
         """
         box = visible_box(crops, type(self).__name__)
-        found = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
-        size = join_columns([to_int64(each).clip(1) for each in found])
+        sides = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
+        size = join_columns([to_int64(each).clip(1) for each in sides])
         return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
 
     @property

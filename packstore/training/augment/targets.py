@@ -106,18 +106,18 @@ class Placement:
 
         The result is -1 for constant padding.
         """
-        found = None
+        sources = None
         for move in self.moves:
             assert isinstance(move, Move)
             source = _trace_move(move, axis)
-            if found is not None:
-                earlier = np.take_along_axis(found, source.clip(0), 1)
+            if sources is not None:
+                earlier = np.take_along_axis(sources, source.clip(0), 1)
                 source = np.where(source < 0, -1, earlier)
-            found = source
-        if found is None:
+            sources = source
+        if sources is None:
             length = int(self.sizes[:, axis].max(initial=0))
             return np.broadcast_to(np.arange(length), (len(self.sizes), length))
-        return found
+        return sources
 
 
 def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
@@ -398,10 +398,10 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
             they stand for further images.
         instead: Alternative that moves images and targets together, for messages.
     """
-    found = [COLUMN_TYPES[name] for name in dict.fromkeys(types)]
-    rows = [each.name for each in found if each.moves and not each.lies_on_image]
-    moved = [*(each.name for each in found if each.lies_on_image), *rows]
-    has_images = any(each.has_images and each.is_picture for each in found)
+    traits = [COLUMN_TYPES[name] for name in dict.fromkeys(types)]
+    rows = [each.name for each in traits if each.moves and not each.lies_on_image]
+    moved = [*(each.name for each in traits if each.lies_on_image), *rows]
+    has_images = any(each.has_images and each.is_picture for each in traits)
     if any(map(_contains_augmix, ops)) and (moved or has_images):
         others = " and ".join([*moved, *(["further images"] if has_images else [])])
         raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")

@@ -153,14 +153,14 @@ class TimmAugment(ProgramOperation):
         sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)[order]
         flags, drawn = self._draw_warp_flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
         kinds = kinds[order]
-        found = new_program(len(order), 1)[:, 0]
-        found["code"] = plan.codes[chosen.reshape(-1)[order]]
+        cells = new_program(len(order), 1)[:, 0]
+        cells["code"] = plan.codes[chosen.reshape(-1)[order]]
         ends = np.searchsorted(kinds, np.arange(len(plan.writers)), "right").tolist()
         for make, start, stop in zip(plan.writers, [0, *ends], ends, strict=False):
             if start < stop:
                 rows = slice(start, stop)
-                make(found[rows], level[rows], sign[rows], size, flags[rows], drawn[rows])
-        program.reshape(-1)[order] = found
+                make(cells[rows], level[rows], sign[rows], size, flags[rows], drawn[rows])
+        program.reshape(-1)[order] = cells
         return program
 
     def _draw_warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -246,8 +246,8 @@ class _PolicyPlan:
         magnitudes. The probabilities of operations that are not learned are a single number.
         """
         if self.learned:
-            found = self._pair_table[draws.integers(len(self.learned), 0)]
-            return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
+            pairs = self._pair_table[draws.integers(len(self.learned), 0)]
+            return pairs[..., 0].astype(np.int64), pairs[..., 1], pairs[..., 2]
         if self.weights is None:
             which = draws.integers(len(self.names), 0, self.steps).T
         else:  # without replacement: those with the shortest waiting times
@@ -282,8 +282,8 @@ def _parse_notation(config: str) -> _PolicyPlan:
     elif first != "rand":
         raise UsageError(f"a policy in timm's notation begins with {', '.join(POLICY_BEGINNINGS)}, got {config!r}")
     for part in parts:
-        found = re.fullmatch(r"([a-z]+)(.*)", part)
-        key, value = found.groups() if found else (part, "")
+        match = re.fullmatch(r"([a-z]+)(.*)", part)
+        key, value = match.groups() if match else (part, "")
         known = set(_PARTS[first])
         if first == "rand" and part[1:] in _WEIGHTED and part[0] == "t":
             chosen = part[1:]

@@ -166,14 +166,14 @@ class Cut:
             )
             return images[..., y[:, None], x]
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-        found = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
+        window = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
         fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
-        found[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
+        window[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
         y0, y1 = max(0, -top), min(rows, height - top)
         x0, x1 = max(0, -left), min(columns, width - left)
         if y0 < y1 and x0 < x1:
-            found[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
-        return found
+            window[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
+        return window
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
@@ -219,15 +219,15 @@ class DrawnOperation:
         assert self.draws is not None
         if isinstance(self.call, PerImage):
             draws = self.draws[row : row + 1]
-            found = self.call.stack_results(self.call.call_each([image[0]], draws.bits(0).tolist()))
+            result = self.call.stack_results(self.call.call_each([image[0]], draws.bits(0).tolist()))
         elif isinstance(self.call, Operation):
-            found = self.call(image, self.draws[row : row + 1])
+            result = self.call(image, self.draws[row : row + 1])
         else:
-            found = self.call(image)
-        if not isinstance(found, Tensor) or found.ndim != 4 or len(found) != 1:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            result = self.call(image)
+        if not isinstance(result, Tensor) or result.ndim != 4 or len(result) != 1:
+            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise UsageError(f"{self.call!r} should give one image (1, C, H, W) for one, and gave {shape}")
-        return found
+        return result
 
 
 class DrawnOperations:

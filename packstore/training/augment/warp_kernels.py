@@ -69,21 +69,21 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tens
     if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
         values = torch.cat((values, torch.ones_like(values[:, :1])), 1)
     edges = "border" if way == "edge" else "zeros"
-    found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
+    pixels = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
         fill = _copy_to_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
-        fill = _match_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
+        fill = _match_channels(fill, images.shape[1]).to(pixels.dtype)[:, :, None, None]
         if way == "edge":  # as Pillow: fill pixels whose centre is outside
             outside = (grid.abs() > 1).any(3)[:, None]
-            found = torch.where(outside, fill, found)
+            pixels = torch.where(outside, fill, pixels)
         else:
-            found, share = found[:, :-1], found[:, -1:]
-            found = torch.where(share < 0.5, fill, found) if mode == "nearest" else (found - fill) * share + fill
+            pixels, share = pixels[:, :-1], pixels[:, -1:]
+            pixels = torch.where(share < 0.5, fill, pixels) if mode == "nearest" else (pixels - fill) * share + fill
     if images.dtype == torch.uint8:
-        found = found.round_().clamp_(0, 255)
+        pixels = pixels.round_().clamp_(0, 255)
     elif not images.dtype.is_floating_point:
-        found = found.round_()
-    return found.to(images.dtype)
+        pixels = pixels.round_()
+    return pixels.to(images.dtype)
 
 
 def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int64], clips: bool) -> Tensor:

@@ -68,9 +68,9 @@ class Warp:
         left, top, right, bottom = corners.reshape(-1, 4).T
         four = np.stack([left, top, right, top, right, bottom, left, bottom], 1).reshape(-1, 4, 2)
         moved = self.move_points(four, rows)
-        found = np.stack([moved.min(1), moved.max(1)], 1)
-        found = np.where((self.codes[rows] != 0)[:, None, None], found, corners)
-        return np.clip(found, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else found
+        boxes = np.stack([moved.min(1), moved.max(1)], 1)
+        boxes = np.where((self.codes[rows] != 0)[:, None, None], boxes, corners)
+        return np.clip(boxes, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else boxes
 
     def move_mask(self, row: int, mask: NDArray[Any], fill: float) -> NDArray[Any]:
         """Warps the mask of image ``row``, ``(…, H, W)``, without interpolation. Pixels from outside get ``fill``.
@@ -96,8 +96,8 @@ class Warp:
 
 def find_warps(program: Program, sizes: Numbers) -> list[Warp]:
     """Returns a warp for each column of a program that moves pixels, in order."""
-    found = (Warp.from_steps(program[:, column], sizes) for column in range(program.shape[1]))
-    return [warp for warp in found if warp is not None]
+    warps = (Warp.from_steps(program[:, column], sizes) for column in range(program.shape[1]))
+    return [warp for warp in warps if warp is not None]
 
 
 def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:

@@ -254,7 +254,7 @@ def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArr
     matrix[:, 0::2] = np.stack([x, y, ones, none, none, none, -u * x, -u * y], 2)
     matrix[:, 1::2] = np.stack([none, none, none, x, y, ones, -v * x, -v * y], 2)
     target = np.stack([u, v], 2).reshape(count, 8, 1)
-    found: NDArray[np.float64] = (np.linalg.pinv(matrix) @ target)[..., 0]
+    coefficients: NDArray[np.float64] = (np.linalg.pinv(matrix) @ target)[..., 0]
     # Corners of a side of one pixel coincide, so there is no solution: the image stays unchanged.
-    degenerate = not math.isfinite(float(found.sum())) or (starts.max(0) == 0).any()
-    return np.tile(np.array([1.0, 0, 0, 0, 1, 0, 0, 0]), (count, 1)) if degenerate else found
+    degenerate = not math.isfinite(float(coefficients.sum())) or (starts.max(0) == 0).any()
+    return np.tile(np.array([1.0, 0, 0, 0, 1, 0, 0, 0]), (count, 1)) if degenerate else coefficients

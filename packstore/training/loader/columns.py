@@ -50,10 +50,10 @@ class BatchColumns:
         Returns:
             Rows that fail here; raises instead as :meth:`ColumnRows.fill_rows`.
         """
-        found: list[int] = []
+        bad_rows: list[int] = []
         for rows in self._rows.values():
-            found += rows.fill_rows(self._context, first, stop, self.failed_rows | {*failed, *found})
-        return found
+            bad_rows += rows.fill_rows(self._context, first, stop, self.failed_rows | {*failed, *bad_rows})
+        return bad_rows
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         """Returns the tensors to copy to the device, with the rows ``kept``, or all."""

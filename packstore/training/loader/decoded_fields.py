@@ -378,12 +378,12 @@ class ImageListRows(ColumnRows):
             files = self.files[row]
             if files is None or row in skip:
                 continue
-            found = self.lists.decode_files(files)
-            wrong = next((n for n, image in enumerate(found) if isinstance(image, DecodeError)), None)
+            images = self.lists.decode_files(files)
+            wrong = next((n for n, image in enumerate(images) if isinstance(image, DecodeError)), None)
             if wrong is None:
-                self.images[row] = found
+                self.images[row] = images
             else:
-                error = DecodeError(f"image {wrong}: {found[wrong]}")
+                error = DecodeError(f"image {wrong}: {images[wrong]}")
                 context.note_failure(row, error, self.lists.pictures.column.name)
                 failed.append(row)
         return failed
@@ -400,8 +400,8 @@ class ImageListRows(ColumnRows):
         rows = select_rows(self.images, kept)
         images = iter(split_flat(next(there), [image.shape for images in rows for image in images]))
         finish = self.lists.pictures.convert_pixels
-        found = [[finish(next(images)) for _ in range(len(row))] for row in rows]
-        return [None if files is None else row for files, row in zip(select_rows(self.files, kept), found, strict=True)]
+        lists = [[finish(next(images)) for _ in range(len(row))] for row in rows]
+        return [None if files is None else row for files, row in zip(select_rows(self.files, kept), lists, strict=True)]
 
 
 class ImageListField(BatchField):

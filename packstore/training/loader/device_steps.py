@@ -118,10 +118,10 @@ class DeviceSteps:
             for stream, operation in enumerate(self.in_decoding, first):
                 draws = Draws(self._seed, epoch, records[rows], stream)
                 results = operation.call_each(results, draws.bits(0).tolist())
-        found: list[torch.Tensor | None] = [None] * len(images)
+        by_row: list[torch.Tensor | None] = [None] * len(images)
         for row, result in zip(rows, results, strict=True):
-            found[row] = result
-        return found
+            by_row[row] = result
+        return by_row
 
     def largest_pixels(self, images: torch.Tensor) -> int:
         """Estimates the largest number of pixels that an image has, as it is or after any operation.
@@ -202,18 +202,18 @@ class DeviceSteps:
         """
         mix = self._options.mix
         with self._stats.measure("augment"):
-            found: Any = [self.convert_batch(image[None])[0] for image in images]
-            empty = None if found else self.convert_batch(self._example.to(sizes.device))
+            outputs: Any = [self.convert_batch(image[None])[0] for image in images]
+            empty = None if outputs else self.convert_batch(self._example.to(sizes.device))
             tiles = None
             if isinstance(mix, Mosaic) and empty is not None:
-                found = empty[:0]
+                outputs = empty[:0]
             elif isinstance(mix, Mosaic):
-                host_sizes = np.array([image.shape[-2:] for image in found], np.int64)
+                host_sizes = np.array([image.shape[-2:] for image in outputs], np.int64)
                 tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
-                found = tiles.build_images(found, self._options.channels_last)
+                outputs = tiles.build_images(outputs, self._options.channels_last)
             elif form == "padded":
-                found = pad_to_largest(found, sizes, found[0] if empty is None else empty[0])
-            return self.call_transform(found), DrawnForBatch(tiles=tiles)
+                outputs = pad_to_largest(outputs, sizes, outputs[0] if empty is None else empty[0])
+            return self.call_transform(outputs), DrawnForBatch(tiles=tiles)
 
     def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """Mixes a batch with itself or builds mosaics, draws its hidden patches, and calls the user's ``transform``.
@@ -226,8 +226,8 @@ class DeviceSteps:
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
         mixed = masks = None
         if masking is not None:
-            found = masking(draws.replace(stream=MASKING_STREAM), size)
-            masks = Masking(*(each.to(images.device, non_blocking=True) for each in found))
+            patches = masking(draws.replace(stream=MASKING_STREAM), size)
+            masks = Masking(*(each.to(images.device, non_blocking=True) for each in patches))
         tiles = None
         if isinstance(mix, Mosaic) and len(images):
             tiles = mix.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))

@@ -147,10 +147,10 @@ class BatchJob:
         none."""
         assembler, views = self._pipeline.assembler, self._pipeline.views
         if isinstance(assembler, ViewAssembler) and views is not None:
-            found = list(views.iterate_image_sets(assembler.split_buffer(self._buffer), self.ids))
+            sets = list(views.iterate_image_sets(assembler.split_buffer(self._buffer), self.ids))
         else:
-            found = [ImageSet(self._pipeline.device_steps, assembler.as_images(self._buffer), self.ids)]
-        return found if any(each.steps.in_decoding for each in found) else []
+            sets = [ImageSet(self._pipeline.device_steps, assembler.as_images(self._buffer), self.ids)]
+        return sets if any(each.steps.in_decoding for each in sets) else []
 
     def wait_prepared(self) -> None:
         """Waits until the preparation of the batch has ended or failed; raises nothing."""

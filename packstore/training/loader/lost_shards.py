@@ -27,5 +27,5 @@ def find_lost_records(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.
         except StoreError as error:
             lost.append(part)
             _log.warning("skipped: %s records: %s", int((parts == part).sum()), error)
-    found: NDArray[np.bool_] = np.isin(parts, lost)
-    return found
+    is_lost: NDArray[np.bool_] = np.isin(parts, lost)
+    return is_lost

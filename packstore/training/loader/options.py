@@ -287,15 +287,15 @@ def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not all(found):  # Lightning sets WORLD_SIZE alone before it starts the other ranks
+    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(texts):  # Lightning sets WORLD_SIZE alone before it starts the other ranks
         return 0, 1
-    if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
+    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
         raise UsageError(
-            f"the environment has RANK={found[0]!r} and WORLD_SIZE={found[1]!r}, which is no rank of several: unset "
+            f"the environment has RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r}, which is no rank of several: unset "
             "them, or say rank= and world_size="
         )
-    return int(found[0]), int(found[1])
+    return int(texts[0]), int(texts[1])
 
 
 def check_dataset(dataset: PackedDataset) -> None:

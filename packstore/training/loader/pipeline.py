@@ -286,7 +286,7 @@ def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]
     Raises:
         UsageError: There are no labels, or there are columns that cannot be mixed or joined in mosaics.
     """
-    collate, found = options.collate or {}, []
+    collate, names = options.collate or {}, []
     if isinstance(options.mix, Mosaic):
         check_columns([dataset.manifest.column(name) for name in dataset.columns], collate)
         return []
@@ -297,10 +297,10 @@ def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]
                 f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is"
             )
         if (column.holds_class and not column.nullable) or collate.get(name) == "multi_hot":
-            found.append(name)
-    if not found:
+            names.append(name)
+    if not names:
         raise UsageError(
             "mix= needs labels to mix: a column of type label, or of labels with collate={name: 'multi_hot'}; the "
             f"dataset gives {', '.join(dataset.columns)}"
         )
-    return found
+    return names

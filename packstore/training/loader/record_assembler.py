@@ -344,8 +344,8 @@ class RecordAssembler(Assembler):
             raise wrong_header_error(prepared.sizes[row].tolist(), pixels.shape)
         else:
             # Its header says another size than it has: planned again, by what it has.
-            found = np.array([pixels.shape[:2]], np.int64)
-            alone = self._plan_crops(prepared, prepared.ids[row : row + 1], found)[-1]
+            sizes = np.array([pixels.shape[:2]], np.int64)
+            alone = self._plan_crops(prepared, prepared.ids[row : row + 1], sizes)[-1]
             RowWriter(rows.pixels[row : row + 1], alone).write_image(0, pixels)
 
     def _row_header(self, prepared: PreparedBatch, row: int) -> Header:

@@ -169,8 +169,8 @@ class FileImages(StoredImages):
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
         """Reads the orientations from the files; returns none without ``exif_transpose``."""
-        found = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
-        return {row: orientation for row, orientation in found if orientation != 1}
+        orientations = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
+        return {row: orientation for row, orientation in orientations if orientation != 1}
 
     def can_decode_part(self, header: Header) -> bool:
         """Tells if the decoder can decode a part of such a file. False for an unreadable header."""
@@ -267,8 +267,8 @@ class MappedImages(ArrayImages):
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Returns the image as a view of :attr:`array`, in the stored dtype; ignores ``view``."""
-        found: NDArray[Any] = self.array[record]
-        return found
+        pixels: NDArray[Any] = self.array[record]
+        return pixels
 
 
 def _do_not_prefetch(record: int, view: Any) -> None:

@@ -51,9 +51,9 @@ class ViewPlan:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of each of the view's crops."""
-        found = output_size(self.operations)
-        assert found is not None
-        return found
+        crop_size = output_size(self.operations)
+        assert crop_size is not None
+        return crop_size
 
     @property
     def row_format(self) -> RowFormat:
@@ -116,12 +116,12 @@ class ViewAssembler(RecordAssembler):
         """Divides a buffer like :meth:`split_buffer`, and copies the crops of the records ``kept``.
 
         If ``kept`` is None, returns all crops without a copy."""
-        found = self.split_buffer(buffer)
+        sections = self.split_buffer(buffer)
         if kept is None:
-            return found
+            return sections
         counts = [plan.view.count for plan in self._plans]
         places = [torch.from_numpy((kept[:, None] * count + np.arange(count)).reshape(-1)) for count in counts]
-        return [section[rows] for section, rows in zip(found, places, strict=True)]
+        return [section[rows] for section, rows in zip(sections, places, strict=True)]
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> None:
         """Draws the crops of all views into ``prepared``, for :meth:`fill_rows`. Makes no requests: returns None.
@@ -143,11 +143,11 @@ class ViewAssembler(RecordAssembler):
         """
         failed: list[int] = []
         pixels: dict[int, NDArray[Any]] = {}
-        for row, found in self._decode_rows(prepared, first, stop, errors, failed):
-            if isinstance(found, PackstoreError):
-                failed.append(self._note_error(errors, row, prepared.numbers[row], found))
+        for row, result in self._decode_rows(prepared, first, stop, errors, failed):
+            if isinstance(result, PackstoreError):
+                failed.append(self._note_error(errors, row, prepared.numbers[row], result))
             else:
-                pixels[row] = found
+                pixels[row] = result
         for rows in _split_runs(sorted(pixels)):
             images = [widen_for_torch(np.ascontiguousarray(pixels[row]), self._images.column) for row in rows]
             requests = None
@@ -172,19 +172,19 @@ class ViewAssembler(RecordAssembler):
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
         numbers, files = [prepared.numbers[row] for row in sound], [views[row - first] for row in sound]
         decoded = 0
-        for row, found in zip(sound, images.read_pixels_of_each(numbers, files), strict=True):
-            if isinstance(found, PackstoreError) or not images.are_files:
-                yield row, found
+        for row, result in zip(sound, images.read_pixels_of_each(numbers, files), strict=True):
+            if isinstance(result, PackstoreError) or not images.are_files:
+                yield row, result
                 continue
             decoded += 1
             said = tuple(prepared.sizes[row].tolist())
-            if found.shape[:2] == said:
-                yield row, found
+            if result.shape[:2] == said:
+                yield row, result
             elif self._alone:
-                self._replan_crops(prepared, row, found.shape[:2])
-                yield row, found
+                self._replan_crops(prepared, row, result.shape[:2])
+                yield row, result
             else:
-                yield row, wrong_header_error(said, found.shape)
+                yield row, wrong_header_error(said, result.shape)
         self._stats.add_decoded(decoded)
 
     def _replan_crops(self, prepared: PreparedBatch, row: int, size: Sequence[int]) -> None:

@@ -75,7 +75,7 @@ class ViewColumnReader:
 
         Failures and errors are those of :meth:`BatchFields.read_batch`."""
         plain = self._plain.read_batch(prepared, assembler, new_buffer, errors)
-        place, found = len(self._plain), []
+        place, by_view = len(self._plain), []
         for view, fields in self._views:
             crops = PreparedBatch(
                 prepared.out,
@@ -85,9 +85,9 @@ class ViewColumnReader:
                 failed=[*_crop_rows(prepared.failed, view.count)],
             )
             crops.sizes = np.repeat(prepared.sizes, view.count, 0)
-            found.append((view, fields.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
+            by_view.append((view, fields.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
             place += len(fields)
-        return ViewColumns(plain, found, self._as_list)
+        return ViewColumns(plain, by_view, self._as_list)
 
 
 def _with_offset(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable[[int], NewBuffer]:
@@ -114,20 +114,20 @@ class ViewColumns:
         """Decodes the values of records ``first`` … ``stop - 1`` for each view, except records in ``failed``.
 
         Returns the records that failed in this call; a record may occur once for each view in which it failed."""
-        found = self._plain.fill_rows(first, stop, failed)
+        bad_rows = self._plain.fill_rows(first, stop, failed)
         for view, own in self._views:
-            crops = [*_crop_rows({*failed, *found}, view.count)]
-            found += sorted(_record_rows(own.fill_rows(first * view.count, stop * view.count, crops), view.count))
-        return found
+            crops = [*_crop_rows({*failed, *bad_rows}, view.count)]
+            bad_rows += sorted(_record_rows(own.fill_rows(first * view.count, stop * view.count, crops), view.count))
+        return bad_rows
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         """Returns the tensors to copy to the device, with the records ``kept``, or all.
 
         Tensors of columns that do not move with their image come first. Those of each view follow."""
-        found = self._plain.host_tensors(kept)
+        tensors = self._plain.host_tensors(kept)
         for view, own in self._views:
-            found += own.host_tensors(_select_crops(kept, view.count))
-        return found
+            tensors += own.host_tensors(_select_crops(kept, view.count))
+        return tensors
 
     def build_values(
         self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
@@ -140,9 +140,9 @@ class ViewColumns:
         name. In a dict, the crops of each record are together."""
         values, shared = self._plain.build_values(there, kept, ids)
         for view, own in self._views:
-            found, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
+            by_name, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
             shared += in_ring
-            for name, value in found.items():
+            for name, value in by_name.items():
                 if self._as_list:
                     values.setdefault(name, []).append(value)
                 else:

@@ -111,7 +111,7 @@ class ViewSteps:
         """Returns the finished crops of ``count`` records: a list, or a dict of ``(count, crops, …)`` by view."""
         if self._as_list:
             return list(made)
-        found = {}
+        by_view = {}
         for (view, _), crops in zip(self._steps, made, strict=True):
-            found[view.name] = crops.view(count, view.count, *crops.shape[1:])
-        return found
+            by_view[view.name] = crops.view(count, view.count, *crops.shape[1:])
+        return by_view
