@@ -66,9 +66,9 @@ def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[
     Returns None if there is no such column, or if ``read`` returns None. ``read`` returns the value of a column by
     name.
     """
-    found = next((each for each in columns if each.parallel == column.name and each.traits.has_classes), None)
-    numbers = None if found is None else read(found.name)
-    return None if found is None or numbers is None else RowClasses(np.asarray(numbers), found.classes)
+    class_column = next((each for each in columns if each.parallel == column.name and each.traits.has_classes), None)
+    numbers = None if class_column is None else read(class_column.name)
+    return None if class_column is None or numbers is None else RowClasses(np.asarray(numbers), class_column.classes)
 
 
 def guess_column(

@@ -180,8 +180,8 @@ class LazyArray(Sequence[NDArray[Any]]):
     def _read_values(self, numbers: Sequence[int]) -> NDArray[Any]:
         """Reads the values of some records into a new array ``(n, *column.shape)``."""
         # Values are read before memory is allocated: a hostile manifest may claim any shape.
-        found = [self[number] for number in numbers]
-        return np.stack(found) if found else np.empty((0, *self._column.shape), self.dtype)
+        values = [self[number] for number in numbers]
+        return np.stack(values) if values else np.empty((0, *self._column.shape), self.dtype)
 
 
 def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:

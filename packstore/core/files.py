@@ -244,8 +244,8 @@ def drop(file: IO[bytes]) -> None:
 
 def device_and_inode(path: Path) -> tuple[int, int]:
     """Returns device and inode of a path, without following a link. Raises :class:`OSError` if it does not exist."""
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def sync_file(path: Path) -> None:

@@ -96,7 +96,7 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
     lists = [report["drop"].get(kind, []) for kind in kinds]
     if not all(isinstance(numbers, list) for numbers in lists):
         raise UsageError(f"{shown} is not a report of packstore audit: its lists of records are damaged")
-    found = [number for numbers in lists for number in numbers]
-    if not all(type(number) is int and 0 <= number < records for number in found):
+    record_numbers = [number for numbers in lists for number in numbers]
+    if not all(type(number) is int and 0 <= number < records for number in record_numbers):
         raise UsageError(f"{shown} names records that the store lacks")
-    return np.unique(np.array(found, np.int64))
+    return np.unique(np.array(record_numbers, np.int64))

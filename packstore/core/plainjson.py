@@ -71,9 +71,9 @@ def to_plain(value: Any) -> Any:
         return value  # first, since most of a manifest are class names
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (f for f in dataclasses.fields(value) if f.metadata.get("plain", True))
-        found = {f.name: to_plain(getattr(value, f.name)) for f in fields}
+        content = {f.name: to_plain(getattr(value, f.name)) for f in fields}
         return {
-            name: each for name, each in found.items() if each is not None or name not in _optional_names(type(value))
+            name: each for name, each in content.items() if each is not None or name not in _optional_names(type(value))
         }
     if isinstance(value, Mapping):
         return dict(value)

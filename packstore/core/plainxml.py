@@ -63,5 +63,5 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
         parser.Parse(data, True)
     except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
         raise ValueError(f"is not XML: {error}") from None
-    (found,) = open_elements[0].children.items()
-    return found[0], found[1][0]
+    (root,) = open_elements[0].children.items()
+    return root[0], root[1][0]

@@ -167,20 +167,20 @@ class Feature:
         if self.kind == "floats":
             data = b"".join(message.get(start, stop) for _, start, stop in self.spans)
             return np.frombuffer(data, "<f4").astype(np.float32)
-        found: list[int] = []
+        values: list[int] = []
         for _, start, stop in self.spans:
             data, value, shift = message.get(start, stop), 0, 0
             for byte in data:
                 value |= (byte & 127) << shift
                 shift += 7
                 if byte < 128:
-                    found.append(value & 0xFFFFFFFFFFFFFFFF)
+                    values.append(value & 0xFFFFFFFFFFFFFFFF)
                     value = shift = 0
                 elif shift > 63:
                     raise ValueError("it has a number without an end")
             if shift:
                 raise ValueError("it has a number without an end")
-        return np.array(found, np.uint64).view(np.int64)
+        return np.array(values, np.uint64).view(np.int64)
 
 
 def read_example(message: Message) -> dict[str, Feature]:
@@ -188,17 +188,17 @@ def read_example(message: Message) -> dict[str, Feature]:
 
     Raises :class:`ValueError` for any other message, and for more than 4,096 features.
     """
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     for number, wire, start, stop in message.fields(0, message.size):
         if number == 2 and wire == _BYTES:
             raise ValueError("it is a SequenceExample, of which no images are known")
         if number != 1 or wire != _BYTES:
             raise ValueError("it is no tf.train.Example")
         for name, feature in _iterate_features(message, start, stop):
-            found[name] = feature
-            if len(found) > _MAX_FEATURES:
+            features[name] = feature
+            if len(features) > _MAX_FEATURES:
                 raise ValueError(f"it has more than {_MAX_FEATURES} features")
-    return found
+    return features
 
 
 def _iterate_features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:

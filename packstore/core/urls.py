@@ -77,8 +77,8 @@ def find_bridge(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
     Returns None for any other path, and if a file or folder of that name exists.
     """
-    found = _BRIDGE.fullmatch(os.fspath(path))
-    return None if found is None or os.path.lexists(path) else (found[1], found[2])
+    match = _BRIDGE.fullmatch(os.fspath(path))
+    return None if match is None or os.path.lexists(path) else (match[1], match[2])
 
 
 def location(path: str | os.PathLike[str]) -> Path:
@@ -93,8 +93,8 @@ def location(path: str | os.PathLike[str]) -> Path:
         return path
     if find_bridge(path) is not None:
         return Path(path)
-    found, text = split_url(path), os.fspath(path)
-    if found is None:
+    parts, text = split_url(path), os.fspath(path)
+    if parts is None:
         local, meant = Path(path), _NO_SLASHES.fullmatch(text)
         if meant is not None and not Path(local.parts[0]).exists():
             url = redact_url(meant[1].lower(), meant[2])
@@ -103,9 +103,9 @@ def location(path: str | os.PathLike[str]) -> Path:
                 "machine"
             )
         return local
-    if ":///" in text and found[0] not in ("file", "memory"):
-        shown = redact_url(*found).replace("://", ":///", 1)
-        raise UsageError(f"{shown} names no bucket: write {found[0]}://bucket/path")
+    if ":///" in text and parts[0] not in ("file", "memory"):
+        shown = redact_url(*parts).replace("://", ":///", 1)
+        raise UsageError(f"{shown} names no bucket: write {parts[0]}://bucket/path")
     if (host := _FILE_HOST.match(text)) is not None:
         machine = printable(host[1].rpartition("@")[2])
         raise UsageError(f"file://{machine}/… is on the machine {machine!r}; write file:///path for this machine")

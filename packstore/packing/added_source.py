@@ -130,18 +130,18 @@ class AddedSource(Source):
 
     def read(self, entry: Entry) -> ImageData | Sample:
         """Reads the sample from the wrapped source; renumbers its classes and prefixes its key."""
-        found = self._source.read(self._restore_key(entry))
-        if not isinstance(found, Sample):
-            return found
-        if found.key is not None:
-            found = found._replace(key=self._prefix + found.key)
+        content = self._source.read(self._restore_key(entry))
+        if not isinstance(content, Sample):
+            return content
+        if content.key is not None:
+            content = content._replace(key=self._prefix + content.key)
         if not self._sampled:
-            return found
-        values = dict(found.values)
+            return content
+        values = dict(content.values)
         for name, numbers in self._sampled.items():
             if values.get(f"{name}_valid", True) and values[name] is not None:
                 values[name] = _renumber_value(values[name], numbers)
-        return found._replace(values=values)
+        return content._replace(values=values)
 
     def stamp(self) -> str:
         """Returns the wrapped source's stamp, extended by the store's digest and the key prefix."""

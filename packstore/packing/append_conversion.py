@@ -118,8 +118,8 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
     if names != [column.name for column in plan.columns]:
         own = ", ".join(column.name for column in plan.columns)
         raise StoreError(f"the columns of the source are in another order ({', '.join(names)}; the store has {own})")
-    found = conversion.encode.normalization, conversion.encode.exif_transpose
-    if found != (manifest.normalization, bool(manifest.options.get("exif_transpose"))):
+    settings = conversion.encode.normalization, conversion.encode.exif_transpose
+    if settings != (manifest.normalization, bool(manifest.options.get("exif_transpose"))):
         raise StoreError(
             f"normalisation or EXIF handling of the source's images differs from {printable(str(plan.store))}"
         )

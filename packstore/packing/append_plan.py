@@ -79,12 +79,12 @@ def plan_append(
                     same = count_identical_samples(reader, conversion, keys, progress)
                     raise _make_duplicates_error(plan, keys, same)
                 wrapped.leave_out(keys)
-        found = wrapped.survey()
-        duplicates = survey.records - found.records
+        rest = wrapped.survey()
+        duplicates = survey.records - rest.records
         plan = replace(
-            plan, added=found.splits, duplicates=duplicates, left_out=frozenset(wrapped.left_out)
+            plan, added=rest.splits, duplicates=duplicates, left_out=frozenset(wrapped.left_out)
         )  # fmt: skip
-        if not found.records:
+        if not rest.records:
             return replace(plan, added={})
         if isinstance(opened, StoreSource):
             join_answers([(str(store), manifest), (str(source), opened.manifest)])
@@ -93,7 +93,7 @@ def plan_append(
                 nbytes = 0
                 if linked is None:
                     whole = sum(column.nbytes for column in opened.manifest.columns)
-                    nbytes = whole * found.records // opened.manifest.records
+                    nbytes = whole * rest.records // opened.manifest.records
                 return replace(plan, linked=linked, estimate_bytes=nbytes)
         conversion = plan_conversion(plan, wrapped, where, progress)
         asked = replace(manifest, options=options_to_record(conversion))
@@ -136,9 +136,9 @@ def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str,
 
 def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
     """Returns the request of an opened source: its identity, split, stamp, key prefix, samples by split, and bytes."""
-    found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
-    found["key_prefix"] = options.key_prefix
-    return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
+    request = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
+    request["key_prefix"] = options.key_prefix
+    return request | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 
 def _resolve_source_split(source: Source, split: str | None) -> str | None:
@@ -274,11 +274,12 @@ def _make_duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> Sourc
     """Makes the error for keys that the store has already; ``same`` of these samples have equal content."""
     some = ", ".join(printable(key) for key in sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
     differ = len(keys) - same
-    found = (
+    comparison = (
         f"{same:,} with the same content and {differ:,} with other content" if differ else "all with the same content"
     )
     prefix = "--key-prefix PREFIX adds these samples under other keys"
     return SourceError(
         f"{printable(str(plan.store))} has {len(keys):,} of the keys of {printable(str(plan.source.path))} already, "
-        f"{found} ({some}); " + (prefix if differ else f"leave these samples out with --on-duplicate skip; {prefix}")
+        f"{comparison} ({some}); "
+        + (prefix if differ else f"leave these samples out with --on-duplicate skip; {prefix}")
     )

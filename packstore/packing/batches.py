@@ -125,20 +125,22 @@ def pack_batch(
             number = None
             try:
                 place = None if linker is None else linker.locate(entry, states)
-                found = read(entry) if together is None else together
-                if isinstance(found, Sample):
-                    number, listed = found.number, entry
+                content = read(entry) if together is None else together
+                if isinstance(content, Sample):
+                    number, listed = content.number, entry
                     # ``ref`` may contain the sample: drop it, to free its memory.
                     entry = seen[-1] = entry._replace(ref=None)
-                    key = entry.key if found.key is None else found.key
-                    source_bytes += converter.count_further_bytes(found)
-                    stored_values = converter(key, found)
-                    image = found.image
+                    key = entry.key if content.key is None else content.key
+                    source_bytes += converter.count_further_bytes(content)
+                    stored_values = converter(key, content)
+                    image = content.image
                 else:
-                    key, image = entry.key, found
+                    key, image = entry.key, content
                 record, shape, reason, turned, how = encoder(key, image)
-                if converter.masks and isinstance(found, Sample):
-                    converter.check_masks(key, found, encoder.possible_sizes(image, shape), encoder.options.max_pixels)
+                if converter.masks and isinstance(content, Sample):
+                    converter.check_masks(
+                        key, content, encoder.possible_sizes(image, shape), encoder.options.max_pixels
+                    )
             except FileLossError as error:
                 raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
             except (SampleError, CorruptRecordError) as error:
@@ -160,8 +162,8 @@ def pack_batch(
                 record = b""  # it is only linked: reusing its memory is faster than allocating new memory
             records.append(record)
             record_bytes += len(record)
-            if isinstance(found, Sample):
-                unified += [(len(seen) - 1, name) for name in found.unified]
+            if isinstance(content, Sample):
+                unified += [(len(seen) - 1, name) for name in content.unified]
                 values.append(stored_values)
                 record_bytes += count_stored_bytes(stored_values)
             if reason is not None:
@@ -209,16 +211,16 @@ class Linker:
         Raises :class:`UsageError` if the sample is no range of a file's bytes. Raises :class:`SampleError` if the file
         is gone.
         """
-        found = self._source.locate(entry)
-        if found is None:
+        place = self._source.locate(entry)
+        if place is None:
             raise self._make_unlinkable_error(entry.key)
-        if found.path not in states:
+        if place.path not in states:
             try:
-                states[found.path] = read_file_state(found.path) if found.state is None else found.state
+                states[place.path] = read_file_state(place.path) if place.state is None else place.state
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 raise SampleError(entry.key, f"cannot be linked: {reason}") from None
-        return found
+        return place
 
     def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
         """Returns the link to a record that has been read, in the form in which stores keep it.

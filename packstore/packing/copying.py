@@ -108,14 +108,14 @@ class RecordCopier:
             images: Sequence[Buffer] = [b""] * len(some)
             if not unread:
                 images = reader.views(some)
-                found = hash_values(images, len(images))
-                _check_checksums(reader, some, found, checksums, "checksum of its image")
+                sums = hash_values(images, len(images))
+                _check_checksums(reader, some, sums, checksums, "checksum of its image")
             columns = row_columns(reader.manifest.columns)
             values = dict(_read_values(reader, columns, some))
             if reader.manifest.has_column(ROW_CHECKSUM.name):
                 hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
-                found = row_checksums(reader.manifest.columns, values | hashes, len(some))
-                _check_checksums(reader, some, found, reader.values(ROW_CHECKSUM.name, some), ROW_CHECKSUM_NOUN)
+                sums = row_checksums(reader.manifest.columns, values | hashes, len(some))
+                _check_checksums(reader, some, sums, reader.values(ROW_CHECKSUM.name, some), ROW_CHECKSUM_NOUN)
             for name, numbers in (labels or {}).items():
                 values[name] = renumber_classes(values[name], numbers)
                 if f"{name}_valid" in values and isinstance(values[name], np.ndarray):

@@ -57,13 +57,13 @@ def draw_splits(
 
     ``what`` names the records in the message.
     """
-    found = draw_parts(records, groups, draws, shares)
-    empty = next((name for name in shares if name not in found), None)
+    parts = draw_parts(records, groups, draws, shares)
+    empty = next((name for name in shares if name not in parts), None)
     if empty is not None and len(records):
         raise StoreError(
             f"the split {printable(empty)!r} would be empty: it is to have {shares[empty]:g} of {len(records):,} {what}"
         )
-    return found
+    return parts
 
 
 def draw_parts(
@@ -95,8 +95,8 @@ def draw_parts(
         for name, first, last in zip(names, [start, *stops[:-1]], stops, strict=True):
             taken[name].append(records[order[int(first) : int(last)]])
         start += count
-    found = {name: np.sort(np.concatenate(some)) for name, some in taken.items() if some}
-    return {name: some for name, some in found.items() if len(some)}
+    parts = {name: np.sort(np.concatenate(some)) for name, some in taken.items() if some}
+    return {name: some for name, some in parts.items() if len(some)}
 
 
 def _round_to_total(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:

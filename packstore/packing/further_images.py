@@ -76,14 +76,14 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
         wanted = {}
     for entry in islice(source.fetch(source.entries(options.split)), _LOOKED_FOR) if wanted else ():
         try:
-            found = source.read(entry)
+            content = source.read(entry)
         except SampleError:
             continue  # packing reports it
-        if not isinstance(found, Sample):
+        if not isinstance(content, Sample):
             break
         for name in wanted.keys() - modes.keys():
-            value = found.values[name]
-            if found_files := _extract_files(wanted[name], value, found.at_rest):
+            value = content.values[name]
+            if found_files := _extract_files(wanted[name], value, content.at_rest):
                 where = f"{printable(entry.key)}: column {name!r}"
                 answers = options.answers_for(name)
                 frame = Reading(frames=answers.frames).frame

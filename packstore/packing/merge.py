@@ -228,9 +228,9 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
     seen: set[str] = set()
     for reader, gone in zip(readers, left_out, strict=True):
         if repeated:
-            found = {key for key in map(reader.key, range(len(reader))) if key in repeated}
-            gone |= found & seen
-            seen |= found
+            repeats = {key for key in map(reader.key, range(len(reader))) if key in repeated}
+            gone |= repeats & seen
+            seen |= repeats
     return left_out
 
 

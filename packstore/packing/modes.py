@@ -105,7 +105,7 @@ def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, p
 
     Other images would become almost black, or gray.
     """
-    dtype, found = base.pixels.dtype, survey.value_range
+    dtype, ends = base.pixels.dtype, survey.value_range
     if options.depth != "scale" or dtype == "float32":
         return
     if not survey.uses_all_bits:
@@ -114,10 +114,10 @@ def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, p
             f"{printable(path)} holds values of {dtype}, of which scans use an unknown part; --depth scale would take "
             f"all, {limits.min} to {limits.max}; give --depth window:LO,HI, the values of black and white"
         )
-    if found is not None and found != (np.iinfo(dtype).min, np.iinfo(dtype).max):
+    if ends is not None and ends != (np.iinfo(dtype).min, np.iinfo(dtype).max):
         raise UsageError(
-            f"{printable(path)} holds values from {found[0]} to {found[1]}; --depth scale takes the range of {dtype}; "
-            f"give --depth window:{found[0]},{found[1]}, or a narrower window"
+            f"{printable(path)} holds values from {ends[0]} to {ends[1]}; --depth scale takes the range of {dtype}; "
+            f"give --depth window:{ends[0]},{ends[1]}, or a narrower window"
         )
 
 
@@ -179,8 +179,8 @@ def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions, fr
     if not survey.counted:
         raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
     for entry in islice(source.pick_entries(options.split, survey.records, 1), 1):
-        found = source.image(entry)
-        data = getattr(found, "image", found)
+        content = source.image(entry)
+        data = getattr(content, "image", content)
         if isinstance(data, np.ndarray):
             return mode_of(data.shape[2], str(data.dtype))
         return read_file_mode(data, printable(entry.key), options.max_pixels, frame)

@@ -177,14 +177,14 @@ def resolve_format(destination: Path, format: str | None) -> str:
 
     Raises :class:`UsageError` for an unknown suffix.
     """
-    found = format or format_of(destination)
-    if found is None:
+    name = format or format_of(destination)
+    if name is None:
         *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
         what = f"unknown suffix {printable(destination.suffix)}" if destination.suffix else "no suffix"
         raise UsageError(
             f"{printable(str(destination))}: {what}; use {', '.join(others)} or {last}, or choose with --format"
         )
-    return found
+    return name
 
 
 def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:

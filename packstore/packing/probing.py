@@ -75,15 +75,15 @@ class SampleProbe:
         samples."""
         pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
         encoder = make_encoder(pixels, survey, None)
-        found: dict[tuple[int, ...], str] = {}
+        shapes: dict[tuple[int, ...], str] = {}
         for entry in self.sample_entries(survey.records):
             try:
                 shape = encoder(entry.key, self._source.image(entry)).shape
             except SampleError:
                 continue
             if shape is not None:
-                found.setdefault(tuple(shape), entry.key)
-        return found
+                shapes.setdefault(tuple(shape), entry.key)
+        return shapes
 
 
 def resolve_uniform_shape(encode: EncodeOptions, survey: Survey, probe: SampleProbe) -> tuple[int, ...] | None:

@@ -118,8 +118,8 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
     Raises :class:`UsageError` for an empty path.
     """
     refuse_empty(path)
-    found = location(path)
-    return str(found) if isinstance(found, UrlPath) else os.path.abspath(found)  # noqa: PTH100 - it removes `..`
+    place = location(path)
+    return str(place) if isinstance(place, UrlPath) else os.path.abspath(place)  # noqa: PTH100 - it removes `..`
 
 
 def _move_path(place: str, moves: tuple[str, str] | None) -> str:

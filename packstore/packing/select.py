@@ -258,8 +258,8 @@ def _choose_records(
         return draw_splits(chosen, groups, order, options.splits, "records")
     if not manifest.splits:
         return {"": chosen}
-    found = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
-    return {name: records for name, records in found.items() if len(records)}
+    by_split = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
+    return {name: records for name, records in by_split.items() if len(records)}
 
 
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:

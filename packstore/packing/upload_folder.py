@@ -38,8 +38,8 @@ def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
     with writing(folder):
         for path in (root, folder):
             path.mkdir(mode=0o700, exist_ok=True)
-            found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
+            state = path.lstat()
+            if not stat.S_ISDIR(state.st_mode) or (hasattr(os, "getuid") and state.st_uid != os.getuid()):
                 raise DestinationError(f"{printable(str(path))} is not a folder of this user; set TMPDIR to another")
     return folder
 
@@ -90,9 +90,9 @@ def read_published_note(url: UrlPath, note: Path) -> tuple[Any, Manifest] | None
     """
     try:
         noted = json.loads(note.read_bytes())
-        found = read_version(open_objects(url), noted["version"])
+        manifest = read_version(open_objects(url), noted["version"])
     except (FileNotFoundError, MissingStoreError):
         return None
     except (ValueError, TypeError, KeyError):  # the machine failed while it was written, so nothing was published
         return None
-    return (noted["request"], found) if found.digest == noted["digest"] else None
+    return (noted["request"], manifest) if manifest.digest == noted["digest"] else None

@@ -288,9 +288,9 @@ class _Parser:
 
     def accept_token(self, text: str) -> bool:
         """Consumes the current token if it is the word or sign ``text``. Returns whether it was."""
-        found = self.current.kind in ("word", "sign") and self.current.text == text
-        self.at += found
-        return found
+        matches = self.current.kind in ("word", "sign") and self.current.text == text
+        self.at += matches
+        return matches
 
     def expect_token(self, text: str) -> None:
         """Consumes the token ``text``. Raises :class:`UsageError` for any other token."""
@@ -330,10 +330,10 @@ def _test_membership(
     chosen = set(values)
 
     def test(rows: TestedRecords) -> Mask:
-        found = get(rows)
-        if found.dtype == object:
-            return np.fromiter((value in chosen for value in found), np.bool_, len(rows))
-        return np.isin(found, values)
+        column = get(rows)
+        if column.dtype == object:
+            return np.fromiter((value in chosen for value in column), np.bool_, len(rows))
+        return np.isin(column, values)
 
     return test
 

@@ -93,8 +93,8 @@ class LinkedFiles:
                 self._open.move_to_end(place)
         if is_url_link(place):
             return known[0] if known is not None else self._keep_open(place, self._fetch(place), (0, 0))
-        found = os.stat(place)  # noqa: PTH116 - a Path takes longer than the call
-        state, identity = FileState(found.st_size, found.st_mtime_ns), (found.st_dev, found.st_ino)
+        status = os.stat(place)  # noqa: PTH116 - a Path takes longer than the call
+        state, identity = FileState(status.st_size, status.st_mtime_ns), (status.st_dev, status.st_ino)
         if known is not None and known[1] == identity and len(known[0].data) == state.nbytes:
             return known[0]._replace(state=state)
         descriptor = open_regular(Path(place))
@@ -160,23 +160,23 @@ def read_whole_file(path: str) -> LinkedFile:
     """
     descriptor = open_regular(Path(path))
     try:
-        found = os.fstat(descriptor)
-        parts, left = [], found.st_size
+        status = os.fstat(descriptor)
+        parts, left = [], status.st_size
         while left and (data := os.read(descriptor, min(left, _READ_STEP))):
             parts.append(data)
             left -= len(data)
     finally:
         os.close(descriptor)
     data = parts[0] if len(parts) == 1 else b"".join(parts)
-    return LinkedFile(memoryview(data), FileState(found.st_size, found.st_mtime_ns))
+    return LinkedFile(memoryview(data), FileState(status.st_size, status.st_mtime_ns))
 
 
 def read_file_state(path: str) -> FileState:
     """Returns size and modification time of a file. Raises :class:`OSError` if it is missing or not a regular file."""
-    found = os.stat(path)  # noqa: PTH116 - one call for each of many files
-    if not stat.S_ISREG(found.st_mode):
+    status = os.stat(path)  # noqa: PTH116 - one call for each of many files
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("not a regular file")
-    return FileState(found.st_size, found.st_mtime_ns)
+    return FileState(status.st_size, status.st_mtime_ns)
 
 
 def derive_object_state(info: ObjectInfo) -> FileState:

@@ -159,12 +159,12 @@ class LinkedReader(Reader):
 
     def _read_checked_images(self, records: list[int]) -> list[Buffer]:
         """Returns the images of records, and opens each linked file once. Raises the errors of :meth:`views`."""
-        count, found, opened = len(self), [], dict[str, LinkedFile]()
+        count, images, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:
             if not 0 <= record < count:
                 raise IndexError(f"record {record} of {count}")
-            found.append(self._read_checked_image(record, opened))
-        return found
+            images.append(self._read_checked_image(record, opened))
+        return images
 
     def _read_checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
         """Returns the image of a record from its linked file. Raises :class:`LinkError` as :meth:`views` does.
@@ -218,11 +218,11 @@ def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]
             counts[name] += 1
             if end > ends.get(name, 0):
                 ends[name] = end
-    found = dict[str, tuple[int, int]]()
+    files = dict[str, tuple[int, int]]()
     for name, count in counts.items():
-        before, end = found.get(place := resolve_link(name, folder), (0, 0))  # two links may lead to one file
-        found[place] = before + count, max(end, ends.get(name, 0))
-    return found
+        before, end = files.get(place := resolve_link(name, folder), (0, 0))  # two links may lead to one file
+        files[place] = before + count, max(end, ends.get(name, 0))
+    return files
 
 
 def resolve_link(link: bytes, folder: Path) -> str:

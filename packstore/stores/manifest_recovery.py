@@ -68,10 +68,10 @@ def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
             if len(broken) < _MOST_CORRECTIONS:
                 broken.append(text)
     for text in broken:
-        found = correct_manifest(text)
-        if found is not None and found.proven:
-            return found
-        unproven = unproven or found
+        candidate = correct_manifest(text)
+        if candidate is not None and candidate.proven:
+            return candidate
+        unproven = unproven or candidate
     return unproven
 
 

@@ -103,11 +103,11 @@ class ShardedReader(Reader):
         """Returns the images of some records, in their order. Reads a linked store shard by shard."""
         if not self.manifest.is_linked or not len(records):
             return super().views(records)
-        found: list[Buffer] = [b""] * len(records)
+        images: list[Buffer] = [b""] * len(records)
         for reader, some, local in self._group_by_shard(records):
             for place, view in zip(some.tolist(), reader.views(local), strict=True):
-                found[place] = view
-        return found
+                images[place] = view
+        return images
 
     def will_need(self, index: int, view: Buffer) -> None:
         """Asks the operating system to read the record's image from the disk.

@@ -123,8 +123,8 @@ def choose_reading(
     no_colours = store_mode.name.startswith("multi") and store_mode.channels not in (3, 4)
     if no_colours and not reading.pixels.name.startswith("multi"):
         raise UsageError(
-            f"the images of this store have mode {store_mode}, whose channels are no colours: mode {reading.pixels} would "
-            "lose some; leave mode out"
+            f"the images of this store have mode {store_mode}, whose channels are no colours: mode {reading.pixels} "
+            "would lose some; leave mode out"
         )
     if store_mode.dtype != "uint8" and reading.pixels.dtype == "uint8" and (reading.depth is None or depth == "keep"):
         raise UsageError(

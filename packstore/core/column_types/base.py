@@ -99,8 +99,8 @@ class Column:
         check(self.mode != RGB.name, "mode: RGB is left out", self.mode)
         traits = self.traits
         check(self.mode is None or traits.has_images, f"mode of a {self.type} column", self.mode)
-        found = self.kind, self.dtype, self.shape, self.layout
-        check(traits.fits(self), f"{self.type} column", (self.name, *found, self.mode))
+        fields = self.kind, self.dtype, self.shape, self.layout
+        check(traits.fits(self), f"{self.type} column", (self.name, *fields, self.mode))
         check(not self.nullable or self.name not in _NEVER_MISSING, "column without values", self.name)
         if self.classes is not None:
             check(traits.has_classes, f"{self.type} column with classes", self.name)
@@ -177,12 +177,12 @@ class Column:
     def companions(self) -> tuple[Column, ...]:
         """The companion columns that a store needs for this column: none, or those of :attr:`shape_name` and
         :attr:`valid_name`."""
-        found = []
+        columns = []
         if self.kind == "ragged" and self.layout is not None:
-            found.append(Column(self.shape_name, "fixed", "int32", (len(self.layout),)))
+            columns.append(Column(self.shape_name, "fixed", "int32", (len(self.layout),)))
         if self.nullable:
-            found.append(Column(self.valid_name, "fixed", "bool"))
-        return tuple(found)
+            columns.append(Column(self.valid_name, "fixed", "bool"))
+        return tuple(columns)
 
     def size_of(self, records: int) -> int:
         """Returns the bytes of the values of ``records`` records. For a ragged column returns :attr:`nbytes` and

@@ -301,8 +301,8 @@ def _check_classes(column: Column, array: NDArray[Any]) -> None:
     if column.classes is not None and array.size:
         least, most = int(array.min()), int(array.max())
         if least < 0 or most >= len(column.classes):
-            found = least if least < 0 else most
-            raise ValueError(f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {found}")
+            number = least if least < 0 else most
+            raise ValueError(f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {number}")
 
 
 def to_numbers(column: Column, value: Any) -> NDArray[Any]:

@@ -32,10 +32,10 @@ def open_remote(path: UrlPath) -> Reader:
     try:
         head = None if _is_local_file(path) else read_head(objects)
     except MissingStoreError:
-        found = _find_copied_file(path, objects)
-        if found is None:
+        copy = _find_copied_file(path, objects)
+        if copy is None:
             raise
-        return _open_copied(path, *found)
+        return _open_copied(path, *copy)
     if head is None:
         place = open_objects(path.parent)
         return _open_copied(path, place, place.head(path.name), None)
@@ -61,8 +61,8 @@ def read_remote_manifest(path: UrlPath) -> Manifest:
 
 def _is_local_file(path: UrlPath) -> bool:
     """Returns whether a URL is a ``file://`` URL of a file, not of a folder."""
-    found = split_url(path)
-    return found is not None and found[0] == "file" and Path("/" + found[1]).is_file()
+    parts = split_url(path)
+    return parts is not None and parts[0] == "file" and Path("/" + parts[1]).is_file()
 
 
 def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
