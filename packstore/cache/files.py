@@ -51,9 +51,9 @@ def list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.
     for entry in entries:
         if names.fullmatch(entry.name):
             with suppress(FileNotFoundError):  # removed meanwhile
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    yield Path(entry.path), found
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield Path(entry.path), status
 
 
 def read_url(path: Path) -> str | None:
@@ -74,8 +74,8 @@ def read_url(path: Path) -> str | None:
 def count_free_bytes(path: Path) -> int:
     """Returns the bytes that an ordinary user may still write to the disk of ``path``. Raises :class:`OSError` if
     ``path`` is missing."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 def allocate_bytes(descriptor: int, nbytes: int) -> None:

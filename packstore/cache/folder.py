@@ -298,8 +298,8 @@ class CacheFolder:
     def entries(self) -> list[CacheEntry]:
         """Lists all objects, the most recently used last. Empty if the folder is missing."""
         return [
-            CacheEntry(path.name, found.st_size, found.st_atime, self._is_locked(path), files.read_url(path))
-            for path, found in self._list_oldest_first()
+            CacheEntry(path.name, status.st_size, status.st_atime, self._is_locked(path), files.read_url(path))
+            for path, status in self._list_oldest_first()
         ]
 
     def clean(self, keep: int) -> int:
@@ -330,11 +330,11 @@ class CacheFolder:
 
     def _remove_dead_parts(self) -> int:
         """Removes part files that no process has locked; returns their bytes. Call it while the cache is locked."""
-        return sum(found.st_size for path, found in files.list_files(self.part, _PART) if self._evict(path))
+        return sum(status.st_size for path, status in files.list_files(self.part, _PART) if self._evict(path))
 
     def _count_used_bytes(self) -> int:
         """Returns the bytes of all objects and of all part files."""
-        return sum(found.st_size for _, found in (*self._list_objects(), *files.list_files(self.part, _PART)))
+        return sum(status.st_size for _, status in (*self._list_objects(), *files.list_files(self.part, _PART)))
 
     def _list_objects(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yields path and state of each proven object."""

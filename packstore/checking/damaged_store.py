@@ -225,13 +225,13 @@ def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
     except OSError as error:
         notes.append(f"{MANIFEST_FILE} cannot be read ({error.strerror or error}); the shards' own manifests are used")
         return None
-    found = find_manifest(text)
-    if found is None or found.manifest.shards is None:
+    recovery = find_manifest(text)
+    if recovery is None or recovery.manifest.shards is None:
         notes.append(f"{MANIFEST_FILE} cannot be read; the shards' own manifests are used")
         return None
-    if _STATE_NOTES[found.state]:
-        notes.append(f"{MANIFEST_FILE}: {_STATE_NOTES[found.state]}")
-    return found
+    if _STATE_NOTES[recovery.state]:
+        notes.append(f"{MANIFEST_FILE}: {_STATE_NOTES[recovery.state]}")
+    return recovery
 
 
 def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:

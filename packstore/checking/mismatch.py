@@ -62,8 +62,8 @@ def compute_row_checksums(
             values[column.name] = np.stack([items.get(i, nothing) for i in range(start, stop)])
     sums = row_checksums(columns, values, count).tolist()
     return {
-        i: (None, unreadable[i]) if i in unreadable else (found, "")
-        for i, found in zip(range(start, stop), sums, strict=True)
+        i: (None, unreadable[i]) if i in unreadable else (checksum, "")
+        for i, checksum in zip(range(start, stop), sums, strict=True)
     }
 
 

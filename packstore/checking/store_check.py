@@ -257,7 +257,7 @@ class StoreCheck:
         checksums, rows = columns["checksum"], columns.get(ROW_CHECKSUM.name)
         if rows is None:
             sums = compute_row_checksums(manifest.columns, columns, 0, count)
-            rows = np.fromiter((found or 0 for found, _ in sums.values()), np.uint64, count)
+            rows = np.fromiter((checksum or 0 for checksum, _ in sums.values()), np.uint64, count)
         assert isinstance(checksums, np.ndarray)
         assert isinstance(rows, np.ndarray)
         digest = records_digest(checksums, rows)

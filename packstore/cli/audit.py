@@ -91,9 +91,9 @@ def describe_report(report: AuditReport, only: tuple[str, ...] | None = None, fa
             lines.append(f"  … and {count - _LISTED:,} more (--json lists them)")
     if only is None:
         total = sum(report.counts.values())
-        found = pluralize(total, "finding") if total else "nothing found"
+        summary = pluralize(total, "finding") if total else "nothing found"
         more = "" if report.pixels else "; --pixels looks at the images too"
-        lines.append(f"{printable(str(report.path))}: {bold(found)} ({pluralize(report.records, 'record')}{more})")
+        lines.append(f"{printable(str(report.path))}: {bold(summary)} ({pluralize(report.records, 'record')}{more})")
     return "\n".join(lines)
 
 

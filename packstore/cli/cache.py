@@ -96,20 +96,20 @@ def list_entries(as_json: bool) -> None:
     """
     from packstore.cache import default_cache
 
-    found = default_cache()
-    entries = found.entries()
+    folder = default_cache()
+    entries = folder.entries()
     used = sum(entry.nbytes for entry in entries)
     if as_json:
         objects = [asdict(entry) for entry in entries]
-        click.echo(json.dumps({"cache": str(found.root), "budget": found.budget, "used": used, "objects": objects}))
+        click.echo(json.dumps({"cache": str(folder.root), "budget": folder.budget, "used": used, "objects": objects}))
         return
     for entry in entries:
         then = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         where, size = printable(entry.url or entry.name), human_bytes(entry.nbytes)
         click.echo(f"{where}  {size:>8}  {then}{'  in use' if entry.in_use else ''}")
     click.echo(
-        f"{printable(str(found.root))}: {pluralize(len(entries), 'object')}, {human_bytes(used)} of "
-        f"{human_bytes(found.budget)}"
+        f"{printable(str(folder.root))}: {pluralize(len(entries), 'object')}, {human_bytes(used)} of "
+        f"{human_bytes(folder.budget)}"
     )
 
 
@@ -128,7 +128,7 @@ def clean_entries(keep: int) -> None:
     """
     from packstore.cache import default_cache
 
-    found = default_cache()
-    removed = found.clean(keep)
-    left = sum(entry.nbytes for entry in found.entries())
-    click.echo(f"{printable(str(found.root))}: removed {human_bytes(removed)}, {human_bytes(left)} are left")
+    folder = default_cache()
+    removed = folder.clean(keep)
+    left = sum(entry.nbytes for entry in folder.entries())
+    click.echo(f"{printable(str(folder.root))}: removed {human_bytes(removed)}, {human_bytes(left)} are left")

@@ -56,7 +56,11 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
         directory, name = (place, None) if place.is_dir() and not _is_store(place) else (place.parent, place.name)
         if not directory.is_dir():
             raise UsageError(f"{printable(str(directory))}: no such directory")
-        wanted = {found.path: found for found in find_leftovers(directory) if name in (None, found.owner.destination)}
+        wanted = {
+            leftover.path: leftover
+            for leftover in find_leftovers(directory)
+            if name in (None, leftover.owner.destination)
+        }
         if name is not None and not wanted and not os.path.lexists(place):
             raise UsageError(
                 f"{printable(str(place))}: no such directory, and no interrupted run was writing a store of that name"
@@ -65,22 +69,23 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
     if not leftovers:
         click.echo("there are no leftovers of interrupted runs")
         return
-    for found in leftovers.values():
-        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.owner.started))
+    for leftover in leftovers.values():
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(leftover.owner.started))
         click.echo(
-            f"{printable(str(found.path))}: {human_bytes(found.nbytes)} of {printable(found.owner.destination)}, "
-            f"started {began} by process {found.owner.pid} on {printable(found.owner.host)}"
+            f"{printable(str(leftover.path))}: {human_bytes(leftover.nbytes)} of "
+            f"{printable(leftover.owner.destination)}, started {began} "
+            f"by process {leftover.owner.pid} on {printable(leftover.owner.host)}"
         )
-        if found.in_store:
-            some = ", ".join(map(printable, found.in_store[:5])) + (", …" if len(found.in_store) > 5 else "")
-            click.echo(f"  and {len(found.in_store):,} unneeded files in that store: {some}")
+        if leftover.in_store:
+            some = ", ".join(map(printable, leftover.in_store[:5])) + (", …" if len(leftover.in_store) > 5 else "")
+            click.echo(f"  and {len(leftover.in_store):,} unneeded files in that store: {some}")
     if dry_run:
         return
     if not _confirm(yes):
         return
-    for found in leftovers.values():
-        remove_leftover(found)
-        click.echo(f"removed {printable(str(found.path))}")
+    for leftover in leftovers.values():
+        remove_leftover(leftover)
+        click.echo(f"removed {printable(str(leftover.path))}")
 
 
 def _confirm(yes: bool) -> bool:
@@ -116,25 +121,27 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
     from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
 
     objects, now = open_objects(url), time.time()
-    found = find_unneeded(objects, now, grace_seconds)
-    for name in found.busy:
+    unneeded = find_unneeded(objects, now, grace_seconds)
+    for name in unneeded.busy:
         click.echo(
             f"{url}: a conversion is running, or was interrupted and can resume ({name}), so all shards stay", err=True
         )
-    for name in found.foreign[:_LISTED]:
+    for name in unneeded.foreign[:_LISTED]:
         click.echo(f"{url}: {printable(name)} is not packstore's, so it stays", err=True)
-    if not found.objects:
+    if not unneeded.objects:
         click.echo(f"{url}: every object is needed, or too young to be removed")
         return
-    for info in found.objects[:_LISTED]:
+    for info in unneeded.objects[:_LISTED]:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.modified))
         click.echo(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
-    if len(found.objects) > _LISTED:
-        click.echo(f"… and {len(found.objects) - _LISTED:,} more")
-    click.echo(f"{url}: {pluralize(len(found.objects), 'object')} of {human_bytes(found.nbytes)} that no version needs")
+    if len(unneeded.objects) > _LISTED:
+        click.echo(f"… and {len(unneeded.objects) - _LISTED:,} more")
+    click.echo(
+        f"{url}: {pluralize(len(unneeded.objects), 'object')} of {human_bytes(unneeded.nbytes)} that no version needs"
+    )
     if dry_run or not _confirm(yes):
         return
-    removed = remove_unneeded(objects, found, now, grace_seconds)
+    removed = remove_unneeded(objects, unneeded, now, grace_seconds)
     for name in removed.foreign:
         click.echo(f"{url}: {printable(name)} does not have the SHA-256 in its name, so it stays", err=True)
     click.echo(f"removed {pluralize(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")

@@ -229,20 +229,20 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
     asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
     files = [n for n, text in enumerate(arguments) if n and _is_description_of(Path(text), error.source)]
     command = next((text for text in arguments if not text.startswith("-")), "")
-    found = []
+    commands = []
     for answer in error.answers:
         only_packing = ("--split" in answer.options and command != "convert") or (
             "--on-error" in answer.options and command not in ("convert", "append")
         )
         if not (asked or files) or command not in _TAKING_SOURCES or only_packing:
             options = "".join(f" {shell_quote(text)}" for text in answer.options)
-            found.append(packing_command(answer.source or error.source, options))
+            commands.append(packing_command(answer.source or error.source, options))
             continue
         words = [*arguments]
         if asked or answer.source or not _is_for_file(answer, Path(words[files[0]])):
             words[(asked or files)[0]] = str(answer.source or error.source)
-        found.append(" ".join(["packstore", *map(shell_quote, words), *map(shell_quote, answer.options)]))
-    return found
+        commands.append(" ".join(["packstore", *map(shell_quote, words), *map(shell_quote, answer.options)]))
+    return commands
 
 
 def _is_for_file(answer: Answer, file: Path) -> bool:

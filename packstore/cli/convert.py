@@ -269,8 +269,8 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
         return None
     with open_reader(report.destination) as reader:
         shapes = reader.fixed_column("shape")
-        found: list[int] = shapes[0].tolist()
-        return found if (shapes == shapes[0]).all() else None
+        shape: list[int] = shapes[0].tolist()
+        return shape if (shapes == shapes[0]).all() else None
 
 
 def _describe_palette(classes: tuple[str, ...]) -> list[str]:

@@ -172,24 +172,24 @@ def _find_attributes(
     """
     parts = split_union(type)
     shown = default is not None and default is not False and default not in ("", ())
-    found: dict[str, Any] = {"default": default, "show_default": shown}
+    attributes: dict[str, Any] = {"default": default, "show_default": shown}
     if parser is not None:
-        return found | {"type": parser, "default": ",".join(default) if isinstance(default, tuple) else default}
+        return attributes | {"type": parser, "default": ",".join(default) if isinstance(default, tuple) else default}
     if bool in parts:
         switch = default is not False
-        return found | ({"switch": True} if switch else {"is_flag": True})
+        return attributes | ({"switch": True} if switch else {"is_flag": True})
     if any(get_origin(part) is Sequence for part in parts):
-        return found | {"multiple": True}
+        return attributes | {"multiple": True}
     for part in parts:
         if get_origin(part) is Literal:
-            return found | {"type": click.Choice(get_args(part))}
+            return attributes | {"type": click.Choice(get_args(part))}
         if get_origin(part) is os.PathLike:
-            return found | {"type": LocalPath()}
+            return attributes | {"type": LocalPath()}
         if get_origin(part) is tuple:
-            return found | {"type": get_args(part)}
+            return attributes | {"type": get_args(part)}
     if int in parts and str not in parts:
-        return found | {"type": click.IntRange(option.least, option.most)}
-    return found | ({"type": click.FloatRange(option.least, option.most)} if float in parts else {})
+        return attributes | {"type": click.IntRange(option.least, option.most)}
+    return attributes | ({"type": click.FloatRange(option.least, option.most)} if float in parts else {})
 
 
 class Command(click.Command):

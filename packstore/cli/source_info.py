@@ -122,17 +122,17 @@ def count_modes(source: Source, survey: Survey) -> Counter[str]:
     from packstore.images.decoders import native
     from packstore.images.sniff import HeaderError, sniff
 
-    found = Counter[str]()
+    counts = Counter[str]()
     if survey.encoding != "original" or not (survey.counted and survey.resumable):
-        return found
+        return counts
     for entry in source.pick_entries(None, survey.records, _LOOKED_AT):
         with suppress(PackstoreError, HeaderError):
             data = bytes(source.image(entry))
             described = native.describe_image(memoryview(data), sniff(data))
             if described is not None:
                 more = f" of {described.frames} frames" if described.frames > 1 else ""
-                found[f"{described.mode.name}{more}"] += 1
-    return found
+                counts[f"{described.mode.name}{more}"] += 1
+    return counts
 
 
 def sample_keys(source: Source, survey: Survey) -> list[str]:

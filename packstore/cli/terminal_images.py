@@ -35,8 +35,8 @@ def parse_graphics(answer: bytes) -> str | None:
     neither."""
     if b"_Gi=31;OK" in answer:
         return "kitty"
-    _, found, attributes = answer.rpartition(b"\x1b[?")
-    return "sixel" if found and b"4" in attributes.rstrip(b"c").split(b";")[1:] else None
+    _, start, attributes = answer.rpartition(b"\x1b[?")
+    return "sixel" if start and b"4" in attributes.rstrip(b"c").split(b";")[1:] else None
 
 
 def ask_terminal() -> bytes:

@@ -145,13 +145,13 @@ def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
-    found = {"area": (right - left) * (bottom - top), "iscrowd": 0} | kept
-    found |= {"category_id": obj.label + 1, "bbox": [left, top, right - left, bottom - top]}
+    annotation = {"area": (right - left) * (bottom - top), "iscrowd": 0} | kept
+    annotation |= {"category_id": obj.label + 1, "bbox": [left, top, right - left, bottom - top]}
     if obj.keypoints is not None:
         points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]
-        found["keypoints"] = [value for point in points for value in point]
-        found["num_keypoints"] = sum(point[2] > 0 for point in points)
-    return found
+        annotation["keypoints"] = [value for point in points for value in point]
+        annotation["num_keypoints"] = sum(point[2] > 0 for point in points)
+    return annotation
 
 
 def _write_list(out: IO[bytes], entries: Iterator[dict[str, Any]]) -> None:

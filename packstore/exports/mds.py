@@ -110,12 +110,12 @@ class MdsExport(Export):
         An image file of any kind is ``jpeg``.
         """
         image = self.manifest.image
-        found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
+        encodings = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:
-            found[column.name] = _choose_encoding(column)
+            encodings[column.name] = _choose_encoding(column)
             if column.nullable:
-                found[column.valid_name] = "uint8"
-        return dict(sorted(found.items()))
+                encodings[column.valid_name] = "uint8"
+        return dict(sorted(encodings.items()))
 
 
 class _MdsWriter(ShardWriter):

@@ -233,8 +233,8 @@ class ObjectsExport(FilesExport):
     def largest_label(self) -> int:
         """Returns the largest class number of objects in the store; 0 if there is none. Reads all labels."""
         name = self.object_columns.labels
-        found = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
-        return max((int(values.max()) for values in found if values is not None and len(values)), default=0)
+        labels = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
+        return max((int(values.max()) for values in labels if values is not None and len(values)), default=0)
 
 
 class ObjectsWriter(ShardWriter):

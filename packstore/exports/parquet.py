@@ -233,10 +233,10 @@ def _choose_arrow_type(column: Column) -> Any:
         return pa.list_(file) if column.form == "files" else file
     if column.form in ("text", "bytes"):
         return pa.binary() if column.form == "bytes" else pa.string()
-    found = pa.bool_() if column.dtype == "bool" else pa.from_numpy_dtype(NUMPY_DTYPE[column.dtype])
+    arrow_type = pa.bool_() if column.dtype == "bool" else pa.from_numpy_dtype(NUMPY_DTYPE[column.dtype])
     for _ in range(len(column.shape) + (column.kind == "ragged")):
-        found = pa.list_(found)
-    return found
+        arrow_type = pa.list_(arrow_type)
+    return arrow_type
 
 
 def _describe_features(columns: Sequence[Column]) -> dict[str, Any]:
@@ -254,13 +254,13 @@ def _describe_feature(column: Column) -> dict[str, Any]:
         return {"feature": file, "_type": "List"} if column.form == "files" else file
     if column.form in ("text", "bytes"):
         return {"dtype": "binary" if column.form == "bytes" else "string", "_type": "Value"}
-    found: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
+    feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
     if column.classes is not None:
         names = [name.encode("utf-8", "replace").decode("utf-8") for name in column.classes]
-        found = {"names": names, "_type": "ClassLabel"}
+        feature = {"names": names, "_type": "ClassLabel"}
     for length in reversed(column.shape):
-        found = {"feature": found, "length": length, "_type": "List"}
-    return {"feature": found, "_type": "List"} if column.kind == "ragged" else found
+        feature = {"feature": feature, "length": length, "_type": "List"}
+    return {"feature": feature, "_type": "List"} if column.kind == "ragged" else feature
 
 
 def _to_card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,11 +322,11 @@ def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool])
         values = np.frombuffer(b"".join(raw), dtype)
         counts = np.array([len(each) // column.record_nbytes for each in raw])
         inside = column.shape
-    found = pa.array(values)
+    array = pa.array(values)
     for length in reversed(inside):
-        found = pa.ListArray.from_arrays(np.arange(0, len(found) + 1, length, dtype=np.int32), found)
+        array = pa.ListArray.from_arrays(np.arange(0, len(array) + 1, length, dtype=np.int32), array)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), found, mask=pa.array(missing) if missing.any() else None)
+    return pa.ListArray.from_arrays(pa.array(offsets), array, mask=pa.array(missing) if missing.any() else None)
 
 
 def _make_file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
@@ -342,12 +342,12 @@ def _make_file_array(files: Sequence[Any], names: Sequence[str | None] | None = 
 
 def _list_leaf_paths(schema: Any) -> list[str]:
     """Returns the Parquet paths of all leaf columns, such as ``boxes.list.element``."""
-    found = []
+    paths = []
     for name, type in zip(schema.names, schema.types, strict=True):
         while type.num_fields == 1:
             name, type = f"{name}.list.element", type.value_type
-        found += [f"{name}.bytes", f"{name}.path"] if type.num_fields else [name]
-    return found
+        paths += [f"{name}.bytes", f"{name}.path"] if type.num_fields else [name]
+    return paths
 
 
 def _import_pyarrow(module: str) -> Any:

@@ -173,14 +173,14 @@ class RecordPaths:
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
         again = {*order[1:][hashes[1:] == hashes[:-1]].tolist(), *blocked}
-        found: dict[int, str] = {}
+        suffixes: dict[int, str] = {}
         for number, stem in enumerate(self._list_stems(reader, labels, valid)) if again else ():
             if number in again:
                 added = f"~{number}"
                 while _contains_sorted(hashes, _hash_path(stem + added)) or _hash_path(stem + added) in folders:
                     added += "~"
-                found[number] = added
-        return found
+                suffixes[number] = added
+        return suffixes
 
     def _list_stems(
         self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
@@ -198,15 +198,15 @@ class RecordPaths:
 def make_distinct(names: Sequence[str]) -> list[str]:
     """Returns ``names``, with ``~`` and a number appended to each that repeats an earlier one. Ignores case."""
     used: set[str] = set()
-    found = []
+    unique_names = []
     for name in names:
         unique, count = name, 1
         while unique.casefold() in used:
             count += 1
             unique = f"{name}~{count}"
         used.add(unique.casefold())
-        found.append(unique)
-    return found
+        unique_names.append(unique)
+    return unique_names
 
 
 def _split_suffix(path: str) -> tuple[str, str]:

@@ -157,8 +157,8 @@ def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
     Raises :class:`UsageError` if no kind has that suffix.
     """
     if to is not None:
-        found: type[Export] = EXPORTS[to]
-        return found
+        export_kind: type[Export] = EXPORTS[to]
+        return export_kind
     name = destination.name.lower()
     kinds: list[type[Export]] = list(EXPORTS.values())
     for kind in kinds:

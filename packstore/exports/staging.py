@@ -79,28 +79,28 @@ class ExportStaging(Staging):
         Removes the directories of all other runs. Warns if one of them has complete shards, and other options or
         another store.
         """
-        found: Path | None = None
+        directory: Path | None = None
         for run in self.work.list_runs():
             # An inode of another file means that the run was published, and this is the export that it has replaced.
             if (
-                found is None
+                directory is None
                 and not self._restart
                 and _read_run_label(run) == _make_run_label(self._identity, run / STORE)
             ):
-                found = run
+                directory = run
                 continue
             other = not (_read_run_label(run) or "").startswith(f"{self._identity} ")
             if other and not self._restart and any((run / PARTS).glob("*.json")):
                 _log.warning("starting again: the interrupted run had other options or exported another store")
             remove_run(run)
-        if found is None:
-            found = self.work.create_run()
+        if directory is None:
+            directory = self.work.create_run()
             if self._one_file:
-                (found / STORE).touch()
+                (directory / STORE).touch()
             else:
-                (found / STORE).mkdir()
-            (found / EXPORT).write_text(_make_run_label(self._identity, found / STORE), "ascii")
-        return found
+                (directory / STORE).mkdir()
+            (directory / EXPORT).write_text(_make_run_label(self._identity, directory / STORE), "ascii")
+        return directory
 
     def find_complete_shards(self, export: Export) -> list[ShardReceipt]:
         """Returns the receipts of complete shards in order. Stops at the first that is missing or damaged.
@@ -214,7 +214,7 @@ def read_manifest_of_file(path: Path) -> ExportManifest | None:
 def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list[Path]:
     """Lists the files of an export in a folder. Raises :class:`DestinationError` if there are others."""
     files = list_own_names(export_manifest, lambda: RecordLines.map_file(path / ROWS_FILE))
-    found: list[Path] = []
+    paths: list[Path] = []
     root = os.fsencode(path)
     for folder, _, names in os.walk(root):
         inside = os.path.relpath(folder, root)
@@ -225,8 +225,8 @@ def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list
                     f"{shown} also holds {printable(os.fsdecode(file))!r}, which is not the export's, so it is not "
                     "replaced; move that away first"
                 )
-            found.append(Path(os.fsdecode(os.path.join(folder, name))))  # noqa: PTH118 - names may be of any bytes
-    return found
+            paths.append(Path(os.fsdecode(os.path.join(folder, name))))  # noqa: PTH118 - names may be of any bytes
+    return paths
 
 
 def list_own_names(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:

@@ -126,14 +126,14 @@ class TfdsExport(Export):
         Other characters than ASCII letters, digits and ``_`` become ``_``, and the name is cut to 100 letters. ``_`` is
         appended to ``all``, and to a name that another split has.
         """
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for split in self.manifest.splits:
             name = re.sub(r"[^A-Za-z0-9_]", "_", split.name)[:100] or "split"
             name = f"{name}_" if name == "all" else name  # "all" would mean every split
-            while name in found.values():
+            while name in names.values():
                 name += "_"
-            found[split.name] = name
-        return found
+            names[split.name] = name
+        return names
 
     def _split_name(self, split: str) -> str:
         """Returns the name of a split in TFDS; ``train`` in a store without splits."""
@@ -263,8 +263,8 @@ def _is_byte_string(column: Column) -> bool:
 
 def _describe_image(channels: int, form: str | None) -> dict[str, Any]:
     """Returns the content of a TFDS image feature. ``form`` is ``jpeg``, ``png``, or None for any."""
-    found: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
-    return found if form is None else found | {"encodingFormat": form}
+    feature: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
+    return feature if form is None else feature | {"encodingFormat": form}
 
 
 def _make_feature(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:

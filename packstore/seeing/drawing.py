@@ -94,7 +94,7 @@ def make_further_thumbnails(
     if column.nullable and not reader.has_value(column.name, record):
         return [], 0
     files = reader.item(column.name, record)
-    found = []
+    thumbnails = []
     for number, file in enumerate(files[:most]):
         try:
             pixels = pictures.decoder.decode_small(file, side, exif_transpose=pictures.exif_transpose)
@@ -102,8 +102,8 @@ def make_further_thumbnails(
         except DecodeError as error:
             raise locate_error(error, reader, record, f"{column.name}[{number}]") from None
         image.thumbnail((side, side), reducing_gap=2.0)
-        found.append(np.asarray(image))
-    return found, len(files) - len(found)
+        thumbnails.append(np.asarray(image))
+    return thumbnails, len(files) - len(thumbnails)
 
 
 def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixels:

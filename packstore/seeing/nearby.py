@@ -35,8 +35,8 @@ def spread_local_records(reader: Reader, start: int, stop: int, most: int) -> ND
     places = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
     which = np.searchsorted(ends, places, "right") - 1
     first = np.array([records.start for records in here], np.int64)
-    found: NDArray[np.int64] = first[which] + places - ends[which] if count else places
-    return found
+    numbers: NDArray[np.int64] = first[which] + places - ends[which] if count else places
+    return numbers
 
 
 def is_damage(error: PackstoreError) -> bool:

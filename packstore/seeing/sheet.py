@@ -198,14 +198,14 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
     for part in rng.permutation(parts)[:_MOST_FETCHED].tolist() if apart else parts:
         some = np.arange(max(chosen.start, ends[part]), min(chosen.stop, ends[part + 1]))
         try:
-            found = reader.values("label", some) if labelled else np.zeros(len(some), np.int64)
+            numbers = reader.values("label", some) if labelled else np.zeros(len(some), np.int64)
         except StoreError as error:
             lost.append(int(some[0]))
             failure = error
             continue
         records.append(some)
-        labels.append(found)
-        counts += np.bincount(found[(found >= 0) & (found < len(counts))], minlength=len(counts))
+        labels.append(numbers)
+        counts += np.bincount(numbers[(numbers >= 0) & (numbers < len(counts))], minlength=len(counts))
         if apart and len(counts) and int(counts.min()) >= wanted:
             break
     if not records:
@@ -283,8 +283,8 @@ class CellMaker:
         """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it. Raises
         :class:`UsageError` for wrong augmentations."""
         options = self.options
-        found = loaded.load(LoadRequest(record, options.augment or "", options.seed, options.epoch))
-        return draw_values(found.image, found.values, self.reader.manifest.columns, self._drawn)
+        result = loaded.load(LoadRequest(record, options.augment or "", options.seed, options.epoch))
+        return draw_values(result.image, result.values, self.reader.manifest.columns, self._drawn)
 
 
 def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:

@@ -64,29 +64,29 @@ def damage_file(folder: Path, random: Random) -> str:
 def corrupt_bytes(data: bytes, random: Random) -> bytes:
     """Returns a copy of ``data`` with one random change. Bytes are cut off, overwritten, repeated or emptied, or a
     number or sign is replaced."""
-    found, place = bytearray(data), random.randrange(len(data) or 1)
+    copy, place = bytearray(data), random.randrange(len(data) or 1)
     some = random.choice((1, 4, 8, _CHUNK, 4096))
     how = random.randrange(8)
     if how == 0:
-        del found[place:]
+        del copy[place:]
     elif how == 1:
-        found[place : place + 1] = random.randbytes(1)
+        copy[place : place + 1] = random.randbytes(1)
     elif how == 2:
-        found[place : place + some] = bytes(len(found[place : place + some]))
+        copy[place : place + some] = bytes(len(copy[place : place + some]))
     elif how == 3:
         ones = random.choice((b"\xff", b"\x7f", b"\x80")) * min(some, 8)
-        found[place : place + len(ones)] = ones
+        copy[place : place + len(ones)] = ones
     elif how == 4:
-        found += random.choice((bytes(600), random.randbytes(100), data[:200]))
+        copy += random.choice((bytes(600), random.randbytes(100), data[:200]))
     elif how == 5:
-        found.clear()
+        copy.clear()
     elif how == 6:
-        found[place:place] = found[place : place + some]
+        copy[place:place] = copy[place : place + some]
     else:
         marks = [number for number, byte in enumerate(data[: 1 << 16]) if byte in _MARKS]
         place = random.choice(marks or [0])
-        found[place : place + 1] = random.choice(_TEXTS)
-    return bytes(found)
+        copy[place : place + 1] = random.choice(_TEXTS)
+    return bytes(copy)
 
 
 def copy_damaged(folder: Path, copy: Path, random: Random) -> str:

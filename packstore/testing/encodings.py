@@ -154,8 +154,8 @@ class EncodingSuite:
             expected = {name: bytes(first(name, data).record) for name, data in files.items()}
             names = [*files, *reversed(files)] * 8
             with ThreadPoolExecutor(8) as pool:
-                found = pool.map(lambda name, encoder=second: bytes(encoder(name, files[name]).record), names)
-                assert all(record == expected[name] for name, record in zip(names, found, strict=True))
+                records = pool.map(lambda name, encoder=second: bytes(encoder(name, files[name]).record), names)
+                assert all(record == expected[name] for name, record in zip(names, records, strict=True))
 
     def test_records_compare_equal_to_themselves(self) -> None:
         """``compare`` finds no difference between an image and its record."""
@@ -174,8 +174,8 @@ class EncodingSuite:
         for encoder in self.encoders():
             record, shape, *_ = encoder("key", data)
             for other in (picture(70, 90, 3), picture(35, 90, 2), patched):
-                found = encoder("key", image_file(other, "JPEG"))
-                assert encoder.compare("key", data, *found[:2]) is not None
+                encoded = encoder("key", image_file(other, "JPEG"))
+                assert encoder.compare("key", data, *encoded[:2]) is not None
                 assert encoder.compare("key", image_file(other, "JPEG"), record, shape) is not None
 
     def test_damage_is_found(self) -> None:

@@ -30,8 +30,8 @@ class ExportFixtures:
     @property
     def export_class(self) -> type[Export]:
         """Class of the kind in the registry."""
-        found: type[Export] = EXPORTS[self.kind]
-        return found
+        kind: type[Export] = EXPORTS[self.kind]
+        return kind
 
     def destination(self, folder: Path, name: str = "out") -> Path:
         """Returns a destination in ``folder``, with the kind's suffix if it has one."""

@@ -173,12 +173,12 @@ class ExportSuite(ExportInterruptsSuite):
 
     def test_the_same_store_gives_the_same_bytes(self, store: Path, tmp_path: Path) -> None:
         """Two exports of one store have equal files."""
-        found = []
+        exports = []
         for name in ("a", "b"):
             out = self.destination(tmp_path, name)
             self.export(store, out)
-            found.append(contents(out))
-        assert found[0] == found[1]
+            exports.append(contents(out))
+        assert exports[0] == exports[1]
 
     @pytest.mark.slow
     def test_an_existing_destination(self, store: Path, tmp_path: Path) -> None:

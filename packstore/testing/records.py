@@ -114,13 +114,13 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
             return [rng.integers(0, len(column.classes), n).astype("<i8").tobytes() for n in rows]
         return [rng.bytes(int(n) * column.record_nbytes) for n in rows]
 
-    found: dict[Column, Any] = {}
+    stored: dict[Column, Any] = {}
 
     def add(column: Column, value: Any, shapes: Any = None) -> None:
         """Adds a column with its values, and its companions (shapes, validity)."""
-        found[column] = value
+        stored[column] = value
         for companion in column.companions:
-            found[companion] = there if companion.name == column.valid_name else np.array(shapes, np.int32)
+            stored[companion] = there if companion.name == column.valid_name else np.array(shapes, np.int32)
 
     for type, nullable in (("image", True), ("mask", False), ("text", True), ("json", False), ("bytes", True)):
         column = Column(f"a_{type}", "ragged", "uint8", type=type, nullable=nullable)
@@ -161,7 +161,7 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
         column = Column(name, "ragged", "uint8", type="images", nullable=nullable)
         lists = [[rng.bytes(100 * n + i) for n in range(i % 4)] for i in range(count)]
         add(column, [_join_files(files) if there[i] or not nullable else b"" for i, files in enumerate(lists)])
-    return found
+    return stored
 
 
 def _join_files(files: Sequence[bytes]) -> bytes:
@@ -283,11 +283,11 @@ def open_files(folder: Path) -> list[str]:
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("open files are listed in /proc")
-    found = []
+    paths = []
     for descriptor in descriptors.iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile, like the descriptor of the listing itself
-            found.append(str(descriptor.readlink()))
-    return [file for file in found if file.startswith(f"{folder}/")]
+            paths.append(str(descriptor.readlink()))
+    return [file for file in paths if file.startswith(f"{folder}/")]
 
 
 def listing(directory: Path) -> set[str]:

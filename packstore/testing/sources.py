@@ -71,15 +71,15 @@ class SourceSuite(SourceListingSuite):
     def test_what_is_located_is_what_is_read(self, path: Path, source: Source) -> None:
         """The file and offset of ``locate`` hold the bytes of the image. Ignores images without a place."""
         for entry in source.fetch(islice(source.entries(), FEW)):
-            found, image = source.locate(entry), source.image(entry)
-            if found is None or not isinstance(image, bytes):
+            place, image = source.locate(entry), source.image(entry)
+            if place is None or not isinstance(image, bytes):
                 continue
-            assert found.state is not None or Path(found.path).is_absolute()
-            with Path(found.path).open("rb") as file:
-                file.seek(found.offset)
-                data = file.read(len(image) if found.within is None else found.within)
+            assert place.state is not None or Path(place.path).is_absolute()
+            with Path(place.path).open("rb") as file:
+                file.seek(place.offset)
+                data = file.read(len(image) if place.within is None else place.within)
             # Linking refuses an image that lies beyond the file's end.
-            assert data == image if found.within is None else len(data) == found.within
+            assert data == image if place.within is None else len(data) == place.within
 
     def test_several_threads_read_at_once(self, source: Source) -> None:
         """Four threads that read all images in random order get the right ones."""

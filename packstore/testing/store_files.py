@@ -43,8 +43,8 @@ class StoreFilesSuite:
     @property
     def registered_format(self) -> Format:
         """The registered format."""
-        found: Format = FORMATS[self.format]
-        return found
+        entry: Format = FORMATS[self.format]
+        return entry
 
     @property
     def suffix(self) -> str:
@@ -242,13 +242,13 @@ class StoreFilesSuite:
         write(path, records)
         file = self.data_file(path)
         size = file.stat().st_size
-        found = 0
+        detections = 0
         for position in [*range(0, size, max(1, size // 100) | 1), *range(0, min(size, 600), 5)]:
             flip(file, position, 1 << position % 8)
             try:
                 reader = open_store(path)
                 problems = list(reader.check_structure())
-                found += bool(problems)
+                detections += bool(problems)
                 if not problems:
                     sums = [xxhash.xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))]
                     damaged = sums != reader.fixed_column("checksum").tolist()
@@ -261,12 +261,12 @@ class StoreFilesSuite:
                             damaged = damaged or sha256_hex(data[:].tobytes()) != column.digest
                     if not damaged:
                         assert_holds(reader, records)
-                    found += damaged
+                    detections += damaged
             except StoreError:
-                found += 1
+                detections += 1
             flip(file, position, 1 << position % 8)
             reader = None  # type: ignore[assignment]
-        assert found > 0
+        assert detections > 0
         assert_holds(open_store(path), records)
 
     # Shards

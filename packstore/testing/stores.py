@@ -141,13 +141,13 @@ class StoreSuite(StoreFilesSuite):
         program = self.PLAIN_READER + "\nassert not any(m.partition('.')[0] == 'packstore' for m in sys.modules)\n"
         done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
         data = expected_columns(records)[1]
-        assert [bytes.fromhex(i) for i in found["images"]] == records.images
-        assert found["label"] == records.values["label"]
-        assert [bytes.fromhex(k).decode("utf-8", "surrogateescape") for k in found["key"]] == records.values["key"]
-        assert [c % 2**64 for c in found["checksum"]] == data["checksum"].tolist()
-        assert Manifest.from_json(found["manifest"]) == manifest
+        assert [bytes.fromhex(i) for i in answer["images"]] == records.images
+        assert answer["label"] == records.values["label"]
+        assert [bytes.fromhex(k).decode("utf-8", "surrogateescape") for k in answer["key"]] == records.values["key"]
+        assert [c % 2**64 for c in answer["checksum"]] == data["checksum"].tolist()
+        assert Manifest.from_json(answer["manifest"]) == manifest
 
     def test_reads_what_the_plain_library_wrote(self, path: Path, records: Records) -> None:
         """packstore reads a store that the plain library wrote."""

@@ -273,7 +273,7 @@ class ImageInspector:
         Skips a missing mask. Raises :class:`UnreachableError` if the store at a URL cannot be reached.
         """
         try:
-            found = self._read_mask(name, record)
+            mask = self._read_mask(name, record)
         except DecodeError as error:
             seen.findings.append(("undecodable", record, f"column {name!r}: {error}"))
             return
@@ -282,10 +282,10 @@ class ImageInspector:
         except (PackstoreError, IndexError) as error:
             seen.findings.append(("damaged", record, _format_reason(error)))
             return
-        if found is None:
+        if mask is None:
             return
         column = self._manifest.column(name)
-        for kind, what in column.traits.find_pixel_faults(column, *found, size, self._limits.mask_classes):
+        for kind, what in column.traits.find_pixel_faults(column, *mask, size, self._limits.mask_classes):
             seen.findings.append((kind, record, what))
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:

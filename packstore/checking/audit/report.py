@@ -81,8 +81,8 @@ class AuditReport:
         return json.dumps(plain)
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
-        return f"<AuditReport of {str(self.path)!r}: {self.records:,} records, {found or 'nothing found'}>"
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
+        return f"<AuditReport of {str(self.path)!r}: {self.records:,} records, {counts or 'nothing found'}>"
 
 
 class FindingCollector:

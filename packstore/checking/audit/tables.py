@@ -193,10 +193,10 @@ def _check_rows(
     for kind, faulty, depends_on_size in column.traits.find_faults(
         column, rows, None if sizes is None else sizes[records]
     ):
-        found = np.flatnonzero(faulty)
-        for record in np.unique(records[found]).tolist():
-            start, stop = np.searchsorted(records[found], (record, record + 1))
-            shown = "; ".join(f"{numbers[r]}: {rows[r].round(2).tolist()}" for r in found[start:stop][:_MOST_ROWS])
+        places = np.flatnonzero(faulty)
+        for record in np.unique(records[places]).tolist():
+            start, stop = np.searchsorted(records[places], (record, record + 1))
+            shown = "; ".join(f"{numbers[r]}: {rows[r].round(2).tolist()}" for r in places[start:stop][:_MOST_ROWS])
             size = f" in {sizes[record][1]} x {sizes[record][0]}" if depends_on_size and sizes is not None else ""
             collector.add(kind, f"{column.name!r} {shown}{size}", [record])
 

@@ -137,8 +137,8 @@ class Verdict:
 def compute_core_seconds(rates: Rates) -> dict[str, float]:
     """Computes the seconds of one core that an image takes, for each stage of the processor. Leaves out stages that
     were not measured."""
-    found = {name: getattr(rates, name) for name in CPU_STAGES}
-    return {name: 1 / rate for name, rate in found.items() if rate}
+    rate_of = {name: getattr(rates, name) for name in CPU_STAGES}
+    return {name: 1 / rate for name, rate in rate_of.items() if rate}
 
 
 def find_ceilings(rates: Rates) -> dict[str, float]:
@@ -148,12 +148,12 @@ def find_ceilings(rates: Rates) -> dict[str, float]:
     - ``read``: if every epoch waits for the disk.
     - ``model``: if the model's rate is known.
     """
-    found = {"copy": rates.copy}
+    ceilings = {"copy": rates.copy}
     if rates.disk_limits:
-        found["read"] = rates.read_first
+        ceilings["read"] = rates.read_first
     if rates.target is not None:
-        found["model"] = rates.target
-    return found
+        ceilings["model"] = rates.target
+    return ceilings
 
 
 def compute_efficiency(rates: Rates) -> float:
@@ -214,26 +214,26 @@ def advise(
         payload_bytes: Mean bytes of a record's image.
         disk_bytes: Mean bytes of a record on disk.
     """
-    found: list[Advice] = []
+    advice: list[Advice] = []
     if verdict.stage == "model":
-        found.append(Advice("nothing for loading: only a faster model step would help", verdict.why))
+        advice.append(Advice("nothing for loading: only a faster model step would help", verdict.why))
     else:
-        found += _advise_threads(rates, verdict)
-        found += _advise_packing(rates, verdict, trials)
-        found += _advise_reading(rates, verdict)
+        advice += _advise_threads(rates, verdict)
+        advice += _advise_packing(rates, verdict, trials)
+        advice += _advise_reading(rates, verdict)
         if not rates.resident and compute_efficiency(rates) < REACHED:
             why = f"the loader reaches {compute_efficiency(rates):.0%} of the rate that its stages allow"
-            found.append(
+            advice.append(
                 Advice("measure again while nothing else runs: something other than the stages slows loading", why)
             )
         if verdict.stage == "copy" and rates.on_gpu:
             what = "a store of one image size that fits into device memory can stay there: resident=True"
-            found.append(Advice(what, verdict.why))
+            advice.append(Advice(what, verdict.why))
     padding = FORMATS[format].padding
     if padding and disk_bytes > WASTEFUL * payload_bytes:
         why = f"{disk_bytes:,.0f} bytes on disk for {payload_bytes:,.0f} of image: {padding}"
-        found.append(Advice("pack such small images into HDF5 or .pth", why))
-    return found
+        advice.append(Advice("pack such small images into HDF5 or .pth", why))
+    return advice
 
 
 def _processor_rate(rates: Rates) -> float:
@@ -270,7 +270,7 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
     if len(trials) < 2 or verdict.stage not in (*CPU_STAGES, "loader"):
         return []
     now, others = trials[0], trials[1:]
-    found: list[tuple[float, Advice]] = []
+    gains: list[tuple[float, Advice]] = []
     for trial in others:
         gain = trial.images_per_second / now.images_per_second
         size = trial.record_bytes / now.record_bytes
@@ -284,8 +284,8 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
             kept += f"; with a {trial.augment}"
         why = f"{faster}{_format_ratio(size)}{kept}"
         what = f"pack it with {trial.how}" + (": it fits into device memory" if trial.mode == "resident" else "")
-        found.append((gain, Advice(what, why, trial.how)))
-    return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
+        gains.append((gain, Advice(what, why, trial.how)))
+    return [advice for _, advice in sorted(gains, key=lambda pair: -pair[0])]
 
 
 def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:

@@ -101,7 +101,7 @@ def _make_view_cutters(loader: PackedLoader, sample: SampledRecords) -> list[tup
     Cuts each crop once: the first write to new memory takes longer.
     """
     assert loader.pipeline.views is not None
-    found: list[tuple[str, Callable[[int], int], int]] = []
+    cutters: list[tuple[str, Callable[[int], int], int]] = []
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
     ids = np.array(sample.records[: len(sizes)], np.int64)
     for plan in loader.pipeline.views.plans:
@@ -113,10 +113,10 @@ def _make_view_cutters(loader: PackedLoader, sample: SampledRecords) -> list[tup
         )
         one, _ = _make_engine_work(several, crops, plan.programs.draw_program(draws, plan.size))
 
-        found.append((view.name, partial(_cut_crops, one, count), count))
+        cutters.append((view.name, partial(_cut_crops, one, count), count))
         for number in range(len(ids)):  # the first write to new memory takes longer
-            found[-1][1](number)
-    return found
+            cutters[-1][1](number)
+    return cutters
 
 
 def measure_operations(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> list[tuple[str, float]]:
@@ -137,13 +137,13 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: SampledRecord
     one, images = _make_engine_work(sample, crops, None)
     for number in range(len(crops)):
         one(number)
-    found = []
+    rates = []
     for place, operation in enumerate(programs.operations):
         alone = Programs((operation,), programs.first + place)
-        found.append(
+        rates.append(
             (type(operation).__name__, _measure_operation(clock, alone, _draw_program(alone, sample, crops), images))
         )
-    return found
+    return rates
 
 
 def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:

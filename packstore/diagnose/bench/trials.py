@@ -60,25 +60,25 @@ def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop
     """
     if not manifest.holds_files or not sizes:
         return []
-    found = []
+    candidates = []
     if manifest.encoding == "original" and not manifest.has_column(SEEK_INDEX.name) and crop is not None:
-        found.append(Candidate("--encoding original --index", {"encoding": "original", "index": True}))
+        candidates.append(Candidate("--encoding original --index", {"encoding": "original", "index": True}))
     if len(set(sizes)) == 1 and max(sizes[0]) <= SMALL_SIDE:
-        found.append(
+        candidates.append(
             Candidate("--encoding uint8 --size {}x{}".format(*sizes[0]), {"encoding": "uint8", "size": sizes[0]})
         )
-        return found
+        return candidates
     kept = round((crop or min(map(min, sizes))) * ROOM)
     shorter = sum(map(min, sizes)) / len(sizes)
     if crop is not None and shorter > MUCH_LARGER * kept:
         changes = f"images shrink to a shorter side of {kept} pixels"
         for encoding in ("jpeg", "uint8"):
-            found.append(
+            candidates.append(
                 Candidate(f"--encoding {encoding} --resize {kept}", {"encoding": encoding, "resize": kept}, changes)
             )
     else:
-        found.append(Candidate("--encoding uint8", {"encoding": "uint8"}))
-    return found
+        candidates.append(Candidate("--encoding uint8", {"encoding": "uint8"}))
+    return candidates
 
 
 def run_trials(
@@ -119,12 +119,12 @@ def run_trials(
             with_device = PackedDataset(path, device=dataset.device)
             how, words = make_augment(with_device.manifest)
             loader = make_loader(with_device, batch_size, threads, how)
-            found = measure_loader(clock, f"try {way.how or 'as it is'}", loader, 0.5)
+            measurement = measure_loader(clock, f"try {way.how or 'as it is'}", loader, 0.5)
             image = with_device.manifest.image
             each = image.nbytes / max(1, with_device.manifest.records)
             usual = usual or words
             other = "" if words == usual else words
-            trials.append(Trial(way.how, found.images_per_second, each, found.mode, way.changes, other))
+            trials.append(Trial(way.how, measurement.images_per_second, each, measurement.mode, way.changes, other))
             with_device.close()
     if dataset.device.type == "cuda":
         torch.cuda.empty_cache()

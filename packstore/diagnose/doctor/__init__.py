@@ -114,14 +114,14 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     ]
     names = [library.module for library in LIBRARIES]
     names += ["cuda", "plug-ins"]
-    found = dict(zip(names, _run_probes(names), strict=True))
-    found["decoders"] = _run_probe("decoders")  # alone, since it measures times
-    torch_version = str(found["torch"].get("version", ""))
-    facts += [_library_fact(library, found[library.module], torch_version) for library in LIBRARIES]
-    facts += _plug_in_facts(found["plug-ins"])
+    answers = dict(zip(names, _run_probes(names), strict=True))
+    answers["decoders"] = _run_probe("decoders")  # alone, since it measures times
+    torch_version = str(answers["torch"].get("version", ""))
+    facts += [_library_fact(library, answers[library.module], torch_version) for library in LIBRARIES]
+    facts += _plug_in_facts(answers["plug-ins"])
     progress(Progress("machine", 1, 3, 0))
-    facts += decoder_facts(found["decoders"])
-    facts += _gpu_facts(found["cuda"], found["torch"])
+    facts += decoder_facts(answers["decoders"])
+    facts += _gpu_facts(answers["cuda"], answers["torch"])
     facts += machine.processor_facts()
     facts += machine.memory_facts()
     facts += machine.limit_facts()
@@ -237,9 +237,9 @@ def _run_probe(name: str) -> dict[str, Any]:
         return {"error": f"no process could be started to import it: {error.strerror or error}"}
     last = done.stdout.decode("utf-8", "replace").rpartition("\n")[2]
     try:
-        found: dict[str, Any] = json.loads(last)
+        answer: dict[str, Any] = json.loads(last)
     except ValueError:
         how = f"was killed by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         return {"error": f"a process that imported it {how}" + (f": {last[:200]}" if last else "")}
-    return found
+    return answer

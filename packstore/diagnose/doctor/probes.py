@@ -46,14 +46,14 @@ def _describe_error(error: BaseException) -> str:
 def _examine_library(name: str) -> Answer:
     """Imports a library. Returns its version and details. Raises errors of the import."""
     module = importlib.import_module(name)
-    found = getattr(module, "__version__", None)
-    if not isinstance(found, str):
+    text = getattr(module, "__version__", None)
+    if not isinstance(text, str):
         try:
-            found = version(_DISTRIBUTIONS.get(name, name))
+            text = version(_DISTRIBUTIONS.get(name, name))
         except PackageNotFoundError:
-            found = "of unknown version"
+            text = "of unknown version"
     details = _DETAILS.get(name)
-    return {"version": found, "details": details(module) if details is not None else []}
+    return {"version": text, "details": details(module) if details is not None else []}
 
 
 def _describe_torch(torch: Any) -> list[str]:
@@ -74,8 +74,8 @@ def _describe_h5py(h5py: Any) -> list[str]:
 def _describe_pillow(_: Any) -> list[str]:
     """Returns the version of Pillow's JPEG library."""
     features = importlib.import_module("PIL.features")
-    found = features.version("libjpeg_turbo")
-    return [f"libjpeg-turbo {found}" if found else "libjpeg without turbo"]
+    turbo = features.version("libjpeg_turbo")
+    return [f"libjpeg-turbo {turbo}" if turbo else "libjpeg without turbo"]
 
 
 def _describe_turbojpeg(module: Any) -> list[str]:
@@ -113,27 +113,29 @@ def _probe_decoders() -> Answer:
     from packstore.images.engine import engine_problem
     from packstore.images.turbojpeg_library import library_from_environment, turbo_version
 
-    found: dict[str, Answer] = {}
+    decoders: dict[str, Answer] = {}
     for name, text in available_decoders().items():
         if text.startswith(UNAVAILABLE):
-            found[name] = {"available": False, "reason": text.removeprefix(UNAVAILABLE)}
+            decoders[name] = {"available": False, "reason": text.removeprefix(UNAVAILABLE)}
         else:
-            found[name] = {"available": True, "version": text}
+            decoders[name] = {"available": True, "version": text}
     seconds = _measure_best_seconds(
-        {name: get_decoder(name) for name in found if found[name]["available"]}, _make_photo()
+        {name: get_decoder(name) for name in decoders if decoders[name]["available"]}, _make_photo()
     )
     for name, best in seconds.items():
-        found[name]["images_per_second"] = 1 / best
+        decoders[name]["images_per_second"] = 1 / best
     used = get_decoder()
     library = find_region_library() if used.has_regions else None
     version_of = None if library is None else turbo_version(library) or "3"
     regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
     return {
-        "decoders": found,
+        "decoders": decoders,
         "used": used.name,
         "regions": regions,
         "engine_problem": engine_problem(),
-        "libturbojpeg": turbo_version(library_from_environment() or None) if found["turbojpeg"]["available"] else None,
+        "libturbojpeg": turbo_version(library_from_environment() or None)
+        if decoders["turbojpeg"]["available"]
+        else None,
     }
 
 
@@ -222,8 +224,8 @@ def _find_driver_version() -> str | None:
     """
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
-        found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())
-        return found[1] if found else "of unknown version"
+        match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())
+        return match[1] if match else "of unknown version"
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -151,10 +151,10 @@ class SidecarExport(LabelsExport):
 
         For an image without labels, writes nothing and returns an empty mapping. Bytes that are not UTF-8 become ``?``.
         """
-        found = self.read_labels(record.number, image, size, record.split, record.__getitem__)
-        if found.objects is None and found.tag is None:
+        labels = self.read_labels(record.number, image, size, record.split, record.__getitem__)
+        if labels.objects is None and labels.tag is None:
             return {}
-        path, text = self.format_sidecar(found)
+        path, text = self.format_sidecar(labels)
         (self.path / path).parent.mkdir(parents=True, exist_ok=True)
         self.write_export_file(path, text.encode("utf-8", "replace"))
         return {"beside": path}

@@ -53,12 +53,12 @@ class MasksExport(ObjectsExport):
             The path of each written file. The key of the first is ``beside``; the key of others is ``beside NAME`` with
             the mask's column.
         """
-        found: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for name, folder in self._mask_folders.items():
             data = make_mask_file(record[name])
             if data is not None:
                 path = f"{folder}/{image.partition('/')[2].rpartition('.')[0]}.png"
                 (self.path / path).parent.mkdir(parents=True, exist_ok=True)
                 self.write_export_file(path, data)
-                found[f"beside {name}" if found else "beside"] = path
-        return found
+                paths[f"beside {name}" if paths else "beside"] = path
+        return paths

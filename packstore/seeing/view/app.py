@@ -252,8 +252,8 @@ async def _get_class_counts(site: Site, request: Request) -> Response:
     parts = range(len(reader.part_starts))
     name = ("classes", "all" if fetch else int(reader.parts_are_local(parts).sum()))
     job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
-    found = await site.wait_briefly(job)
-    return _progress_response(job) if found is None else _json_response(found)
+    counts = await site.wait_briefly(job)
+    return _progress_response(job) if counts is None else _json_response(counts)
 
 
 async def _verify_store(site: Site, _: Request) -> Response:
@@ -282,12 +282,13 @@ async def _get_histograms(site: Site, request: Request) -> Response:
         raise NotThereError(str(error.args[0])) from None
     site.allow_fetching(request)
     job = site.start_reading_headers(request.query_params.get("all") == "1")
-    found: ImageHeaders | None = await site.wait_briefly(job)
+    headers: ImageHeaders | None = await site.wait_briefly(job)
     return (
         _progress_response(job)
-        if found is None
+        if headers is None
         else _json_response(
-            summarize_images(found, site.reader.manifest, split.start, split.stop) | {"absent_bytes": site.absent_bytes}
+            summarize_images(headers, site.reader.manifest, split.start, split.stop)
+            | {"absent_bytes": site.absent_bytes}
         )
     )
 
@@ -335,33 +336,33 @@ async def _get_mask_values(site: Site, request: Request) -> Response:
 def _find_image_column(site: Site, request: Request) -> Column:
     """Returns the column named in the address. Raises :class:`NotThereError` unless it has images."""
     name = request.path_params["column"]
-    found = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_images), None)
-    if found is None:
+    column = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_images), None)
+    if column is None:
         raise NotThereError(f"there is no column {name[:80]!r} of type image or images")
-    return found
+    return column
 
 
 def _find_mask_column(site: Site, request: Request) -> Column:
     """Returns the column named in the address. Raises :class:`NotThereError` unless it has masks."""
     name = request.path_params["column"]
-    found = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_masks), None)
-    if found is None:
+    column = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_masks), None)
+    if column is None:
         raise NotThereError(f"there is no column {name[:80]!r} of type mask")
-    return found
+    return column
 
 
 async def _get_record(site: Site, request: Request) -> Response:
     """Answers with the description of a record, its findings and marks. Adds Python code that loads it, and a command
     that selects it."""
     record = site.parse_record(request)
-    found = await site.run_in_thread(lambda: describe_record(site.reader, site.images, record))
-    found["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
-    found["marks"] = site.findings.marks_of(record)
-    found["python"] = _python_code(site.reader, record)
-    found["command"] = (
+    description = await site.run_in_thread(lambda: describe_record(site.reader, site.images, record))
+    description["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
+    description["marks"] = site.findings.marks_of(record)
+    description["python"] = _python_code(site.reader, record)
+    description["command"] = (
         f"packstore select {_quote_path(site.reader)} -o one.lmdb --where {_quote_key(site.reader, record)}"
     )
-    return _json_response(found)
+    return _json_response(description)
 
 
 def _parse_load_request(site: Site, request: Request) -> Any:

@@ -103,12 +103,12 @@ def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = Tr
         if part is None:
             continue
         try:
-            found = part.fixed_column(column.name)
+            numbers = part.fixed_column(column.name)
             missing = ~part.fixed_column(column.valid_name) if column.nullable else None
         except (PackstoreError, KeyError):
             continue
-        fits = (found >= 0) & (found < np.iinfo(np.int32).max)
-        labels[start:stop] = np.where(fits, found, UNREADABLE)
+        fits = (numbers >= 0) & (numbers < np.iinfo(np.int32).max)
+        labels[start:stop] = np.where(fits, numbers, UNREADABLE)
         if missing is not None:
             labels[start:stop][missing] = MISSING
     return labels
@@ -141,7 +141,7 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
     """Finds the records with ``text`` in their keys, ignoring ASCII case: bool ``(N,)``. Leaves out records whose keys
     cannot be read."""
     wanted = text.encode("utf-8", "surrogateescape").lower()
-    found = np.zeros(len(reader), np.bool_)
+    matches = np.zeros(len(reader), np.bool_)
     for start, stop, part in iterate_parts(reader):
         report(start)
         if part is None:
@@ -149,13 +149,13 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
         try:
             keys = part.ragged_column("key")
             if type(keys) is Ragged:
-                found[start + _find_in_keys(keys, wanted)] = True
+                matches[start + _find_in_keys(keys, wanted)] = True
             else:
                 for i in range(stop - start):
-                    found[start + i] = wanted in bytes(keys[i]).lower()
+                    matches[start + i] = wanted in bytes(keys[i]).lower()
         except PackstoreError:
             continue
-    return found
+    return matches
 
 
 def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:

@@ -110,13 +110,13 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
         UsageError: A file cannot be read, is not such a report, or is about another store.
     """
     findings = Findings()
-    found: list[tuple[str, str, list[int]]] = []
+    entries: list[tuple[str, str, list[int]]] = []
     if audit is not None:
-        found += _parse_audit(_load_report(audit, "audit", manifest))
+        entries += _parse_audit(_load_report(audit, "audit", manifest))
     if verified is not None:
-        found += _parse_verify(_load_report(verified, "verify", manifest))
+        entries += _parse_verify(_load_report(verified, "verify", manifest))
     marked: dict[str, set[int]] = {}
-    for mark, text, numbers in found:
+    for mark, text, numbers in entries:
         records = [n for n in numbers if n < manifest.records]
         if not records:
             findings.add_note(mark, text)
@@ -171,12 +171,12 @@ def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[in
 
 def _parse_record_numbers(values: Any) -> list[int]:
     """Returns the record numbers in a list of numbers, or of objects with a ``record``. Leaves out anything else."""
-    found = []
+    numbers = []
     for value in values if isinstance(values, list) else ():
         number = value.get("record") if isinstance(value, dict) else value
         if type(number) is int and 0 <= number < 1 << 40:
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def _contains_sorted(records: NDArray[np.int64], record: int) -> bool:

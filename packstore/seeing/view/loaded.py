@@ -135,8 +135,10 @@ class SampleLoader:
         if max(request.seed, request.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
         manifest = self._manifest
-        found = next((s for s in manifest.splits if s.start <= request.record < s.stop), None)
-        split, item = (None, request.record) if found is None else (found.name, request.record - found.start)
+        own_split = next((s for s in manifest.splits if s.start <= request.record < s.stop), None)
+        split, item = (
+            (None, request.record) if own_split is None else (own_split.name, request.record - own_split.start)
+        )
         dataset = self._open_dataset(split, "views" in how)
         if dataset.manifest != manifest:
             raise UsageError("the store has been replaced by another one: start packstore view again")

@@ -139,11 +139,11 @@ def _read_class_lists(
             continue
         for record in records[first:last].tolist():
             try:
-                found = np.asarray(part.item(name, record - start) if part.has_value(name, record - start) else ())
+                classes = np.asarray(part.item(name, record - start) if part.has_value(name, record - start) else ())
             except PackstoreError:
                 continue
-            owners.append(np.full(len(found), record, np.int64))
-            numbers.append(found.astype(np.int64))
+            owners.append(np.full(len(classes), record, np.int64))
+            numbers.append(classes.astype(np.int64))
     if not owners:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     return np.concatenate(owners), np.concatenate(numbers)

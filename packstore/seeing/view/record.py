@@ -169,21 +169,21 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
     and ``error``. Without row checksums, returns only the object of the image.
     """
     manifest = reader.manifest
-    found: list[dict[str, Any]] = []
+    comparisons: list[dict[str, Any]] = []
     try:
-        found.append(
+        comparisons.append(
             _describe_comparison("image", int(reader.value("checksum", record)), image_checksum(reader.view(record)))
         )
     except (PackstoreError, IndexError) as error:
-        found.append({"of": "image", "ok": False, "error": str(error)})
+        comparisons.append({"of": "image", "ok": False, "error": str(error)})
     if manifest.has_column(ROW_CHECKSUM.name):
         try:
             row = {column.name: reader.value(column.name, record) for column in row_columns(manifest.columns)}
             stored = int(reader.value(ROW_CHECKSUM.name, record))
-            found.append(_describe_comparison("other columns", stored, row_checksum(manifest.columns, row)))
+            comparisons.append(_describe_comparison("other columns", stored, row_checksum(manifest.columns, row)))
         except (PackstoreError, IndexError) as error:
-            found.append({"of": "other columns", "ok": False, "error": str(error)})
-    return found
+            comparisons.append({"of": "other columns", "ok": False, "error": str(error)})
+    return comparisons
 
 
 def _describe_comparison(what: str, stored: int, found: int) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class Selection:
         first, last = min(first, count), min(last, count)
         if self.descending:
             first, last = count - last, count - first
-        found = range(self.start + first, self.start + last) if self.records is None else self.records[first:last]
-        numbers = [int(n) for n in found]
+        records = range(self.start + first, self.start + last) if self.records is None else self.records[first:last]
+        numbers = [int(n) for n in records]
         return numbers[::-1] if self.descending else numbers
 
     def position(self, record: int) -> int | None:
@@ -52,8 +52,8 @@ class Selection:
         if self.records is None:
             at = record - self.start if self.start <= record < self.stop else None
         else:
-            found = np.flatnonzero(self.records == record)
-            at = int(found[0]) if len(found) else None
+            places = np.flatnonzero(self.records == record)
+            at = int(places[0]) if len(places) else None
         return len(self) - 1 - at if at is not None and self.descending else at
 
 
@@ -130,5 +130,5 @@ def _match_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool
         raise UsageError("the store has no classes to choose by")
     if column.kind == "ragged":
         return find_class(reader, column, number, report)
-    found: NDArray[np.bool_] = read_labels(reader, column, report) == number
-    return found
+    matches: NDArray[np.bool_] = read_labels(reader, column, report) == number
+    return matches

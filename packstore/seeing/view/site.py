@@ -154,8 +154,8 @@ class Site:
             len(self.reader),
             lambda report: select_records(self.reader, query, headers, marks, report),
         )
-        found: Selection | None = await self.wait_briefly(job)
-        return job if found is None else found
+        selection: Selection | None = await self.wait_briefly(job)
+        return job if selection is None else selection
 
     def get_sample_loader(self) -> Any:
         """Returns the :class:`SampleLoader` of the store. The first call imports torch."""
