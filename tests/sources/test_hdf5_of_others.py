@@ -549,7 +549,7 @@ def test_a_damaged_list_of_arrays_and_a_pipe(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"b\.h5 is damaged: "):
         open_source(tmp_path / "b.h5", kind="hdf5")
     os.mkfifo(tmp_path / "c.h5")
-    with pytest.raises(SourceError, match=r"c\.h5 is not a file"):
+    with pytest.raises(SourceError, match=r"c\.h5 is neither a file nor a folder"):
         open_source(tmp_path / "c.h5", kind="hdf5")
 
 
