@@ -95,30 +95,30 @@ class AnnotationColumns(ABC):
         objects, points, tags or further values. The first call reads all annotations. Raises :class:`SourceError` if
         annotations name more than 65,536 classes, and for a listed class whose name is no text."""
         seen, classes = self._summary, self._classes
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         if seen.boxes or not (seen.points or seen.tags or seen.values):
-            found["boxes"] = Boxes(optional=True)
+            columns["boxes"] = Boxes(optional=True)
             if classes:
-                found["labels"] = Labels(classes, of="boxes", optional=True)
+                columns["labels"] = Labels(classes, of="boxes", optional=True)
         if seen.segmentations:
-            found["segmentations"] = Json(optional=True)
+            columns["segmentations"] = Json(optional=True)
         if seen.points:
-            found["keypoints"] = Keypoints(2, of=False, optional=True)
+            columns["keypoints"] = Keypoints(2, of=False, optional=True)
             if classes:
-                found["keypoint_labels"] = Labels(classes, of=False, optional=True)
+                columns["keypoint_labels"] = Labels(classes, of=False, optional=True)
         if seen.tags == 1:
-            found["label"] = Label(self._tag_classes, optional=True)
+            columns["label"] = Label(self._tag_classes, optional=True)
         elif seen.tags:
-            found["tags"] = Labels(self._tag_classes, of=False, optional=True)
-        found |= {name: each for name, each in self.further_fields.items() if name in seen.values}
-        return found | ({"json": Json(optional=True)} if seen.json else {})
+            columns["tags"] = Labels(self._tag_classes, of=False, optional=True)
+        columns |= {name: each for name, each in self.further_fields.items() if name in seen.values}
+        return columns | ({"json": Json(optional=True)} if seen.json else {})
 
     def make_column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
         """Converts the raw annotation of an image to values of the declared columns; drops other values. Raises
         :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
         unknown."""
-        found = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
-        return {name: value for name, value in found.items() if name in self._column_names}
+        values = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
+        return {name: value for name, value in values.items() if name in self._column_names}
 
     def _parse_checked(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Parses a raw annotation. Raises :class:`ValueError` for any fault in it, such as a class whose name is no
@@ -131,15 +131,15 @@ class AnnotationColumns(ABC):
         except HeaderError as error:
             raise ValueError(error.reason) from error
         except _HOSTILE as error:
-            found = f"{type(error).__name__}: {printable(str(error))[:80]}"
-            raise ValueError(f"its annotation is not in the format of {self.title} ({found})") from error
+            reason = f"{type(error).__name__}: {printable(str(error))[:80]}"
+            raise ValueError(f"its annotation is not in the format of {self.title} ({reason})") from error
 
     def _make_all_values(self, annotation: Annotation) -> dict[str, Any]:
         """Converts an annotation to values of all possible columns, declared or not. Objects and points without a class
         have :data:`NO_CLASS`. ``label`` is the first tag, or None."""
         objects = annotation.objects
         single = annotation.tags[0] if annotation.tags else None
-        found = {
+        values = {
             "boxes": [each.box for each in objects],
             "labels": [each.label or NO_CLASS for each in objects],
             "segmentations": [each.segmentation for each in objects],
@@ -151,8 +151,8 @@ class AnnotationColumns(ABC):
         }
         for name in self.per_object:
             other = None if isinstance(self.further_fields[name], Json) else -1
-            found[name] = [each.values.get(name, other) for each in objects]
-        return found | annotation.values
+            values[name] = [each.values.get(name, other) for each in objects]
+        return values | annotation.values
 
     @cached_property
     def _column_names(self) -> frozenset[str]:
@@ -176,8 +176,8 @@ class AnnotationColumns(ABC):
         :data:`NO_CLASS` is the last if there are others, and some objects or points have no class.
         """
         listed = self._listed_classes
-        found = (*listed, *sorted(self._summary.classes - listed.keys()))
-        return (*found, NO_CLASS) if found and self._summary.unlabelled and NO_CLASS not in found else found
+        classes = (*listed, *sorted(self._summary.classes - listed.keys()))
+        return (*classes, NO_CLASS) if classes and self._summary.unlabelled and NO_CLASS not in classes else classes
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:

@@ -145,9 +145,9 @@ class DocumentSource(AnnotatedSource):
         """
         folders = _list_folders_to_depth(tree, cls.max_depth)
         paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]
-        found = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
-        names = {path.rpartition("/")[2] for path in found}
-        return [path for path in paths if path in found or path.rpartition("/")[2] in names]
+        matches = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
+        names = {path.rpartition("/")[2] for path in matches}
+        return [path for path in paths if path in matches or path.rpartition("/")[2] in names]
 
     def _read_files(self) -> Iterator[Any]:
         """Parses all files, and yields for each entry a list: paths of its further images, raw annotation.
@@ -208,8 +208,8 @@ class DocumentSource(AnnotatedSource):
             OverflowError,
             RecursionError,
         ) as error:
-            found = f"{type(error).__name__}: {printable(str(error))[:200]}"
-            raise SourceError(f"{self.tree.name(file)} is not in the format of {self.title} ({found})") from None
+            reason = f"{type(error).__name__}: {printable(str(error))[:200]}"
+            raise SourceError(f"{self.tree.name(file)} is not in the format of {self.title} ({reason})") from None
 
     def _repeated_image_error(self, image: str, first: str, second: str) -> SourceError:
         """Returns the error for an image with two entries, in the files ``first`` and ``second``. For two different
@@ -236,11 +236,11 @@ class DocumentSource(AnnotatedSource):
         bases = [join(base, place) if place else base for base in (beside, above) for place in _IMAGES]
         folders = [*(join(base, split) for base in bases if split), *bases]
         deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
-        found = self._join_to_folder(names, folders)
+        paths = self._join_to_folder(names, folders)
         if any(entry.split for entry in entries):
-            pairs = zip(found, self._join_to_folder(deeper, folders), strict=True)
-            found = [own if self._file_exists(own) else other for other, own in pairs]
-        return found if self.absent_reason else self._search_missing(names, found)
+            pairs = zip(paths, self._join_to_folder(deeper, folders), strict=True)
+            paths = [own if self._file_exists(own) else other for other, own in pairs]
+        return paths if self.absent_reason else self._search_missing(names, paths)
 
     def _search_missing(self, names: Sequence[str], paths: Sequence[str]) -> list[str]:
         """Returns the ``paths`` of the images ``names``, of which missing ones are searched in all folders.
@@ -249,23 +249,23 @@ class DocumentSource(AnnotatedSource):
         name with a folder is searched only if that folder does not exist. If it exists, a file of that name elsewhere
         would be another image.
         """
-        found, there = list(paths), self._list_folders_of(paths)
+        result, there = list(paths), self._list_folders_of(paths)
         parts = [path.rpartition("/") for path in paths]
         absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if name not in there[folder]]
         missing = [n for n, folder in absent if "/" not in names[n] or not there[folder]]
         by_name = self._find_by_name({names[n].rpartition("/")[2] for n in missing}) if missing else {}
         for n in missing:
             places = by_name[names[n].rpartition("/")[2]]
-            found[n] = places[0] if len(places) == 1 else found[n]
-        return found
+            result[n] = places[0] if len(places) == 1 else result[n]
+        return result
 
     def _find_by_name(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Lists by name the paths of all files with one of the ``names``. Looks in all folders but hidden ones."""
-        found: dict[str, list[str]] = {name: [] for name in names}
+        paths: dict[str, list[str]] = {name: [] for name in names}
         for folder, listed in self.tree.folders(is_passed_over):
-            for name in found.keys() & set(listed.files):
-                found[name].append(join(folder, name))
-        return found
+            for name in paths.keys() & set(listed.files):
+                paths[name].append(join(folder, name))
+        return paths
 
     def _list_folders_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
         """Lists the names of files in each folder of ``paths``."""
@@ -349,8 +349,8 @@ def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_
     suffix = re.search(r"\\[.]\(?(\w+(?:\|\w+)*)\)?$", pattern.pattern)
     names = tree.names(folder)
     listed = names.ending(*(f".{each}" for each in suffix[1].split("|"))) if suffix else names.files
-    found = [name for name in listed if pattern.fullmatch(name) and not is_passed_over(name)]
-    return [join(folder, name) for name in found] if len(found) <= max_files else []
+    matches = [name for name in listed if pattern.fullmatch(name) and not is_passed_over(name)]
+    return [join(folder, name) for name in matches] if len(matches) <= max_files else []
 
 
 def _clean_image_path(name: Any) -> str:

@@ -54,10 +54,10 @@ class KittiSource(SidecarSource):
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its objects. Decodes the image's calibration, if it exists. Raises :class:`ValueError`
         for an invalid annotation, and for a calibration that is not UTF-8."""
-        found = dict(super().read_values(ref))
-        if found.get("calib") is not None:
-            found["calib"] = found["calib"].decode()
-        return found
+        values = dict(super().read_values(ref))
+        if values.get("calib") is not None:
+            values["calib"] = values["calib"].decode()
+        return values
 
     def _calibration_folder(self, images: str) -> str:
         """Returns ``calib`` beside the folder ``images``. Returns ``""`` if it is not there, or ``images`` is not an

@@ -77,8 +77,8 @@ class MotsSource(DocumentSource):
         if they have one channel."""
         rows = (row for split in self.splits() for row in self.file_rows(split))
         masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
-        found = dict(super().fields())
-        return found | ({"instance_mask": infer_mask_field(self.tree, masks)} if masks else {})
+        columns = dict(super().fields())
+        return columns | ({"instance_mask": infer_mask_field(self.tree, masks)} if masks else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split, with the mask file of each frame that has one."""

@@ -81,10 +81,10 @@ def to_float(value: Any) -> float:
 def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
     """Converts values to floats. Raises :class:`ValueError` if a value is no number, and, with ``count``, for any other
     number of values."""
-    found = [to_float(value) for value in values]
-    if count is not None and len(found) != count:
-        raise ValueError(f"found {len(found)} numbers, expected {count}")
-    return found
+    numbers = [to_float(value) for value in values]
+    if count is not None and len(numbers) != count:
+        raise ValueError(f"found {len(numbers)} numbers, expected {count}")
+    return numbers
 
 
 def flatten_points(points: Iterable[Sequence[Any]]) -> Polygon:

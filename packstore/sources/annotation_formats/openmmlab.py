@@ -145,9 +145,9 @@ def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
     box = to_floats(each["bbox"], 4) if each.get("bbox") else bounding_box(*polygons)
     if isinstance(mask, dict):
         return object_from_run_lengths(label, mask["size"], mask["counts"], box, texts=text)
-    found = object_from_box(label, box, texts=text)
-    found.segmentation = polygons or None
-    return found
+    instance = object_from_box(label, box, texts=text)
+    instance.segmentation = polygons or None
+    return instance
 
 
 OPENMMLAB = make_document_kind(OpenMMLabSource, "OpenMMLab: a JSON file of metainfo and data_list with images")

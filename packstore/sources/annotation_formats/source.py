@@ -104,7 +104,7 @@ class SidecarSource(AnnotatedSource):
         with_files = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}
         if not with_files:
             return []
-        found, unpaired = [], []
+        folders, used, unpaired = [], set(), []
         for path, folder in contents.folders.items():
             if not folder.images.count:
                 continue
@@ -114,9 +114,9 @@ class SidecarSource(AnnotatedSource):
             if match is None:
                 unpaired.append(path)
             else:
-                found.append((AnnotatedFolder(path, match[1], find_split_in_path(path)), match[0]))
-        used = {pair for _, pair in found}
-        taken = {folder.annotations for folder, _ in found}
+                folders.append(AnnotatedFolder(path, match[1], find_split_in_path(path)))
+                used.add(match[0])
+        taken = {folder.annotations for folder in folders}
         alike = [
             path
             for path in unpaired
@@ -126,10 +126,7 @@ class SidecarSource(AnnotatedSource):
                 for image, _ in used
             )
         ]
-        folders = [
-            *(folder for folder, _ in found),
-            *(AnnotatedFolder(path, None, find_split_in_path(path)) for path in alike),
-        ]
+        folders += [AnnotatedFolder(path, None, find_split_in_path(path)) for path in alike]
         if any(folder.split for folder in folders):
             return folders
         splits = {
@@ -233,8 +230,8 @@ def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)
-        found = tree is not None and any(each.annotations is not None for each in source.find_folders(tree))
-        return Certainty.CERTAIN if found else Certainty.NO
+        matches = tree is not None and any(each.annotations is not None for each in source.find_folders(tree))
+        return Certainty.CERTAIN if matches else Certainty.NO
 
     return Kind(
         source.kind, help, recognise, source, in_objects=True, sidecar_extensions=source.list_sidecar_extensions()

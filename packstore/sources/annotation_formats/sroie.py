@@ -45,18 +45,18 @@ class SroieSource(IcdarSource):
                 if place not in there:
                     there[place] = frozenset(self.tree.names(place).files)
                 if stem_of(name) + suffix in there[place]:
-                    found = InTree(join(place, stem_of(name) + suffix), optional=True)
-                    row = row._replace(values={**row.values, "entities": found})
+                    entities = InTree(join(place, stem_of(name) + suffix), optional=True)
+                    row = row._replace(values={**row.values, "entities": entities})
                     break
             yield row
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its words. Parses the image's file of entities, if it exists. Raises :class:`ValueError`
         for invalid words or entities."""
-        found = dict(super().read_values(ref))
-        if isinstance(found.get("entities"), bytes):
-            found["entities"] = _parse_entities(found["entities"])
-        return found
+        values = dict(super().read_values(ref))
+        if isinstance(values.get("entities"), bytes):
+            values["entities"] = _parse_entities(values["entities"])
+        return values
 
     def raw_annotations(self) -> Iterator[Any]:
         """Yields the raw annotations of images with words; skips others."""

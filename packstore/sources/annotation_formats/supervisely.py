@@ -56,8 +56,8 @@ class SuperviselySource(SidecarSource):
     def _meta(self) -> str | None:
         """Path of the only ``meta.json`` above the data sets; None if there is none, or several."""
         above = {parent for place in self._folders for parent in PurePosixPath(place.images).parents}
-        found = [file for parent in above if is_file(self.tree, file := (parent / "meta.json").as_posix())]
-        return found[0] if len(found) == 1 else None
+        files = [file for parent in above if is_file(self.tree, file := (parent / "meta.json").as_posix())]
+        return files[0] if len(files) == 1 else None
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts the objects and tags of an image; ``json`` has the whole file.

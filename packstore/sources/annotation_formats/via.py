@@ -111,7 +111,7 @@ def _read_csv(text: str) -> dict[str, Any]:
         raise ValueError(str(error)) from None
     if tuple(name.strip().lstrip("#") for name in head) != _HEAD:
         raise ValueError(f"its header is {','.join(head)[:80]}; expected {','.join(_HEAD)}")
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for number, line in enumerate(lines, 2):
         if len(line) != len(_HEAD):
             raise ValueError(f"region {number - 1} has {len(line)} fields, expected {len(_HEAD)}")
@@ -122,12 +122,12 @@ def _read_csv(text: str) -> dict[str, Any]:
             "regions": [],
             "file_attributes": parse_json(attributes.encode() or b"{}"),
         }
-        entry = found.setdefault(name, entry)
+        entry = entries.setdefault(name, entry)
         shape_attributes = parse_json(shape.encode() or b"{}")
         if shape_attributes:
             region = {"shape_attributes": shape_attributes, "region_attributes": parse_json(own.encode() or b"{}")}
             entry["regions"].append(region)
-    return found
+    return entries
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:

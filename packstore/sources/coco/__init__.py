@@ -109,15 +109,15 @@ class CocoSource(FileRowSource):
                 documents = SplitAnnotations(self.tree, kinds)
                 self._splits[split] = _CocoSplit("", documents, {})  # closed with the others
                 first = next(iter(kinds.values()))
-                found = self._find_image_folders(first, documents)
-                if found is None:
+                folders = self._find_image_folders(first, documents)
+                if folders is None:
                     del self._splits[split]
                     documents.close()
                     self._unread |= {
                         file.path: "files of annotations of images that are missing" for file in kinds.values()
                     }
                     continue
-                folder, places = (found, None) if isinstance(found, str) else ("", found)
+                folder, places = (folders, None) if isinstance(folders, str) else ("", folders)
                 self._splits[split] = _CocoSplit(folder, documents, self._find_masks(kinds, documents), places)
             if not self._splits:
                 raise SourceError(self._missing_images_message(first, next(documents.walk_image_names(), "")))
@@ -174,18 +174,18 @@ class CocoSource(FileRowSource):
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
         """Finds the folders of panoptic masks and of masks of stuff, by column. Leaves out a column whose folder is
         missing; for panoptic masks, adds their number to ``documents.ignored``."""
-        found: dict[str, str | None] = {}
+        folders: dict[str, str | None] = {}
         if documents.masks:
             names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
-            found["panoptic_mask"] = find_mask_folder(self.tree, files["panoptic"], names)
-            if found["panoptic_mask"] is None:
+            folders["panoptic_mask"] = find_mask_folder(self.tree, files["panoptic"], names)
+            if folders["panoptic_mask"] is None:
                 documents.ignored["panoptic masks that are missing"] += len(names)
         stuff = next((file for file in files.values() if file.path.rpartition("/")[2].startswith("stuff")), None)
         if stuff is not None:
-            found["stuff_mask"] = find_mask_folder(
+            folders["stuff_mask"] = find_mask_folder(
                 self.tree, stuff, map(_png_name, documents.walk_image_names()), "_pixelmaps"
             )
-        return {column: folder for column, folder in found.items() if folder is not None}
+        return {column: folder for column, folder in folders.items() if folder is not None}
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order."""
@@ -193,28 +193,28 @@ class CocoSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns that the annotations of any split need. Opens masks to see if they have one channel."""
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         classes, documents = self._classes, [each.documents for each in self._splits.values()]
         if self._most_tags:
             several = self._most_tags > 1
             labels = Labels(classes["objects"], of=False, optional=True)
-            found |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
+            columns |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
         elif any(each.annotated for each in documents):
-            found |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
+            columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
             if self._points:
-                found["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
+                columns["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
         if any(each.captioned for each in documents):
-            found["captions"] = Json(optional=True)
+            columns["captions"] = Json(optional=True)
         if any(each.masks for each in documents):
-            found["segment_ids"] = Array("int64", ragged=True, optional=True)
-            found["segment_labels"] = Labels(classes["panoptic"], of=False, optional=True)
+            columns["segment_ids"] = Array("int64", ragged=True, optional=True)
+            columns["segment_labels"] = Labels(classes["panoptic"], of=False, optional=True)
         if classes["stuff"]:
-            found["stuff_labels"] = Labels(classes["stuff"], of=False, optional=True)
+            columns["stuff_labels"] = Labels(classes["stuff"], of=False, optional=True)
         for column in dict.fromkeys(column for each in self._splits.values() for column in each.masks):
             rows = chain.from_iterable(map(self.file_rows, self._splits))
             files = (row.values[column].file for row in rows if column in row.values)
-            found[column] = infer_mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
-        return found | {"json": Json()}
+            columns[column] = infer_mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
+        return columns | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split. Its values are its files of masks, and ``entry``: split, and number
@@ -242,30 +242,30 @@ class CocoSource(FileRowSource):
 
         A column is left out if the split has no such annotations. Raises :class:`ValueError` for invalid annotations.
         """
-        found = dict(super().read_values(ref))
-        split, number = found.pop("entry")
+        values = dict(super().read_values(ref))
+        split, number = values.pop("entry")
         document = self._splits[split].documents.read_entry(number)
         annotations = document.get("annotations")
         if annotations is not None and self._most_tags:
             labels = parse_labels(annotations, self._numbers["objects"])
-            found |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
+            values |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
         elif annotations is not None:
-            found["boxes"] = parse_boxes(annotations)
-            found["labels"] = parse_labels(annotations, self._numbers["objects"])
+            values["boxes"] = parse_boxes(annotations)
+            values["labels"] = parse_labels(annotations, self._numbers["objects"])
             if self._points:
-                found["keypoints"] = parse_keypoints(annotations, self._points)
+                values["keypoints"] = parse_keypoints(annotations, self._points)
         if "captions" in document:
             captions = document["captions"]
-            found["captions"] = [each.pop("caption", None) for each in captions]
-            if not all(isinstance(text, str) for text in found["captions"]):
+            values["captions"] = [each.pop("caption", None) for each in captions]
+            if not all(isinstance(text, str) for text in values["captions"]):
                 raise ValueError("one of its captions is no text")
         if "panoptic" in document:
             segments = parse_segments(document["panoptic"])
-            found["segment_ids"] = [each["id"] for each in segments]
-            found["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
+            values["segment_ids"] = [each["id"] for each in segments]
+            values["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
         if "stuff" in document:
-            found["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
-        return found | {"json": document}
+            values["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
+        return values | {"json": document}
 
     def describing_files(self) -> Iterable[str]:
         """Lists the files of annotations that are read."""
@@ -337,8 +337,8 @@ class CocoSource(FileRowSource):
         if not name:
             return f"{said}: it names none"
         last = name.rpartition("/")[2]
-        found = (folder for folder, names in self.tree.folders(is_passed_over) if last in names.files)
-        place = next(found, None)
+        folders = (folder for folder, names in self.tree.folders(is_passed_over) if last in names.files)
+        place = next(folders, None)
         lies = "is nowhere in this source" if place is None else f"is in {printable(place) or 'the top folder'}"
         looked = f"beside the file, in images, data and JPEGImages, and in folders named {file.split or 'like a split'}"
         return f"{said}. The first, {printable(name)}, {lies}; it was looked for {looked}"
@@ -360,15 +360,15 @@ class CocoSource(FileRowSource):
     def _merge_categories(self, kind: str) -> dict[int, str]:
         """Merges the categories of all splits, sorted by id. Raises :class:`AmbiguousSourceError` if the names of an id
         differ."""
-        found: dict[int, str] = {}
+        categories: dict[int, str] = {}
         for split, each in self._splits.items():
             for number, name in each.documents.categories[kind].items():
-                if found.setdefault(number, name) != name:
+                if categories.setdefault(number, name) != name:
                     raise AmbiguousSourceError(
                         f"{self.tree.name()}: category {number} is {printable(name)!r} in {printable(split)}, and "
-                        f"{printable(found[number])!r} in another split: leave one of the files in the folder"
+                        f"{printable(categories[number])!r} in another split: leave one of the files in the folder"
                     )
-        return dict(sorted(found.items()))
+        return dict(sorted(categories.items()))
 
 
 def _holding_folder(folder: str, name: str) -> str:

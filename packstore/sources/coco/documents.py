@@ -78,8 +78,8 @@ class SplitAnnotations:
     def read_entry(self, number: int) -> dict[str, Any]:
         """Reads the entries of an image by name: ``image``, and any of ``annotations``, ``captions``, ``panoptic`` and
         ``stuff``. Thread-safe."""
-        found: dict[str, Any] = self._spool.read_value(number)
-        return found
+        entries: dict[str, Any] = self._spool.read_value(number)
+        return entries
 
     def close(self) -> None:
         """Removes the temporary file. Idempotent."""
@@ -91,19 +91,19 @@ class SplitAnnotations:
         name."""
         seen: set[bytes] = set()
         for image_id in sorted(images, key=lambda each: (isinstance(each, str), each)):
-            found = images.pop(image_id)
-            name = str(found["image"]["file_name"]).encode("utf-8", "surrogateescape")
+            entries = images.pop(image_id)
+            name = str(entries["image"]["file_name"]).encode("utf-8", "surrogateescape")
             if name in seen:
-                shown = _describe_entry(found["image"])
+                shown = _describe_entry(entries["image"])
                 raise SourceError(f"{self._tree.name()}: two images have the file name {shown}")
             seen.add(name)
-            if "panoptic" in found:
-                self.masks[len(self._names)] = found["panoptic"]["file_name"].encode("utf-8", "surrogateescape")
+            if "panoptic" in entries:
+                self.masks[len(self._names)] = entries["panoptic"]["file_name"].encode("utf-8", "surrogateescape")
             self._names.append(name)
-            annotations = found.get("annotations", ())
+            annotations = entries.get("annotations", ())
             self.most = max(self.most, len(annotations))
             self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
-            yield found
+            yield entries
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
         """Reads a file. Adds its images and annotations to ``images`` (by id), and its categories to
@@ -155,11 +155,11 @@ class SplitAnnotations:
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
         if file.kind == "keypoints":
-            entries = (each for found in images.values() for each in found.get("annotations", ()))
-            objects = {each["id"]: each for each in entries if _is_id(each.get("id"))}
+            earlier = (each for entries in images.values() for each in entries.get("annotations", ()))
+            objects = {each["id"]: each for each in earlier if _is_id(each.get("id"))}
         for annotation in _read_list(where, document, "annotations"):
-            found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
-            if found is None:
+            entries = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
+            if entries is None:
                 self.ignored["annotations of images that are not listed"] += 1
                 continue
             number = annotation.get("id")
@@ -167,7 +167,7 @@ class SplitAnnotations:
             if known is not None:
                 known.update(annotation)
             else:
-                found[name].append(annotation)
+                entries[name].append(annotation)
 
     def _add_panoptic_masks(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
@@ -176,13 +176,13 @@ class SplitAnnotations:
         unlisted images. Raises :class:`AmbiguousSourceError` for a second mask of an image, and :class:`SourceError`
         for a path out of the source."""
         for annotation in _read_list(where, document, "annotations"):
-            found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
-            if found is None:
+            entries = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
+            if entries is None:
                 self.ignored["annotations of images that are not listed"] += 1
                 continue
-            if "panoptic" in found:
+            if "panoptic" in entries:
                 raise AmbiguousSourceError(
-                    f"{where} has two panoptic masks of {_describe_entry(found['image'])}, and an image has one: "
+                    f"{where} has two panoptic masks of {_describe_entry(entries['image'])}, and an image has one: "
                     "leave the file out with --ignore",
                     [Answer(ignore_paths([file.path]))],
                 )
@@ -190,7 +190,7 @@ class SplitAnnotations:
                 annotation["file_name"] = clean_path(_strip_absolute(str(annotation.get("file_name"))))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
-            found["panoptic"] = annotation
+            entries["panoptic"] = annotation
 
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
         """Adds the categories of a file to ``categories``, and counts their values other than id and name.
@@ -219,29 +219,33 @@ class SplitAnnotations:
 def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
     """Converts the boxes of annotations from ``xywh`` to ``xyxy``. Raises :class:`ValueError` if an annotation has no
     box of 4 numbers."""
-    found = []
+    boxes = []
     for annotation in annotations:
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != _BBOX or not all(map(_is_coordinate, box)):
             raise ValueError(f"annotation {annotation.get('id')!r:.40} has the bbox {box!r:.60}; expected 4 numbers")
         left, top, width, height = map(float, box)
-        found.append([left, top, left + width, top + height])
-    return found
+        boxes.append([left, top, left + width, top + height])
+    return boxes
 
 
 def parse_segments(annotation: Any) -> list[Any]:
     """Returns the ``segments_info`` of a panoptic mask. Raises :class:`ValueError` if it is no list of segments with
     integer ids."""
-    found = annotation.get("segments_info")
-    if not isinstance(found, list) or not all(isinstance(each, dict) and type(each.get("id")) is int for each in found):
-        raise ValueError(f"its panoptic mask has the segments_info {found!r:.60}; expected a list of segments with ids")
-    return found
+    segments = annotation.get("segments_info")
+    if not isinstance(segments, list) or not all(
+        isinstance(each, dict) and type(each.get("id")) is int for each in segments
+    ):
+        raise ValueError(
+            f"its panoptic mask has the segments_info {segments!r:.60}; expected a list of segments with ids"
+        )
+    return segments
 
 
 def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list[int]:
     """Converts the category ids of annotations to class numbers, by ``numbers``. Raises :class:`ValueError` for an
     unknown id."""
-    found = []
+    labels = []
     for annotation in annotations:
         category = annotation.get("category_id")
         if not _is_id(category) or category not in numbers:
@@ -249,22 +253,22 @@ def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list
                 f"annotation {annotation.get('id')!r:.40} has the category_id {category!r:.40}, which is not in "
                 "categories"
             )
-        found.append(numbers[category])
-    return found
+        labels.append(numbers[category])
+    return labels
 
 
 def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
     """Returns the keypoints ``(points, 3)`` of each annotation. Without keypoints they are zeros, which mean "not
     labelled". Raises :class:`ValueError` for another number of keypoints, and for values that are no coordinates."""
-    found = []
+    keypoints = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))
         if not isinstance(flat, list) or len(flat) != _KEYPOINTS * points or not all(map(_is_coordinate, flat)):
             raise ValueError(
                 f"annotation {annotation.get('id')!r:.40} should have {points} keypoints of 3 numbers each"
             )
-        found.append([flat[n : n + _KEYPOINTS] for n in range(0, len(flat), _KEYPOINTS)])
-    return found
+        keypoints.append([flat[n : n + _KEYPOINTS] for n in range(0, len(flat), _KEYPOINTS)])
+    return keypoints
 
 
 def _read_list(where: str, document: dict[str, Any], name: str) -> list[dict[str, Any]]:

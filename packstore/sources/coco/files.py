@@ -85,28 +85,28 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
     """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
-    found: dict[str, dict[str, AnnotationFile]] = {}
+    groups: dict[str, dict[str, AnnotationFile]] = {}
     for file in files:
         split = file.token if file.split in shared else file.split
-        kinds = found.setdefault(split, {})
+        kinds = groups.setdefault(split, {})
         other = kinds.setdefault(file.kind, file)
         if other is not file:
             raise _several_files_error(
                 tree, [each for each in files if (each.token, each.kind) == (file.token, file.kind)]
             )
-    if len(found) > 1 and "" in found:
-        odd = list(found[""].values())
-        others = [file for kinds in found.values() for file in kinds.values() if file not in odd]
+    if len(groups) > 1 and "" in groups:
+        odd = list(groups[""].values())
+        others = [file for kinds in groups.values() for file in kinds.values() if file not in odd]
         raise AmbiguousSourceError(
             f"{tree.name(odd[0].path)}: its name has no split, but others have one: rename it "
             "(instances_train.json), or take it out of the folder",
             [Answer(ignore_paths(file.path for file in each)) for each in (odd, others)],
         )
-    for kinds in found.values():
+    for kinds in groups.values():
         if "stuff" in kinds and not {"instances", "keypoints"} & kinds.keys():
             kinds["instances"] = replace(kinds.pop("stuff"), kind="instances")
-    order = in_packing_order(found)
-    return {split: {kind: found[split][kind] for kind in READ_ORDER if kind in found[split]} for split in order}
+    order = in_packing_order(groups)
+    return {split: {kind: groups[split][kind] for kind in READ_ORDER if kind in groups[split]} for split in order}
 
 
 def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
@@ -181,10 +181,10 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
     - Files of a single image are skipped.
     - If the folder has more than 16 JSON files, only files with COCO's names count.
     """
-    found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
-    if len(found) > _PROBED:  # a file for each image
-        found = [name for name in found if _has_coco_name(name)]
-    for name in found:
+    names = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
+    if len(names) > _PROBED:  # a file for each image
+        names = [name for name in names if _has_coco_name(name)]
+    for name in names:
         path = join(folder, name)
         start = tree.first_bytes(path, _START)
         if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":

@@ -200,12 +200,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:
-        found = json.loads(read_bounded(path, _MAX_BYTES))
+        content = json.loads(read_bounded(path, _MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(path))} cannot be read: {printable(str(error))}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SourceError(f"{printable(str(path))} holds no object")
-    return found
+    return content
 
 
 def _read_names(path: Path, name: str) -> list[str]:
@@ -213,12 +213,12 @@ def _read_names(path: Path, name: str) -> list[str]:
 
     Raises :class:`SourceError` if it is no such list, or a name leads out of the folder.
     """
-    found = _read_object(path).get(name)
-    if not isinstance(found, list) or not all(
-        isinstance(each, str) and each and not _leads_outside(each) for each in found
+    names = _read_object(path).get(name)
+    if not isinstance(names, list) or not all(
+        isinstance(each, str) and each and not _leads_outside(each) for each in names
     ):
         raise SourceError(f"{printable(str(path))} has no usable list of {name}")
-    return found
+    return names
 
 
 def _leads_outside(name: str) -> bool:

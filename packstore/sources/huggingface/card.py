@@ -90,10 +90,10 @@ def parse_card(data: bytes, folder: Path) -> Card:
 
 def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
     """Returns the mappings in a member: none, one, or a list. Raises :class:`ValueError` for anything else."""
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(each, dict) for each in found):
+    mappings = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, dict) for each in mappings):
         raise ValueError(f"has {name} that are no mappings")
-    return found
+    return mappings
 
 
 def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
@@ -142,15 +142,15 @@ def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
     if value is None:
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]
-    found: dict[str, list[str]] = {}
+    by_split: dict[str, list[str]] = {}
     for entry in entries:
         split, paths = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
         patterns = paths if isinstance(paths, list) else [paths]
         good = all(isinstance(pattern, str) for pattern in patterns)
-        if not isinstance(split, str) or not good or (isinstance(entry, dict) and split in found):
+        if not isinstance(split, str) or not good or (isinstance(entry, dict) and split in by_split):
             raise ValueError(f"has data_files without split and path: {printable(repr(entry))[:100]}")
-        found.setdefault(split, []).extend(_prefix_data_dir(pattern, data_dir) for pattern in patterns)
-    return found
+        by_split.setdefault(split, []).extend(_prefix_data_dir(pattern, data_dir) for pattern in patterns)
+    return by_split
 
 
 def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
@@ -174,13 +174,13 @@ def _read_features(value: Any) -> dict[str, Any]:
     Skips features other than images, files and classes. Raises :class:`ValueError` for classes that are not numbered
     from 0.
     """
-    found = {}
+    features = {}
     for each in value if isinstance(value, list) else []:
         if isinstance(each, dict) and isinstance(each.get("name"), str):
             feature = _read_feature(each)
             if feature is not None:
-                found[each["name"]] = feature
-    return found
+                features[each["name"]] = feature
+    return features
 
 
 def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:

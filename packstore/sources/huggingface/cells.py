@@ -137,12 +137,12 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()
         try:
-            found = None if value is None else np.array(value, dtype).reshape(shape)
+            cell = None if value is None else np.array(value, dtype).reshape(shape)
         except TypeError:
             raise ValueError(f"its lists hold a null, or other values than {dtype}") from None
-        if found is not None and found.dtype.kind == "f" and np.isnan(found).any() and _has_null(value):
+        if cell is not None and cell.dtype.kind == "f" and np.isnan(cell).any() and _has_null(value):
             raise ValueError("its lists hold a null")  # of which NumPy makes NaN
-        return found
+        return cell
 
     return lambda array: ArrayCells(array, numbers)
 
@@ -184,7 +184,7 @@ def later_files_cells(array: Any) -> Cells:
     """Returns a function of a row number: it reads the files after the first of the list in the row. Null becomes
     None."""
     cells = file_list_cells(array)
-    return lambda row: None if (found := cells(row)) is None else found[1:]
+    return lambda row: None if (files := cells(row)) is None else files[1:]
 
 
 class _FileCells(ArrayCells):

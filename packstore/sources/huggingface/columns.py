@@ -150,16 +150,16 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
 
     The convention of the boxes is known only if packstore has written the table.
     """
-    found = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
-    if found is None:
+    objects = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
+    if objects is None:
         return None
-    feature = features.get(found.column)
+    feature = features.get(objects.column)
     inner = item_feature(feature) or feature
-    beside = inner if found.boxes and isinstance(inner, dict) else features
-    label = beside.get(found.labels)
+    beside = inner if objects.boxes and isinstance(inner, dict) else features
+    label = beside.get(objects.labels)
     classes = class_names(label) or class_names(item_feature(label))
-    convention = (schema.field(found.column).metadata or {}).get(BOXES_ARE, b"").decode("ascii", "replace")
-    return replace(found, classes=classes, convention=convention if convention in CONVENTIONS else "")
+    convention = (schema.field(objects.column).metadata or {}).get(BOXES_ARE, b"").decode("ascii", "replace")
+    return replace(objects, classes=classes, convention=convention if convention in CONVENTIONS else "")
 
 
 def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
@@ -186,9 +186,9 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
     tables without images.
     """
     for kind, usual in ((Image, "image"), (Images, "images")):
-        found = [name for name, (field, _) in declared.items() if isinstance(field, kind)]
-        if found:
-            return usual if usual in found else found[0]
+        names = [name for name, (field, _) in declared.items() if isinstance(field, kind)]
+        if names:
+            return usual if usual in names else names[0]
     columns = ", ".join(f"{printable(name)} ({type})" for name, type in zip(schema.names, schema.types, strict=True))
     raise SourceError(f"no column holds images; columns: {columns[:500]}")
 
@@ -216,9 +216,9 @@ def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
 
     A list of paths gets a plural.
     """
-    found = next(iter(make_column_names([f"{wanted}s" if is_list else wanted], used).values()))
-    used.add(found)
-    return found
+    name = next(iter(make_column_names([f"{wanted}s" if is_list else wanted], used).values()))
+    used.add(name)
+    return name
 
 
 def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
@@ -244,11 +244,11 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
     names = make_column_names(["boxes", "labels"] if objects.labels else ["boxes"], used)
     used |= set(names.values())
     boxes = Boxes(optional=optional)
-    found = [TableColumn(names["boxes"], objects.column, boxes, converting_reader(objects.boxes_of))]
+    columns = [TableColumn(names["boxes"], objects.column, boxes, converting_reader(objects.boxes_of))]
     if objects.labels:
         labels = Labels(objects.classes, of=names["boxes"], optional=optional)
-        found.append(TableColumn(names["labels"], objects.column, labels, converting_reader(objects.labels_of)))
-    return found
+        columns.append(TableColumn(names["labels"], objects.column, labels, converting_reader(objects.labels_of)))
+    return columns
 
 
 def _declare_column(
@@ -303,11 +303,11 @@ def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
     data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")
     if not data:
         return Bytes() if feature is None and not names_an_image(name) else Image()
-    found = infer_field(name.lower(), [data])
-    if isinstance(found, Mask) and (len(data) <= _COLOUR_TYPE or data[_COLOUR_TYPE] not in _GRAY_OR_PALETTE):
+    field = infer_field(name.lower(), [data])
+    if isinstance(field, Mask) and (len(data) <= _COLOUR_TYPE or data[_COLOUR_TYPE] not in _GRAY_OR_PALETTE):
         return Image()
     is_image = feature_type(feature) == "Image" or begins_like_image(data[:16])
-    return Image() if is_image and isinstance(found, Bytes) else found
+    return Image() if is_image and isinstance(field, Bytes) else field
 
 
 def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:

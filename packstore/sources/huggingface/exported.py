@@ -105,9 +105,9 @@ def _array_cells(array: Any, column: Column) -> Cells:
             values = values.flatten()
         if values.null_count:
             raise ValueError(f"{column.name}: {values.null_count} numbers of a list are null")
-        found = values.to_numpy(zero_copy_only=False).reshape(shape)
+        cell = values.to_numpy(zero_copy_only=False).reshape(shape)
         # Boxes are kept unchecked, as they were in the store.
-        is_stored_form = ragged and column.classes is None and found.dtype == NUMPY_DTYPE[column.dtype]
-        return StoredBytes(found.tobytes()) if is_stored_form else found
+        is_stored_form = ragged and column.classes is None and cell.dtype == NUMPY_DTYPE[column.dtype]
+        return StoredBytes(cell.tobytes()) if is_stored_form else cell
 
     return ArrayCells(array, numbers)

@@ -83,24 +83,24 @@ class HfImageFolderSource(FileRowSource):
 
         Without metadata, returns those of the image, and of ``label`` if folders are classes.
         """
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         if self._metadata is None:
-            return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
+            return columns | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
         for name in self._metadata.images:
             if name in self._field_names:
-                found[self._field_names[name]] = Images() if names_lists(name) else self._declare_further_image(name)
-        found |= {self._field_names[name]: field for name, field in self._metadata.fields.items()}
+                columns[self._field_names[name]] = Images() if names_lists(name) else self._declare_further_image(name)
+        columns |= {self._field_names[name]: field for name, field in self._metadata.fields.items()}
         objects = self._object_column
         if objects is None:
-            return found
+            return columns
         boxes, labels = self._object_names
         optional = self._metadata.fields[objects.column].optional or any(
             row.values.get(objects.column) is None for row in self._metadata.rows()
         )
         if objects.boxes and not objects.has_rest:
-            del found[self._field_names[objects.column]]
-        found[boxes] = Boxes(optional=optional)
-        return found | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
+            del columns[self._field_names[objects.column]]
+        columns[boxes] = Boxes(optional=optional)
+        return columns | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files and values of a row. Converts its boxes, if any, to corners in pixels.
@@ -108,21 +108,21 @@ class HfImageFolderSource(FileRowSource):
         Separates objects into boxes, labels and the other members. Raises :class:`ValueError` for invalid boxes and
         labels.
         """
-        found = dict(super().read_values(ref))
+        values = dict(super().read_values(ref))
         objects = self._object_column
         if objects is None:
-            return found
+            return values
         boxes, labels = self._object_names
-        value = found[self._field_names[objects.column]]
+        value = values[self._field_names[objects.column]]
         if objects.labels:
-            found[labels] = objects.labels_of(value if objects.boxes else found[labels])
+            values[labels] = objects.labels_of(value if objects.boxes else values[labels])
         if objects.has_rest:
-            found[self._field_names[objects.column]] = objects.rest_of(value)
+            values[self._field_names[objects.column]] = objects.rest_of(value)
         elif objects.boxes:
-            del found[self._field_names[objects.column]]
+            del values[self._field_names[objects.column]]
         raw = objects.boxes_of(value)
-        found[boxes] = None if raw is None else to_corners(raw, objects.convention, found["image"])
-        return found
+        values[boxes] = None if raw is None else to_corners(raw, objects.convention, values["image"])
+        return values
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of the metadata that are of the split.
@@ -184,13 +184,13 @@ class HfImageFolderSource(FileRowSource):
         for row in metadata.rows() if documents else ():  # boxes are documents
             for name in (*documents, *lists):
                 kinds[name] = merge_kinds(kinds.get(name), classify_value(row.values.get(name)))
-        found = find_object_column({name: kind for name, kind in kinds.items() if kind is not None})
-        if found is None:
+        objects = find_object_column({name: kind for name, kind in kinds.items() if kind is not None})
+        if objects is None:
             return None
-        facts = ObjectFacts(found)
+        facts = ObjectFacts(objects)
         for row in metadata.rows():
             sides = (row.values.get("width"), row.values.get("height"))
-            facts.add_row(row.values.get(found.column), row.values.get(found.labels), sides)
+            facts.add_row(row.values.get(objects.column), row.values.get(objects.labels), sides)
         return facts.decide_convention(layout, printable(str(self.path)), self.path)
 
     @cached_property
@@ -307,15 +307,15 @@ class HfImageFolderSource(FileRowSource):
         """
         if self._patterns is None:
             return ""
-        found = find_splits(file, self._patterns)
-        if len(found) > 1:
+        splits = find_splits(file, self._patterns)
+        if len(splits) > 1:
             raise SourceError(
-                f"{self.tree.name(file)} is of {' and '.join(map(printable, found))} by the card's data_files"
+                f"{self.tree.name(file)} is of {' and '.join(map(printable, splits))} by the card's data_files"
             )
-        if not found and self._metadata is not None:
+        if not splits and self._metadata is not None:
             beside = [name for name in self._metadata.files if file.startswith(join(name.rpartition("/")[0], ""))]
-            found = find_splits(max(beside, key=len), self._patterns) if beside else ()
-        return found[0] if found else ""
+            splits = find_splits(max(beside, key=len), self._patterns) if beside else ()
+        return splits[0] if splits else ""
 
 
 def _read_card(tree: Tree, path: Path) -> Card:
@@ -371,10 +371,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.CERTAIN if named and has_images else Certainty.NO
     card = _read_card(tree, path) if has_images else Card()
     patterns = [pattern for its in (card.data_files or {}).values() for pattern in its]
-    found = patterns and any(
+    matches = patterns and any(
         matches_pattern(pattern, file) for file in _list_upper_files(tree, *IMAGE_SUFFIXES) for pattern in patterns
     )
-    return Certainty.CERTAIN if found else Certainty.NO
+    return Certainty.CERTAIN if matches else Certainty.NO
 
 
 KIND = Kind(

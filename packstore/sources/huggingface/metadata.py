@@ -112,13 +112,13 @@ class Metadata:
     def convert_values(self, row: MetadataRow) -> dict[str, Any]:
         """Converts the values of a row, except images. Raises :class:`SourceError` for a value that does not fit its
         field."""
-        found = {}
+        values = {}
         for name, convert in self.convert.items():
             try:
-                found[name] = convert(row.values.get(name))
+                values[name] = convert(row.values.get(name))
             except ValueError as error:
                 raise SourceError(f"{row.place}: {printable(name)}: {error}") from None
-        return found
+        return values
 
 
 def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any]) -> Metadata:
@@ -134,10 +134,10 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
             f"{tree.name()} has metadata in several formats (.{', .'.join(kinds)}), which may contradict each other: "
             "keep the files of one format"
         )
-    found = Metadata(tree, files)
+    metadata = Metadata(tree, files)
     seen: dict[str, ColumnValues] = {}
     rows = 0
-    for row in found.rows():
+    for row in metadata.rows():
         rows += 1
         for name, value in row.values.items():
             if name not in seen:
@@ -148,21 +148,21 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
     if not rows:
         raise SourceError(f"{tree.name()}: its metadata files have no rows, so there is nothing to pack")
     naming = sorted((name for name in seen if _names_files(name)), key=names_lists)
-    found.images = {name: _derive_image_name(name) for name in naming}
-    if not found.images:
+    metadata.images = {name: _derive_image_name(name) for name in naming}
+    if not metadata.images:
         columns = ", ".join(map(printable, list(seen)[:20]))
         raise SourceError(
             f"{tree.name(files[0])} has no column file_name, *_file_name or *_file_names; columns: {columns}"
         )
     typed = _declare_parquet_columns(tree, files, features) if kinds == ["parquet"] else {}
     for name, its in seen.items():
-        if name not in found.images:
+        if name not in metadata.images:
             declared, convert = typed.get(name) or its.declare_field(name, features.get(name))
             missing = its.count < rows or its.missing > 0 or (isinstance(declared, Label) and its.negative)
             optional = missing and not isinstance(declared, Json)
-            found.fields[name] = replace(declared, optional=True) if optional else declared
-            found.convert[name] = convert
-    return found
+            metadata.fields[name] = replace(declared, optional=True) if optional else declared
+            metadata.convert[name] = convert
+    return metadata
 
 
 def has_file_names(tree: Tree, file: str) -> bool:
@@ -365,12 +365,12 @@ def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{shown}, line {number}: not JSON: {printable(str(error))}") from None
-        if not isinstance(found, dict):
+        if not isinstance(row, dict):
             raise SourceError(f"{shown}, line {number}: no object of values by name")
-        yield f"line {number}", found
+        yield f"line {number}", row
 
 
 def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -52,17 +52,17 @@ class ObjectColumn:
         ``value``: the row's objects; without objects, the value of the column of labels. Raises :class:`ValueError` for
         an unknown name, and for anything but a class number.
         """
-        found = _collect_member(value, self.labels) if self.boxes else value
-        if found is None:
+        labels = _collect_member(value, self.labels) if self.boxes else value
+        if labels is None:
             return None
         if not self.named:
-            return [_require_class_number(each) for each in found]
+            return [_require_class_number(each) for each in labels]
         assert self.classes is not None
         numbers = {name: number for number, name in enumerate(self.classes)}
-        unknown = next((each for each in found if each not in numbers), None)
-        if unknown is not None or None in found:
+        unknown = next((each for each in labels if each not in numbers), None)
+        if unknown is not None or None in labels:
             raise ValueError(f"{printable(str(unknown))!r} is not one of the classes: its table has changed")
-        return [numbers[each] for each in found]
+        return [numbers[each] for each in labels]
 
     def rest_of(self, value: Any) -> Any:
         """Returns the objects of a row without boxes and labels; None stays None."""
@@ -127,10 +127,10 @@ class ObjectFacts:
         """
         if convention == NOT_CONVERTED or not self.fits or not self.ranges.count:
             return None
-        found = replace(self.found, classes=tuple(sorted(self.names))) if self.found.named else self.found
+        objects = replace(self.found, classes=tuple(sorted(self.names))) if self.found.named else self.found
         possible = self.ranges.possible_conventions()
         if convention is None and len(possible) != 1:
-            shown = printable(f"{found.column}.{found.boxes}" if found.boxes else found.column)
+            shown = printable(f"{objects.column}.{objects.boxes}" if objects.boxes else objects.column)
             choices = possible or CONVENTIONS[:3]
             fitting = f"could be {' or '.join(choices)}" if possible else "fit no convention"
             raise AmbiguousSourceError(
@@ -139,29 +139,29 @@ class ObjectFacts:
                 [Answer(("--layout", each)) for each in (*choices, NOT_CONVERTED)],
                 path,
             )
-        return replace(found, convention=convention or possible[0])
+        return replace(objects, convention=convention or possible[0])
 
 
 def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
     """Finds the only column that holds boxes, and the labels beside them, by the names and kinds of columns. None
     for no such column, or several."""
-    found = []
+    candidates = []
     for column, kind in columns.items():
         beside = {column: kind} if isinstance(kind, str) else kind
-        found += [
+        candidates += [
             ObjectColumn(column, "" if isinstance(kind, str) else name)
             for name, its in beside.items()
             if its == "boxes" and name.lower() in BOX_NAMES
         ]
-    if len(found) != 1:
+    if len(candidates) != 1:
         return None
-    inside = columns[found[0].column]
+    inside = columns[candidates[0].column]
     plain = {name: kind for name, kind in columns.items() if isinstance(kind, str)}
     beside = plain if isinstance(inside, str) else inside
     by_name = {name.lower(): name for name, kind in beside.items() if kind in ("numbers", "names")}
     label = next((by_name[name] for name in LABEL_NAMES if name in by_name), "")
     has_rest = not isinstance(inside, str) and len(inside) > 1 + bool(label)
-    return replace(found[0], labels=label, named=bool(label) and beside[label] == "names", has_rest=has_rest)
+    return replace(candidates[0], labels=label, named=bool(label) and beside[label] == "names", has_rest=has_rest)
 
 
 def classify_value(value: Any) -> ValueKind | None:
@@ -172,10 +172,10 @@ def classify_value(value: Any) -> ValueKind | None:
     if isinstance(value, dict):
         return {name: kind for name, each in value.items() if isinstance(kind := _classify_list(each), str)}
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        found: ValueKind | None = None
+        members: ValueKind | None = None
         for item in value:
-            found = merge_kinds(found, {name: _classify_item(each) for name, each in item.items()})
-        return found
+            members = merge_kinds(members, {name: _classify_item(each) for name, each in item.items()})
+        return members
     return _classify_list(value)
 
 

@@ -169,11 +169,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO if first_bytes(path, 4) != _MAGIC else _recognise_schema(path, alone=True)
     if not path.is_dir():
         return Certainty.NO
-    found = [name for name in list_files_ending(path, ".parquet") if (path / name).is_file()]
-    if not found or list_files_ending(path, ".tar", ".tar.gz", ".tgz"):
+    files = [name for name in list_files_ending(path, ".parquet") if (path / name).is_file()]
+    if not files or list_files_ending(path, ".tar", ".tar.gz", ".tgz"):
         return Certainty.NO
     alone = not list_files_ending(path, *IMAGE_SUFFIXES)
-    return _recognise_schema(path / found[0], alone=alone)
+    return _recognise_schema(path / files[0], alone=alone)
 
 
 def _recognise_schema(path: Path, *, alone: bool) -> Certainty:

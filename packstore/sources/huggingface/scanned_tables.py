@@ -208,28 +208,28 @@ class ScannedTables(ShardSource):
         Returns None if there is no such column, or boxes stay JSON. If boxes stay JSON, warns in the log of names of
         classes that are lost. Raises :class:`AmbiguousSourceError` if the convention is not clear.
         """
-        found = find_box_column(self._first_batch.schema, self._features)
-        if found is None:
+        objects = find_box_column(self._first_batch.schema, self._features)
+        if objects is None:
             return None
         layout = self.options.layout
-        if found.convention and layout is None and not found.named:
-            return found
+        if objects.convention and layout is None and not objects.named:
+            return objects
         decided = (
-            None if layout == NOT_CONVERTED else self._decide_convention(found, layout or found.convention or None)
+            None if layout == NOT_CONVERTED else self._decide_convention(objects, layout or objects.convention or None)
         )
         if decided is None:
-            warn_of_lost_names(found.column, self._features.get(found.column))
+            warn_of_lost_names(objects.column, self._features.get(objects.column))
         return decided
 
-    def _decide_convention(self, found: ObjectColumn, convention: str | None) -> ObjectColumn | None:
+    def _decide_convention(self, objects: ObjectColumn, convention: str | None) -> ObjectColumn | None:
         """Reads all boxes, and returns their column with its convention.
 
         Returns None if there are no boxes, or some box lacks four numbers and one label. Raises
         :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
         """
-        facts = ObjectFacts(found)
+        facts = ObjectFacts(objects)
         sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
-        names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
+        names = [objects.column, objects.labels if objects.labels and not objects.boxes else objects.column, *sides]
         for number in range(len(self.shards)):
             with self._open_for_scan(number) as table:
                 columns = [chain.from_iterable(map(_read_json_values, table.read_column(name))) for name in names]

@@ -69,16 +69,16 @@ def list_files_ending(path: Path, *suffixes: str) -> list[str]:
     tree = open_tree(path)
     if tree is None:
         return []
-    found: list[str] = []
+    files: list[str] = []
     folders = [""]
     for _ in range(4):
         below: list[str] = []
         for folder in folders:
             names, prefix = tree.names(folder), f"{folder}/" if folder else ""
-            found += [prefix + name for name in names.ending(*suffixes) if name[0] != "."]
+            files += [prefix + name for name in names.ending(*suffixes) if name[0] != "."]
             below += [prefix + name for name in names.folders if not name.startswith((".", "__"))]
         folders = below
-    return sorted(found)
+    return sorted(files)
 
 
 def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[str, list[str]]:
@@ -89,24 +89,26 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
     card without files.
     """
     if card.data_files is not None:
-        found = _group_by_patterns(names, card.data_files)
-        empty = next((split for split, files in found.items() if not files), None)
+        groups = _group_by_patterns(names, card.data_files)
+        empty = next((split for split, files in groups.items() if not files), None)
         if empty is not None:
             wanted = ", ".join(map(printable, card.data_files[empty]))
             raise SourceError(
                 f"{printable(str(path))}: no file matches {wanted}, the pattern in its card for {printable(empty)!r}"
             )
     else:
-        found = _group_by_shard_names([name for name in names if re.fullmatch(r"data/[^/]*", name)])
-        found = found or _group_by_shard_names(names, all_of_them=True)
-        found = found or _group_by_patterns(names, IN_FOLDER) or _group_by_patterns(names, IN_NAME) or {"": list(names)}
-    for name, count in Counter(name for files in found.values() for name in files).items():
+        groups = _group_by_shard_names([name for name in names if re.fullmatch(r"data/[^/]*", name)])
+        groups = groups or _group_by_shard_names(names, all_of_them=True)
+        groups = (
+            groups or _group_by_patterns(names, IN_FOLDER) or _group_by_patterns(names, IN_NAME) or {"": list(names)}
+        )
+    for name, count in Counter(name for files in groups.values() for name in files).items():
         if count > 1:
-            twice = " and ".join(printable(split) for split, files in found.items() if name in files)
+            twice = " and ".join(printable(split) for split, files in groups.items() if name in files)
             raise SourceError(
                 f"{printable(str(path))}: the name of {printable(name)} fits the splits {twice}: rename it"
             )
-    return {split: sorted(files) for split, files in found.items() if files}
+    return {split: sorted(files) for split, files in groups.items() if files}
 
 
 def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
@@ -212,20 +214,20 @@ def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) ->
 
     ``all_of_them``: returns an empty mapping if there are other names.
     """
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in names:
         shard = _SHARD.fullmatch(name.rpartition("/")[2])
         if shard is not None:
-            found.setdefault(shard[1], []).append(name)
+            groups.setdefault(shard[1], []).append(name)
         elif all_of_them:
             return {}
-    return found
+    return groups
 
 
 def _group_by_patterns(names: Sequence[str], patterns: Patterns) -> dict[str, list[str]]:
     """Groups names by the patterns of splits, empty splits included. Returns an empty mapping if no name matches."""
-    found = {
+    groups = {
         split: [name for name in names if any(matches_pattern(pattern, name) for pattern in its)]
         for split, its in patterns.items()
     }
-    return found if any(found.values()) else {}
+    return groups if any(groups.values()) else {}

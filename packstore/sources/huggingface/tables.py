@@ -122,12 +122,12 @@ class HfTableSource(ScannedTables):
 
     def fields(self) -> dict[str, Field]:
         """Returns the field of each column, and one for the paths of its files. Scans all files first."""
-        found: dict[str, Field] = {}
+        columns: dict[str, Field] = {}
         for column in self._columns:
-            found[column.name] = column.field
+            columns[column.name] = column.field
             if column.path is not None:
-                found[column.path] = Json(optional=True) if isinstance(column.field, Images) else Text(optional=True)
-        return found
+                columns[column.path] = Json(optional=True) if isinstance(column.field, Images) else Text(optional=True)
+        return columns
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows of a file, each with the next of ``keys``. Their sizes are means of their row group."""
@@ -256,10 +256,10 @@ class HfTableSource(ScannedTables):
         Raises :class:`ValueError` for a missing image in a list, too.
         """
         if isinstance(column.field, Images) and value is not None:
-            found = [self._read_file(column, block, each) for each in value]
-            if None in found:
-                raise ValueError(f"{column.name}: image {found.index(None)} of the list is null")
-            return found
+            files = [self._read_file(column, block, each) for each in value]
+            if None in files:
+                raise ValueError(f"{column.name}: image {files.index(None)} of the list is null")
+            return files
         return self._read_file(column, block, value)
 
     def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
@@ -364,10 +364,10 @@ class _RowReader:
 def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
     """Decodes the blocks up to that of a row, and returns this block. Raises :class:`ValueError` if no block has the
     row."""
-    found = next((block for block in blocks if block.first <= row < block.stop), None)
-    if found is None:
+    block = next((each for each in blocks if each.first <= row < each.stop), None)
+    if block is None:
         raise ValueError("its table has fewer rows than it says")
-    return found
+    return block
 
 
 def _collect_paths(value: Any) -> Any:

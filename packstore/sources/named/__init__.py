@@ -126,11 +126,11 @@ class NamedSource(FileRowSource):
 
         ``separator`` divides the cells of a line; None means blanks. Raises as :meth:`read_text` does.
         """
-        found = self._tables.get((name, skip))
-        if found is None:
+        table = self._tables.get((name, skip))
+        if table is None:
             table = TextTable(self.file_name(name), self.read_text(name), separator, skip)
-            found = self._tables[name, skip] = table
-        return found
+            self._tables[name, skip] = table
+        return table
 
     def read_mat(self, name: str, key: str) -> tuple[str, Any]:
         """Reads the variable ``key`` of a MAT file. Returns the file's name for messages, and the value.
@@ -198,11 +198,11 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
     for each in name.split("|"):
         path = join(base, each)
         try:
-            found = tree.stat(path)
+            entry = tree.stat(path)
         except OSError:
             continue
         if (
-            found.is_directory
+            entry.is_directory
             or not check_content
             or not path.endswith(".mat")
             or tree.first_bytes(path, 6) == b"MATLAB"

@@ -42,13 +42,13 @@ class CelebA(NamedSource):
 
         For each optional list that exists, adds ``identity``, ``bbox`` (an array, no boxes) or ``keypoints``.
         """
-        found: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
+        columns: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
         more: dict[str, Field] = {
             _IDENTITY: Label(),
             _BOXES: Array("int64", (4,)),
             _POINTS: Keypoints(2, of=False, points=5),
         }
-        return found | {name: more[file] for file, name in self._optional_columns.items()}
+        return columns | {name: more[file] for file, name in self._optional_columns.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split. ``labels`` are the numbers of the attributes that an image has.
@@ -66,11 +66,11 @@ class CelebA(NamedSource):
             flags = _parse_image_line(attributes, line[0], len(self._attributes))
             values: dict[str, Any] = {"labels": [n for n, flag in enumerate(flags) if flag == 1]}
             for file, table in tables.items():
-                found = _parse_image_line(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
+                numbers = _parse_image_line(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
                 if file == _POINTS:
-                    values["keypoints"] = [[found[n : n + 2] for n in range(0, 10, 2)]]
+                    values["keypoints"] = [[numbers[n : n + 2] for n in range(0, 10, 2)]]
                 else:
-                    values[self._optional_columns[file]] = found if file == _BOXES else found[0]
+                    values[self._optional_columns[file]] = numbers if file == _BOXES else numbers[0]
             yield FileRow(self.tree_path(f"{_IMAGES}/{line[0]}"), values)
 
     @cached_property

@@ -41,9 +41,9 @@ class Cub200(NamedSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of image, label and box. Adds keypoints if the files of parts exist."""
-        found: dict[str, Field] = {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
+        columns: dict[str, Field] = {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
         parts = {} if self._part_table is None else {"keypoints": Keypoints(3, of="boxes", points=self._part_count)}
-        return found | parts
+        return columns | parts
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split: ``label`` from 0, ``boxes`` as corners, and ``keypoints`` if the files of parts
@@ -74,12 +74,12 @@ class Cub200(NamedSource):
 
         A part that is not listed has (0, 0, 0). Raises :class:`SourceError` for an invalid line.
         """
-        found = [[0.0, 0.0, 0.0] for _ in range(self._part_count)]
+        points = [[0.0, 0.0, 0.0] for _ in range(self._part_count)]
         for line in table.find_lines(image):
-            if len(line) != 5 or not 1 <= table.parse_int(line[1], "five numbers", line) <= len(found):
-                table.refuse_line(line, f"an image, a part from 1 to {len(found)}, x, y and visibility")
-            found[int(line[1]) - 1] = _parse_floats(table, line[2:])
-        return found
+            if len(line) != 5 or not 1 <= table.parse_int(line[1], "five numbers", line) <= len(points):
+                table.refuse_line(line, f"an image, a part from 1 to {len(points)}, x, y and visibility")
+            points[int(line[1]) - 1] = _parse_floats(table, line[2:])
+        return points
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:

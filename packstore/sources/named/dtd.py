@@ -37,8 +37,8 @@ class Dtd(NamedSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of image and label. Adds all labels if the joint list exists."""
-        found: dict[str, Field] = {"image": Image(), "label": Label(self._classes)}
-        return found | ({} if self._joint_table is None else {"labels": Labels(self._classes, of=False)})
+        columns: dict[str, Field] = {"image": Image(), "label": Label(self._classes)}
+        return columns | ({} if self._joint_table is None else {"labels": Labels(self._classes, of=False)})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split with ``label``; with ``labels`` too if the joint list exists.
@@ -69,9 +69,9 @@ class Dtd(NamedSource):
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Class names, sorted. Raises :class:`SourceError` if the lists of the splits do not have the same classes."""
-        found = {split: {image.partition("/")[0] for image in self._list_split(split)} for split in self.splits()}
-        all_of_them = sorted(set().union(*found.values()))
-        for split, classes in found.items():
+        by_split = {split: {image.partition("/")[0] for image in self._list_split(split)} for split in self.splits()}
+        all_of_them = sorted(set().union(*by_split.values()))
+        for split, classes in by_split.items():
             if len(classes) != len(all_of_them):  # then torchvision numbers the classes of each list on its own
                 raise SourceError(f"{self.file_name('labels')}: {split}1.txt lacks some of the classes")
         return tuple(all_of_them)

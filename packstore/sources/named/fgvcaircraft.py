@@ -56,9 +56,9 @@ class FgvcAircraft(NamedSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of image, variant, family and manufacturer. Adds boxes if their list exists."""
-        found: dict[str, Field] = {"image": Image()}
-        found |= {column: Label(tuple(names)) for column, names in self._class_numbers.items()}
-        return found | ({"boxes": Boxes()} if self.exists(_BOXES) else {})
+        columns: dict[str, Field] = {"image": Image()}
+        columns |= {column: Label(tuple(names)) for column, names in self._class_numbers.items()}
+        return columns | ({"boxes": Boxes()} if self.exists(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split: variant, family and manufacturer as class numbers, and the box if its list

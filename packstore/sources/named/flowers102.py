@@ -49,8 +49,8 @@ class Flowers102(NamedSource):
     @cached_property
     def _labels(self) -> NDArray[int64]:
         """Labels of all images, from 1. Raises :class:`SourceError` if a label is no class."""
-        name, found = self.read_mat("imagelabels.mat", "labels")
-        labels = to_whole_numbers(name, found)
+        name, values = self.read_mat("imagelabels.mat", "labels")
+        labels = to_whole_numbers(name, values)
         if len(labels) and not 1 <= labels.min() <= labels.max() <= len(CLASSES):
             raise SourceError(f"{name} has labels from {labels.min()} to {labels.max()}; expected 1 to {len(CLASSES)}")
         return labels

@@ -104,13 +104,13 @@ class FolderSetSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        found = find_folder_set(self.tree, self.known_sets)
-        if found is None:
+        pair = find_folder_set(self.tree, self.known_sets)
+        if pair is None:
             titles = [row.title for row in self.known_sets]
             raise SourceError(
                 f"{printable(str(path))} is not {' or '.join(titles) if len(titles) < 4 else 'one of the known sets'}"
             )
-        self.row, fit = found
+        self.row, fit = pair
         self.base = fit.base
         self._path = re.compile(self.row.path)
         self.evidence = f"the folders of {self.row.title}, and the names of {fit.images:,} images"
@@ -125,19 +125,19 @@ class FolderSetSource(FileRowSource):
         A group is a class or a text if the row lists it as such, else an int64 number. A further column whose name
         means masks has masks. Other further columns have images, JSON or texts, by the suffix of the first file.
         """
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         for name in self._columns:
             if name in self.row.labels:
-                found[name] = Label(self._classes[name])
+                columns[name] = Label(self._classes[name])
             else:
-                found[name] = Text() if name in self.row.texts else Array("int64")
+                columns[name] = Text() if name in self.row.texts else Array("int64")
         for name, files in self._files_beside.items():
             suffix = "." + files[0].rpartition(".")[2].lower()
             if suffix in IMAGE_SUFFIXES:
-                found[name] = infer_mask_field(self.tree, files) if _MASK.fullmatch(name) else Image(optional=True)
+                columns[name] = infer_mask_field(self.tree, files) if _MASK.fullmatch(name) else Image(optional=True)
             else:
-                found[name] = Json(optional=True) if suffix in _JSON else Text(optional=True)
-        return found
+                columns[name] = Json(optional=True) if suffix in _JSON else Text(optional=True)
+        return columns
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split whose path matches the pattern. The row has the image's further files.
@@ -156,18 +156,18 @@ class FolderSetSource(FileRowSource):
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its further files; parses JSON, and decodes texts. Raises :class:`ValueError` for
         invalid JSON."""
-        found = dict(super().read_values(ref))
+        values = dict(super().read_values(ref))
         for name, files in self._files_beside.items():
-            content = found.get(name)
+            content = values.get(name)
             if isinstance(content, bytes) and files[0].lower().endswith(_JSON):
                 try:
-                    found[name] = json.loads(content)
+                    values[name] = json.loads(content)
                 except (ValueError, RecursionError) as error:
                     reason = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
                     raise ValueError(f"its {name} is {reason}") from None
             elif isinstance(content, bytes) and not files[0].lower().endswith(IMAGE_SUFFIXES):
-                found[name] = to_utf8(content, self.tree.encoding, f"its {name}").decode("utf-8-sig")
-        return found
+                values[name] = to_utf8(content, self.tree.encoding, f"its {name}").decode("utf-8-sig")
+        return values
 
     def describing_files(self) -> Iterable[str]:
         """Returns nothing: patterns of paths describe the images."""
@@ -189,8 +189,8 @@ class FolderSetSource(FileRowSource):
 
         The set may give a name to the text in the path. Otherwise returns the text in lower case.
         """
-        found = match.groupdict().get("split") or ""
-        return self.row.splits.get(found, found.lower())
+        word = match.groupdict().get("split") or ""
+        return self.row.splits.get(word, word.lower())
 
     def _convert_group(self, column: str, text: str) -> Any:
         """Converts the text of a group. A label becomes its class number, a group of texts is unchanged, and the
@@ -220,13 +220,13 @@ class FolderSetSource(FileRowSource):
     def _classes(self) -> dict[str, tuple[str, ...]]:
         """Classes of each label group. They are sorted as numbers if all are numbers, else as texts. Lists all
         images."""
-        found: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
+        classes: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
         for _, match in self._match_images():
-            for name, texts in found.items():
+            for name, texts in classes.items():
                 texts.add(match[name])
         return {
             name: tuple(sorted(texts, key=int if all(map(str.isdecimal, texts)) else str))
-            for name, texts in found.items()
+            for name, texts in classes.items()
         }
 
     @cached_property
@@ -237,13 +237,13 @@ class FolderSetSource(FileRowSource):
     @cached_property
     def _files_beside(self) -> dict[str, list[str]]:
         """Paths of the first 32 further files that exist, by column. Columns without files are left out."""
-        found: dict[str, list[str]] = {}
+        by_column: dict[str, list[str]] = {}
         for name in self.row.beside:
             paths = (join(self.base, self.row.format_beside_paths(match)[name]) for _, match in self._match_images())
             files = (find_file(self.tree, path) for path in paths)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
-            found |= {name: some} if some else {}
-        return found
+            by_column |= {name: some} if some else {}
+        return by_column
 
 
 def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, FolderSetMatch] | None:
@@ -253,7 +253,7 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, F
     Looks for the markers in the folders of :func:`walk_lone_folders`, up to the first folder in which a set matches.
     Skips sets with missing required files, or with a path of :attr:`FolderSet.unless`. Lists all images.
     """
-    found: list[tuple[FolderSet, FolderSetMatch]] = []
+    candidates: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):
         names = tree.names(base)
         there = {*names.folders, *names.files}
@@ -264,10 +264,10 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, F
                 continue
             fit = _match_set(tree, base, row)
             if fit.images and not fit.lacking:
-                found.append((row, fit))
-        if found:
+                candidates.append((row, fit))
+        if candidates:
             break
-    return min(found, key=lambda each: each[1].strangers > 0, default=None)
+    return min(candidates, key=lambda each: each[1].strangers > 0, default=None)
 
 
 def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
@@ -351,10 +351,10 @@ def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kin
             tree = open_tree(path)
         except SourceError:
             return Certainty.NO  # the general kinds report a damaged archive
-        found = None if tree is None else find_folder_set(tree, rows)
-        if found is None:
+        pair = None if tree is None else find_folder_set(tree, rows)
+        if pair is None:
             return Certainty.NO
-        row, fit = found
+        row, fit = pair
         if fit.strangers > fit.images:
             return Certainty.NO
         if fit.strangers:

@@ -59,8 +59,8 @@ class Food101(NamedSource):
         """
         if self.exists(f"{name}.json"):
             try:
-                found = json.loads(self.read_text(f"{name}.json"))
-                images = [image for of_class in found.values() for image in of_class]
+                by_class = json.loads(self.read_text(f"{name}.json"))
+                images = [image for of_class in by_class.values() for image in of_class]
             except (ValueError, AttributeError, TypeError, RecursionError):
                 images = [None]
         else:

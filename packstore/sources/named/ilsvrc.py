@@ -166,10 +166,10 @@ class IlsvrcSource(RowSource):
             raise ValueError(error.reason) from None
         if label is None:
             return {"image": image}
-        found = {"image": image, "label": label}
+        values = {"image": image, "label": label}
         if self._devkit is not None:
-            found["name"] = self._devkit.names.get(self._classes[label], self._classes[label])
-        return found
+            values["name"] = self._devkit.names.get(self._classes[label], self._classes[label])
+        return values
 
     def files(self) -> Iterator[Path]:
         """Yields the tars or folders of images, and the devkit's files."""
@@ -204,14 +204,14 @@ class IlsvrcSource(RowSource):
     def _find_label(self, name: str) -> int:
         """Returns the class number of a validation image. Raises :class:`SourceError` if the devkit does not label
         it."""
-        found, devkit = _VAL.fullmatch(name), self._devkit
-        if found is None or devkit is None or not 1 <= int(found[1]) <= len(devkit.truth):
+        match, devkit = _VAL.fullmatch(name), self._devkit
+        if match is None or devkit is None or not 1 <= int(match[1]) <= len(devkit.truth):
             labels = 0 if devkit is None else len(devkit.truth)
             raise SourceError(
                 f"{printable(str(self.path))}: {printable(name)} is not one of the {labels:,} validation images that "
                 "the devkit labels"
             )
-        return self._class_numbers[devkit.truth[int(found[1]) - 1]]
+        return self._class_numbers[devkit.truth[int(match[1]) - 1]]
 
     @cached_property
     def _class_numbers(self) -> dict[str, int]:
@@ -247,31 +247,31 @@ def _find_layout(path: Path) -> _Layout:
 
     Returns an empty layout if there is nothing of ILSVRC. Raises :class:`OSError` if a folder cannot be listed.
     """
-    found = _Layout()
+    layout = _Layout()
     if not path.is_dir():
         if _is_val_archive(path):
-            found.splits["val"] = _SplitImages(path, "", in_classes=False)
-            found.devkit = find_devkit(path.parent)
-        return found
+            layout.splits["val"] = _SplitImages(path, "", in_classes=False)
+            layout.devkit = find_devkit(path.parent)
+        return layout
     if _is_val_folder(path):
-        found.splits["val"] = _SplitImages(path, "", in_classes=False)
-        found.devkit = find_devkit(path) or find_devkit(path.parent)
-        return found
+        layout.splits["val"] = _SplitImages(path, "", in_classes=False)
+        layout.devkit = find_devkit(path) or find_devkit(path.parent)
+        return layout
     for split, tars in _TARS.items():
         tar = next((path / name for name in tars if (path / name).is_file()), None)
         if split != "test" and (path / split).is_dir():
             in_classes = any(map(_WNID.fullmatch, _list_top_names(path / split).folders))
             if in_classes or _is_val_folder(path / split):
-                found.splits[split] = _SplitImages(path, split, in_classes)
+                layout.splits[split] = _SplitImages(path, split, in_classes)
         elif tar is not None:
-            found.splits[split] = _SplitImages(tar, "", in_classes=split == "train")
-    found.devkit = find_devkit(path)
-    if found.devkit is not None and "val" not in found.splits:
+            layout.splits[split] = _SplitImages(tar, "", in_classes=split == "train")
+    layout.devkit = find_devkit(path)
+    if layout.devkit is not None and "val" not in layout.splits:
         files = (path / name for name in _list_top_names(path).files if "val" in name.lower())
         archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
         if archive is not None:
-            found.splits["val"] = _SplitImages(archive, "", in_classes=False)
-    return found
+            layout.splits["val"] = _SplitImages(archive, "", in_classes=False)
+    return layout
 
 
 def _is_val_folder(path: Path) -> bool:
@@ -323,17 +323,17 @@ def _find_stray_val(tree: Tree) -> str | None:
     return None
 
 
-def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
+def _missing_devkit_error(path: Path, layout: _Layout) -> AmbiguousSourceError:
     """Returns the error for validation images without a devkit.
 
     Its answer is to pack the training images alone. Without training images, it is to pack without labels.
     """
-    if "train" in found.splits:
-        part = found.splits["train"]
+    if "train" in layout.splits:
+        part = layout.splits["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
         answer = Answer(source=part.path / part.folder)
     else:
-        part = found.splits["val"]
+        part = layout.splits["val"]
         tree = _open_or_none(part.path)
         kind = "flat" if tree is not None and _has_val_images(tree, "") else "imagefolder"
         alone = f"or pack them without labels with --source {kind}"
@@ -371,18 +371,18 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if certainty is not Certainty.NO:
         return certainty
     try:
-        found = _find_layout(path)
+        layout = _find_layout(path)
     except OSError:
         return Certainty.NO  # the general kinds report the error
-    tree = None if "val" in found.splits else _open_or_none(path)
+    tree = None if "val" in layout.splits else _open_or_none(path)
     if tree is not None and path.is_file() and any(n.startswith(_ARCHIVES) for n in tree.names("").files):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _find_stray_val(tree)) is not None:
         raise _stray_val_error(path, folder)
-    if found.is_image_folder:
+    if layout.is_image_folder:
         return Certainty.NO
-    if found.needs_devkit and found.devkit is None:
-        raise _missing_devkit_error(path, found)
+    if layout.needs_devkit and layout.devkit is None:
+        raise _missing_devkit_error(path, layout)
     return Certainty.CERTAIN
 
 

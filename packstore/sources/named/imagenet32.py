@@ -76,21 +76,21 @@ class ImageNet32Source(PixelSource):
         if not file.is_file():
             return None
         table = TextTable(printable(str(file)), first_bytes(file, 1 << 20))
-        found = {}
+        wnids = {}
         for line in table:
             if len(line) < 2:
                 table.refuse_line(line, "a wnid and a number")
-            found[table.parse_int(line[1], "a wnid and a number", line)] = line[0]
-        if sorted(found) != list(range(1, len(found) + 1)) or len(set(found.values())) != len(found):
+            wnids[table.parse_int(line[1], "a wnid and a number", line)] = line[0]
+        if sorted(wnids) != list(range(1, len(wnids) + 1)) or len(set(wnids.values())) != len(wnids):
             raise SourceError(f"{table.name} does not number its classes from 1 on")
-        return tuple(found[number] for number in range(1, len(found) + 1))
+        return tuple(wnids[number] for number in range(1, len(wnids) + 1))
 
     def read_pixel_files(self) -> list[PixelFile]:
         """Reads labels and positions of pixels of all batches. Sets :attr:`side`; labels begin at 0.
 
         Raises :class:`SourceError` for a damaged batch, a label that is no class, and images of different sizes.
         """
-        found, sides = [], set()
+        files, sides = [], set()
         names = self.read_class_names()
         for split, file in self._batches:
             shown = printable(str(file))
@@ -103,11 +103,11 @@ class ImageNet32Source(PixelSource):
                 raise SourceError(f"{shown} has data of the shape {shape}, expected (images, 3 x side x side)")
             sides.add(side)
             labels = renumber_from_zero(shown, labels, shape[0], len(names or ()) or _CLASSES)
-            found.append(PixelFile(split, file, shape[0], offset, labels))
+            files.append(PixelFile(split, file, shape[0], offset, labels))
         if len(sides) != 1:
             raise SourceError(f"{printable(str(self.path))} holds images of {sorted(sides)} pixels: give one folder")
         self.side = sides.pop()
-        return found
+        return files
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         """Opens a batch file, a pickle or an ``.npz``.
@@ -130,8 +130,8 @@ class ImageNet32Source(PixelSource):
 def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
     """Reads a range of the pixels' bytes from an ``.npz``. The range begins and ends with a row of ``row`` bytes; other
     bounds are rounded down to rows."""
-    found: NDArray[np.uint8] = arrays.read_rows("data", 0, offset // row, (offset + size) // row)
-    return found.tobytes()
+    rows: NDArray[np.uint8] = arrays.read_rows("data", 0, offset // row, (offset + size) // row)
+    return rows.tobytes()
 
 
 def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
@@ -168,14 +168,14 @@ def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int6
     Raises :class:`BatchError` for other dtypes, and for pixels that the pickle has as text.
     """
     with file.open("rb") as opened, _MappedPickle(opened.fileno(), 0, access=mmap.ACCESS_READ) as program:
-        found = parse_dict(cast(bytes, program))
-        data, shape, dtype = find_array_bytes(found.get("data"))
+        batch = parse_dict(cast(bytes, program))
+        data, shape, dtype = find_array_bytes(batch.get("data"))
         if dtype != np.uint8 or not isinstance(data, (Span, bytes)):
             raise BatchError(f"data of {dtype}, expected uint8")
         offset = data.start if isinstance(data, Span) else program.find(data)
         if offset < 0:
             raise BatchError("its pixels are not plain bytes of the file: write it again with Python 3")
-        return offset, shape, build_array(found.get("labels")).astype(np.int64)
+        return offset, shape, build_array(batch.get("labels")).astype(np.int64)
 
 
 def _find_batches(path: Path) -> tuple[list[_BatchFile], list[str]]:
@@ -193,8 +193,8 @@ def _find_batches(path: Path) -> tuple[list[_BatchFile], list[str]]:
                 if name not in there and file.is_file():
                     there[name] = file
     missing = [name for name in _BATCHES if name not in there] if there.keys() & {*_BATCHES} else []
-    found = [name for name in (*_BATCHES, _VAL) if name in there]
-    return [_BatchFile("val" if name == _VAL else "train", there[name]) for name in found], missing
+    names = [name for name in (*_BATCHES, _VAL) if name in there]
+    return [_BatchFile("val" if name == _VAL else "train", there[name]) for name in names], missing
 
 
 def _incomplete_error(path: Path, missing: list[str]) -> AmbiguousSourceError:

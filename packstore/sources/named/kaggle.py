@@ -66,8 +66,8 @@ class KaggleSource(NamedSource):
                     for image in self.list_images(f"{_ROOT}/train/{wnid}"):
                         yield self._make_row(split, image, number)
         else:
-            found = [(self._find_label(image), image) for image in self.list_images(f"{_ROOT}/val")]
-            for number, image in sorted(found):
+            images = [(self._find_label(image), image) for image in self.list_images(f"{_ROOT}/val")]
+            for number, image in sorted(images):
                 yield self._make_row(split, image, number)
 
     def _make_row(self, split: str, image: str, number: int) -> FileRow:

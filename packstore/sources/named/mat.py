@@ -93,7 +93,7 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
     try:
         with path.open("rb") as file:
             order, size = _read_byte_order(file.read(_HEADER)), path.stat().st_size
-            found, position = {}, _HEADER
+            arrays, position = {}, _HEADER
             while position < size:
                 file.seek(position)
                 start = file.read(_START)
@@ -105,13 +105,13 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
                     start = zlib.decompressobj().decompress(start[8:], _START)
                 key, array = _parse_array_start(start, order, 0 if deflated else position, deflated)
                 if array is not None:
-                    found[key] = array
+                    arrays[key] = array
                 position += 8 + length
     except OSError as error:
         raise SourceError(f"{name} cannot be read: {error.strerror or error}") from None
     except _FAULTS as error:
         raise _damage_error(name, error) from None
-    return found
+    return arrays
 
 
 def check_adler32(shown: str, file: Path, array: MatArray) -> None:
@@ -123,17 +123,17 @@ def check_adler32(shown: str, file: Path, array: MatArray) -> None:
     if array.deflated is None:
         return
     start, size = array.deflated
-    found = 1
+    checksum = 1
     try:
         with GzipReader(file, array.deflated) as inflated, file.open("rb") as raw:
             while data := inflated.read(_STEP):
-                found = zlib.adler32(data, found)
+                checksum = zlib.adler32(data, checksum)
             raw.seek(start + size - 4)
             expected = int.from_bytes(raw.read(4), "big")
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{shown} is damaged: {printable(str(error))}") from None
-    if found != expected:
-        raise SourceError(f"{shown} is damaged: Adler-32 {found:08x}, expected {expected:08x}")
+    if checksum != expected:
+        raise SourceError(f"{shown} is damaged: Adler-32 {checksum:08x}, expected {expected:08x}")
 
 
 def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
@@ -184,10 +184,10 @@ def load_variable(name: str, data: bytes, key: str) -> Any:
 
     Raises :class:`SourceError` for a damaged file, and if there is no such variable.
     """
-    found = load_mat(name, data)
-    if key not in found:
+    variables = load_mat(name, data)
+    if key not in variables:
         raise SourceError(f"{name} has no variable {key!r}")
-    return found[key]
+    return variables[key]
 
 
 def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
@@ -204,10 +204,10 @@ def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
 
 def to_whole_number(name: str, value: Any) -> int:
     """Converts an array of one whole number to int. Raises :class:`SourceError` for any other value."""
-    found = to_whole_numbers(name, value)
-    if len(found) != 1:
-        raise SourceError(f"{name} has {len(found)} numbers, expected one")
-    return int(found[0])
+    numbers = to_whole_numbers(name, value)
+    if len(numbers) != 1:
+        raise SourceError(f"{name} has {len(numbers)} numbers, expected one")
+    return int(numbers[0])
 
 
 def to_texts(name: str, value: Any) -> list[str]:
@@ -228,10 +228,10 @@ def get_struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[li
 
 def _read_byte_order(header: bytes) -> str:
     """Returns the byte order in a file's header, ``<`` or ``>``. Raises :class:`_MatError` if it has none."""
-    found = {b"IM": "<", b"MI": ">"}.get(header[126:])
-    if found is None:
+    order = {b"IM": "<", b"MI": ">"}.get(header[126:])
+    if order is None:
         raise _MatError("its header has no byte order")
-    return found
+    return order
 
 
 def _damage_error(name: str, error: Exception) -> SourceError:
@@ -366,10 +366,10 @@ class _MatReader:
     def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
         """Reads the values of the ``count`` arrays of a cell or struct, between the offsets ``at`` and ``end``.
         Refuses any other number of them."""
-        found = [value for _, value in self.read_arrays(at, end, depth + 1)]
-        if len(found) != count:
-            raise _MatError(f"{len(found)} values, expected {count}")
-        return found
+        values = [value for _, value in self.read_arrays(at, end, depth + 1)]
+        if len(values) != count:
+            raise _MatError(f"{len(values)} values, expected {count}")
+        return values
 
     def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
         """Parses the tag at ``start``. Returns the type of the element, begin and end of its data, and the offset of

@@ -34,13 +34,13 @@ class OxfordPet(NamedSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of image, breed, species and mask. Adds boxes if the folder of XML files exists."""
-        found: dict[str, Field] = {
+        columns: dict[str, Field] = {
             "image": Image(),
             "label": Label(self._classes),
             "species": Label(("Cat", "Dog")),
             "mask": Mask(),
         }
-        return found | ({"boxes": Boxes(optional=True)} if self.exists("annotations/xmls") else {})
+        return columns | ({"boxes": Boxes(optional=True)} if self.exists("annotations/xmls") else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each line of the list of a split. It has the mask and, if the folder of XML files exists,
@@ -64,19 +64,19 @@ class OxfordPet(NamedSource):
 
         Raises :class:`ValueError` for an invalid XML file.
         """
-        found = dict(super().read_values(ref))
-        if found.get("boxes") is not None:
-            boxes = parse_annotation(found["boxes"])["boxes"]
-            found["boxes"] = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in boxes]  # as published
-        return found
+        values = dict(super().read_values(ref))
+        if values.get("boxes") is not None:
+            boxes = parse_annotation(values["boxes"])["boxes"]
+            values["boxes"] = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in boxes]  # as published
+        return values
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Names of the breeds by number, from the names of images. A number without images has the name ``Class N``,
         counted from 0."""
         names = {label: name for split in self.splits() for name, label, _ in self._read_list(split)}
-        found = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
-        return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in found)
+        stems = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
+        return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in stems)
 
     def _read_list(self, split: str) -> Iterator[tuple[str, int, int]]:
         """Yields name, class and species of each image of a split; class and species count from 0. Skips comments.

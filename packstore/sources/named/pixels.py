@@ -107,11 +107,11 @@ class PixelSource(RowSource):
         part = self._pixel_files[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
         planes = self._block_cache.read_row(number, info, 0, row, 1)
-        found: dict[str, Any] = {name: values[row] for name, values in part.values.items()}
+        result: dict[str, Any] = {name: values[row] for name, values in part.values.items()}
         if part.labels is not None:
-            found["label"] = int(part.labels[row])
+            result["label"] = int(part.labels[row])
         image = planes.transpose((2, 1, 0) if self.column_major else (1, 2, 0))
-        return found | {"image": np.ascontiguousarray(image)}
+        return result | {"image": np.ascontiguousarray(image)}
 
     def close(self) -> None:
         """Closes the open files."""
@@ -121,9 +121,9 @@ class PixelSource(RowSource):
     @cached_property
     def _pixel_files(self) -> Sequence[PixelFile]:
         """All files with their labels. Reads them, and sets :attr:`shape`."""
-        found = self.read_pixel_files()
+        files = self.read_pixel_files()
         self.shape = (self.side, self.side, 3)
-        return found
+        return files
 
     @cached_property
     def _block_cache(self) -> BlockCache:

@@ -86,14 +86,14 @@ class Places365(NamedSource):
     def _classes(self) -> tuple[str, ...]:
         """Class names in the order of their numbers. Raises :class:`SourceError` unless these are 0, 1, 2 …"""
         table = self.read_table("categories_places365.txt")
-        found = {}
+        names = {}
         for line in table:
             if len(line) != 2:
                 table.refuse_line(line, "a class and its number")
-            found[table.parse_int(line[1], "a class and its number", line)] = line[0]
-        if sorted(found) != list(range(len(found))):
+            names[table.parse_int(line[1], "a class and its number", line)] = line[0]
+        if sorted(names) != list(range(len(names))):
             raise SourceError(f"{table.name} does not number its classes from 0 on")
-        return tuple(found[number] for number in range(len(found)))
+        return tuple(names[number] for number in range(len(names)))
 
 
 def _find_folders(tree: Tree, base: str) -> dict[str, str]:
@@ -102,7 +102,7 @@ def _find_folders(tree: Tree, base: str) -> dict[str, str]:
     An archive's own folder (``data_256``) belongs to the training set whose list exists. If both lists exist, it does
     not count. Raises :class:`SourceError` if a split has two folders.
     """
-    found: dict[str, str] = {}
+    by_split: dict[str, str] = {}
     variants = [split for split in ("train-standard", "train-challenge") if has_path(tree, base, _LISTS[split])]
     for split, names in _FOLDERS.items():
         folders = [name for name in names if has_path(tree, base, name)]
@@ -113,8 +113,8 @@ def _find_folders(tree: Tree, base: str) -> dict[str, str]:
                 f"{tree.name(base)} holds {' and '.join(folders)}, the same images twice: move one of them out"
             )
         if folders:
-            found[split] = folders[0]
-    return dict(sorted(found.items(), key=lambda item: ("val", "test", *_LISTS).index(item[0])))
+            by_split[split] = folders[0]
+    return dict(sorted(by_split.items(), key=lambda item: ("val", "test", *_LISTS).index(item[0])))
 
 
 KIND = make_named_kind(Places365)

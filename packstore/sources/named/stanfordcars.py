@@ -72,8 +72,8 @@ class StanfordCars(NamedSource):
         """Name of the annotation file and the columns in it, by split. Raises :class:`SourceError` for a damaged
         file."""
         files = {"train": "devkit/cars_train_annos.mat", "test": self.resolve_alternative(_TEST)}
-        found = {split: self.read_mat(files[split], "annotations") for split in self.splits()}
-        return {split: (name, *get_struct_fields(name, value, _FIELDS)) for split, (name, value) in found.items()}
+        structs = {split: self.read_mat(files[split], "annotations") for split in self.splits()}
+        return {split: (name, *get_struct_fields(name, value, _FIELDS)) for split, (name, value) in structs.items()}
 
 
 KIND = make_named_kind(StanfordCars)

@@ -88,12 +88,12 @@ class StanfordDogs(NamedSource):
 
         Raises :class:`ValueError` for an invalid annotation.
         """
-        found = dict(super().read_values(ref))
-        if found["json"] is not None:
-            read = parse_annotation(found["json"])
+        values = dict(super().read_values(ref))
+        if values["json"] is not None:
+            read = parse_annotation(values["json"])
             corners = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in read["boxes"]]  # as published
-            found |= {"boxes": corners, "json": read["json"]["annotation"]}
-        return found
+            values |= {"boxes": corners, "json": read["json"]["annotation"]}
+        return values
 
     def _read_list(self, split: str) -> list[str]:
         """Reads the images in the list of a split, as ``CLASS/FILE``. Raises :class:`SourceError` for a damaged

@@ -63,10 +63,10 @@ class Stl10Source(PixelSource):
         if not has_path(self._tree, self._base.rstrip("/"), _NAMES):
             return None
         lines = read_text(self._tree, self._base + _NAMES).decode("utf-8-sig").split("\n")
-        found = tuple(line.strip() for line in lines if line.strip())
-        if len(set(found)) != _CLASSES:
-            raise SourceError(f"{self._file_name(_NAMES)} has {len(set(found))} names; expected {_CLASSES}")
-        return found
+        names = tuple(line.strip() for line in lines if line.strip())
+        if len(set(names)) != _CLASSES:
+            raise SourceError(f"{self._file_name(_NAMES)} has {len(set(names))} names; expected {_CLASSES}")
+        return names
 
     def read_pixel_files(self) -> list[PixelFile]:
         """Reads labels, from 0, of ``train`` and ``test``, and the folds of ``train``. Measures the pixels of all
@@ -75,7 +75,7 @@ class Stl10Source(PixelSource):
         Raises :class:`SourceError` for wrong labels or folds, and for a file that is cut off. Raises it also for pixels
         that are compressed in the archive: parts of them cannot be read.
         """
-        found = []
+        files = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"
             if not has_path(self._tree, self._base.rstrip("/"), name):
@@ -92,8 +92,8 @@ class Stl10Source(PixelSource):
                 raw = np.frombuffer(self._read_file(f"{split}_y.bin"), np.uint8).astype(np.int64)
                 labels = renumber_from_zero(self._file_name(f"{split}_y.bin"), raw, length, _CLASSES)
             values = self._read_folds(length) if split == "train" else {}
-            found.append(PixelFile(split, Path(self._base + name), length, labels=labels, values=values))
-        return found
+            files.append(PixelFile(split, Path(self._base + name), length, labels=labels, values=values))
+        return files
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         """Returns a function that reads bytes of a file, also in an archive. The second function does nothing."""
@@ -124,7 +124,7 @@ class Stl10Source(PixelSource):
         """
         if not has_path(self._tree, self._base.rstrip("/"), _FOLDS):
             return {}
-        found = np.zeros((length, 10), np.bool_)
+        folds = np.zeros((length, 10), np.bool_)
         table = TextTable(self._file_name(_FOLDS), self._read_file(_FOLDS))
         lines = list(table)
         if len(lines) != 10:
@@ -134,8 +134,8 @@ class Stl10Source(PixelSource):
                 image = table.parse_int(text, "numbers of images", line)
                 if not 0 <= image < length:
                     table.refuse_line([text], f"one of {length:,} images")
-                found[image, fold] = True
-        return {"folds": found}
+                folds[image, fold] = True
+        return {"folds": folds}
 
     def _read_file(self, name: str) -> bytes:
         """Reads all bytes of a file. Raises :class:`SourceError` if it cannot be read."""

@@ -52,7 +52,7 @@ class SvhnSource(PixelSource):
 
         Raises :class:`SourceError` for damage, for labels other than 1 to 10, and for arrays of another shape or dtype.
         """
-        found = []
+        files = []
         for split, file in self._files.items():
             arrays, shown = find_arrays(file), printable(str(file))
             images, labels = arrays.get("X"), arrays.get("y")
@@ -63,8 +63,8 @@ class SvhnSource(PixelSource):
             length = images.shape[3] if len(images.shape) == 4 else 1
             numbers = renumber_from_zero(shown, _read_labels(shown, file, labels), length, 10) + 1
             self._arrays[file] = images
-            found.append(PixelFile(split, file, length, images.offset, numbers % 10))
-        return found
+            files.append(PixelFile(split, file, length, images.offset, numbers % 10))
+        return files
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         """Opens a MAT file. Returns a function that reads bytes of the file's pixels, and a function that closes the
@@ -105,8 +105,8 @@ def _find_files(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         split = path.name.removesuffix("_32x32.mat")
         return {split: path} if split in _SPLITS and first_bytes(path, 6) == b"MATLAB" else {}
-    found = {split: path / f"{split}_32x32.mat" for split in _SPLITS}
-    return {split: file for split, file in found.items() if first_bytes(file, 6) == b"MATLAB"}
+    files = {split: path / f"{split}_32x32.mat" for split in _SPLITS}
+    return {split: file for split, file in files.items() if first_bytes(file, 6) == b"MATLAB"}
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

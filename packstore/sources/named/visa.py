@@ -40,12 +40,12 @@ class VisA(NamedSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of image, label, object and mask. Adds defects if a table has any."""
-        found: dict[str, Field] = {"image": Image()}
-        found |= {name: Label(self._list_unique_values(name)) for name in ("label", "object")}
+        columns: dict[str, Field] = {"image": Image()}
+        columns |= {name: Label(self._list_unique_values(name)) for name in ("label", "object")}
         masks = (self.tree_path(row["mask"]) for row in self._rows if row["mask"])
         kinds = sorted({kind for kinds in self._defects.values() for kind in kinds})
-        found |= {"defects": Labels(tuple(kinds), of=False)} if kinds else {}
-        return found | {"mask": infer_mask_field(self.tree, masks)}
+        columns |= {"defects": Labels(tuple(kinds), of=False)} if kinds else {}
+        return columns | {"mask": infer_mask_field(self.tree, masks)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each line of the list that belongs to the split. A normal image has no mask.
@@ -79,13 +79,13 @@ class VisA(NamedSource):
 
         Empty if no object has a table. Raises :class:`SourceError` for an invalid table.
         """
-        found: dict[str, list[str]] = {}
+        defects: dict[str, list[str]] = {}
         for name in self._list_unique_values("object"):
             if self.exists(f"{name}/{_NOTES}"):
                 for row in self._read_csv(f"{name}/{_NOTES}", ("image", "label", "mask")):
                     kinds = [kind.strip() for kind in row["label"].split(",")]
-                    found[row["image"]] = [kind for kind in dict.fromkeys(kinds) if kind and kind != _NORMAL]
-        return found
+                    defects[row["image"]] = [kind for kind in dict.fromkeys(kinds) if kind and kind != _NORMAL]
+        return defects
 
     def _read_csv(self, file: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
         """Reads the rows of a table. Raises :class:`SourceError` for another header, no rows, and a path out of the

@@ -93,7 +93,7 @@ def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
         return None
     if len(value) == 4 and not any(isinstance(each, (list, Mapping)) for each in value):
         value = [value]
-    found, conventions = [], set()
+    boxes, conventions = [], set()
     for each in value:
         convention = ""
         if isinstance(each, Mapping):
@@ -108,15 +108,15 @@ def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
         )
         if len(numbers) != 4 or len(each) != 4:
             return None
-        found.append(numbers)
+        boxes.append(numbers)
         conventions.add(convention)
-    return (found, "".join(conventions)) if len(conventions) < 2 else None
+    return (boxes, "".join(conventions)) if len(conventions) < 2 else None
 
 
 def parse_text_list(value: Any) -> list[str] | None:
     """Parses a cell with a list of texts, also in the notation of JSON or Python. Returns None for other values."""
-    found = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
-    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
+    texts = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
+    return texts if isinstance(texts, list) and all(isinstance(each, str) for each in texts) else None
 
 
 def _parse_list(text: str) -> Any:

@@ -92,11 +92,11 @@ def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[lis
     if all(map(is_blank, values)):
         return []
     if len(columns) == 1:
-        found = parse_boxes(values[0])
-        if found is None:
+        cell = parse_boxes(values[0])
+        if cell is None:
             shown = printable(str(values[0])[:40])
             raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
-        return found[0]
+        return cell[0]
     numbers = [parse_number_cell(value) for value in values]
     for name, value, number in zip(columns, values, numbers, strict=True):
         if number is None:
@@ -109,15 +109,15 @@ def measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
 
     Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.
     """
-    found: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for image in range(0, rows.image_count, max(1, rows.image_count // _MEASURED)):
         start = tree.first_bytes(rows.image_path(image), _HEADER)
         with suppress(HeaderError, SampleError, ValueError):
             info = sniff(start)
             turned = swaps_sides(read_orientation(start, info))
             sides = (info.height, info.width) if turned else (info.width, info.height)
-            found |= dict.fromkeys(rows.numbers_of(image), sides)
-    return found
+            sizes |= dict.fromkeys(rows.numbers_of(image), sides)
+    return sizes
 
 
 def read_sides(image: bytes) -> tuple[int, int]:

@@ -42,10 +42,10 @@ class ClassColumn:
 
         Raises :class:`ValueError` if there are several classes, but not one for each box. Raises it also for no class.
         """
-        found = self.all_classes(value)
-        if len(found) not in (1, boxes):
-            raise ValueError(f"{boxes} boxes have {len(found)} classes" if found else "a box has no class")
-        return found if len(found) == boxes else found * boxes
+        classes = self.all_classes(value)
+        if len(classes) not in (1, boxes):
+            raise ValueError(f"{boxes} boxes have {len(classes)} classes" if classes else "a box has no class")
+        return classes if len(classes) == boxes else classes * boxes
 
     def all_classes(self, value: Any) -> list[Any]:
         """Returns all classes in a cell: names, or numbers if the column has numbers. A blank cell has none."""
@@ -97,9 +97,9 @@ class FlagColumns:
             and all(len(self._classes_flagged(1, [c])) == 1 for _, c in self._rows)
         ):
             return {"label": Label(tuple(self._names))}
-        found: dict[str, Field] = {"labels": Labels(tuple(self._names), of=False)}
-        found |= {UNCERTAIN: Labels(tuple(self._names), of=False)} if -1 in self._values else {}
-        return found | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
+        columns: dict[str, Field] = {"labels": Labels(tuple(self._names), of=False)}
+        columns |= {UNCERTAIN: Labels(tuple(self._names), of=False)} if -1 in self._values else {}
+        return columns | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
 
     def flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Reads the classes of an image from the cells of its rows. Returns values for each of :attr:`fields`: a

@@ -77,8 +77,8 @@ class ColumnFacts:
             return
         self.split = self.split and isinstance(value, str) and _SPLIT_VALUE.fullmatch(value) is not None
         if self.boxes is not None:
-            found = parse_boxes(value)
-            self.boxes = None if found is None else self.boxes | ({found[1]} if found[0] else set())
+            cell = parse_boxes(value)
+            self.boxes = None if cell is None else self.boxes | ({cell[1]} if cell[0] else set())
         self.runs = self.runs and isinstance(value, str) and _RUNS.fullmatch(value) is not None
         self.lists = self.lists and parse_text_list(value) is not None
         if self.texts is not None:
@@ -176,41 +176,41 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
-    found = ColumnRoles()
+    roles = ColumnRoles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    found.split = next(iter(given.get("split", ())), "") or _take_column(free, _find_split_column(free))
-    found.boxes, found.convention, bare_label = tuple(given.get("boxes", ())), "", ""
-    if not found.boxes:
-        found.boxes, found.convention, bare_label = _find_box_columns(free, header)
-        _remove_columns(free, found.boxes)
-        if not found.boxes:
+    roles.split = next(iter(given.get("split", ())), "") or _take_column(free, _find_split_column(free))
+    roles.boxes, roles.convention, bare_label = tuple(given.get("boxes", ())), "", ""
+    if not roles.boxes:
+        roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
+        _remove_columns(free, roles.boxes)
+        if not roles.boxes:
             runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
-            found.runs = _take_column(free, next(runs, ""))
+            roles.runs = _take_column(free, next(runs, ""))
     if "keypoints" in given:
         names = given["keypoints"]
-        found.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
-    elif not found.boxes:
-        found.points = _find_point_columns(free)
-        _remove_columns(free, [name for _, x, y in found.points for name in (x, y)])
+        roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
+    elif not roles.boxes:
+        roles.points = _find_point_columns(free)
+        _remove_columns(free, [name for _, x, y in roles.points for name in (x, y)])
     labels = given.get("labels", ())
     if len(labels) > 1:
-        found.flags = tuple(labels)
+        roles.flags = tuple(labels)
     elif labels or "label" in given:
-        found.label = labels[0] if labels else given["label"][0]
-        found.several = bool(labels)
+        roles.label = labels[0] if labels else given["label"][0]
+        roles.several = bool(labels)
     else:
-        found.label = bare_label or _find_label_column(free, header, bool(found.boxes or found.runs))
-        _remove_columns(free, [found.label])
-    if found.label:
-        one = facts[found.label]
+        roles.label = bare_label or _find_label_column(free, header, bool(roles.boxes or roles.runs))
+        _remove_columns(free, [roles.label])
+    if roles.label:
+        one = facts[roles.label]
         plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
-        found.separator = one.find_separator() if plain else ""
-        found.several |= bool(found.separator) or bool(one.filled_count and one.lists)
-    elif not found.flags:
-        found.flags = _find_flag_columns(free, alone=not (found.split or found.boxes or found.points))
-        _remove_columns(free, found.flags)
-    found.rest = tuple(free)
-    return found
+        roles.separator = one.find_separator() if plain else ""
+        roles.several |= bool(roles.separator) or bool(one.filled_count and one.lists)
+    elif not roles.flags:
+        roles.flags = _find_flag_columns(free, alone=not (roles.split or roles.boxes or roles.points))
+        _remove_columns(free, roles.flags)
+    roles.rest = tuple(free)
+    return roles
 
 
 def _take_column(free: dict[str, ColumnFacts], name: str) -> str:
@@ -325,11 +325,11 @@ def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[st
     Returns none if there are fewer than four, or if no column has a 1. With ``alone``, two are enough if there are no
     other columns.
     """
-    found = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
-    if not any(1 in (free[name].flags or ()) for name in found):
+    names = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
+    if not any(1 in (free[name].flags or ()) for name in names):
         return ()
-    enough = len(found) >= 2 if alone and len(found) == len(free) else len(found) >= 4
-    return tuple(found) if enough else ()
+    enough = len(names) >= 2 if alone and len(names) == len(free) else len(names) >= 4
+    return tuple(names) if enough else ()
 
 
 def parse_flag(value: Any) -> int | None:

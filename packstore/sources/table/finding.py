@@ -68,13 +68,13 @@ def list_possible_tables(tree: Tree) -> list[str]:
 
     Leaves out all files of a suffix in a folder that has more than 16 of them.
     """
-    found = []
+    files = []
     for folder, contents in list_contents(tree).folders.items():
         for suffix in SUFFIXES:
             names = contents.others.get(suffix)
             if names is not None and names.count <= _FEW:
-                found += [join(folder, n) for n in names.first if not (SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
-    return found
+                files += [join(folder, n) for n in names.first if not (SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
+    return files
 
 
 def find_sample_submissions(tree: Tree) -> list[str]:
@@ -105,8 +105,8 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
     index = ImageIndex(tree)
     if not len(index):
         return []
-    found = [examine_table(tree, file, index, given, named) for file in files]
-    return [table for table in found if table is not None]
+    tables = [examine_table(tree, file, index, given, named) for file in files]
+    return [table for table in tables if table is not None]
 
 
 def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:

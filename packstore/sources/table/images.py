@@ -81,8 +81,8 @@ class ImageIndex:
         far = search(_last_folders_and_name(folder, name, 2) for folder, name in pairs) if deep else near
         for (folder, _), one, other in zip(pairs, near, far, strict=True):
             begin, end = other if "/" in folder and other[0] < other[1] else one
-            found = order[begin : min(end, begin + _MOST_ALIKE)]
-            yield (found % len(self)).tolist() if end > begin else ()
+            numbers = order[begin : min(end, begin + _MOST_ALIKE)]
+            yield (numbers % len(self)).tolist() if end > begin else ()
 
     def folder_of_image(self, number: int) -> str:
         """Returns the folder of an image by the image's number."""
@@ -143,8 +143,8 @@ class Naming:
         :attr:`bases` that has the image."""
         divided = [split_path(value) or ("", "") for value in values]
         numbers = index.find_images(divided, self.by_stem, self.whole_path)
-        for (folder, name), found in zip(divided, numbers, strict=True):
-            places = {self.find_base(index.folder_of_image(number), folder): number for number in found}
+        for (folder, name), alike in zip(divided, numbers, strict=True):
+            places = {self.find_base(index.folder_of_image(number), folder): number for number in alike}
             chosen = next((base for base in self.bases if base in places), None)
             yield None if chosen is None else index.path_of_image(places[chosen], name, self.by_stem)
 
@@ -203,12 +203,12 @@ class NamingCounter:
 
         ``hint``: path of the table. Its words decide between folders.
         """
-        found = self._best_way()
-        n = self._ways.index(found)
-        found.images = len(np.unique(np.array(self._images[n], np.int64)))
-        found.bases = _sort_base_folders(self._bases[n], hint)
-        found.rivals = _find_rivals(found.bases, self._bases[n], found.hits, hint)
-        return found if found.hits else None
+        naming = self._best_way()
+        n = self._ways.index(naming)
+        naming.images = len(np.unique(np.array(self._images[n], np.int64)))
+        naming.bases = _sort_base_folders(self._bases[n], hint)
+        naming.rivals = _find_rivals(naming.bases, self._bases[n], naming.hits, hint)
+        return naming if naming.hits else None
 
     def _best_way(self) -> Naming:
         """Returns the first way that finds an image for half of the values, else the way with most hits.

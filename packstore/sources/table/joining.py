@@ -23,18 +23,18 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     share no column in the first 4,096 rows. If the earlier table has several rows per image, it may also have fewer
     images. :class:`JoinedRows` finds later if the images are the same.
     """
-    found: list[Table] = []
+    groups: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
         own = {name for row in list(_first_cells(tree, table)) for name in row} - {table.image}
-        place = next((n for n, each in enumerate(found) if _can_join(each, table) and not columns[n] & own), None)
+        place = next((n for n, each in enumerate(groups) if _can_join(each, table) and not columns[n] & own), None)
         if place is None:
-            found.append(table)
+            groups.append(table)
             columns.append(own)
         else:
-            found[place] = replace(found[place], joined=(*found[place].joined, table))
+            groups[place] = replace(groups[place], joined=(*groups[place].joined, table))
             columns[place] |= own
-    return found
+    return groups
 
 
 def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
@@ -87,14 +87,14 @@ class JoinedRows:
         Raises :class:`AmbiguousSourceError` if a joined table does not name the image, or has a column in common with
         another.
         """
-        found = dict(cells)
+        row = dict(cells)
         for other, rows in zip(self._table.joined, self._rows, strict=True):
             more = rows.get(image)
-            if more is None or found.keys() & more.keys():
+            if more is None or row.keys() & more.keys():
                 raise self._mismatch_error(image, other)
-            found |= more
+            row |= more
         self._taken.add(image)
-        return found
+        return row
 
     def remaining_images(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields images that :meth:`join_cells` was not called for, with their cells in the joined tables.

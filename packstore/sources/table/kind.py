@@ -29,21 +29,21 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:
         return Certainty.NO
-    found = join_tables(tree, separate_repeated_tables(tree, tables)[0])
+    groups = join_tables(tree, separate_repeated_tables(tree, tables)[0])
     # Images of another split, such as a test set, may have no rows; others raise a question. Lists without a header,
     # and several tables, are often a part of a dataset of many files, so they must name all images.
-    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
-    whole = lists or len(found) > 1
-    splits = {split for table in found for split in find_split_words(words_of_path(table.file))}
+    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in groups)
+    whole = lists or len(groups) > 1
+    splits = {split for table in groups for split in find_split_words(words_of_path(table.file))}
     folders = list_contents(tree).folders.values()
     others = sum(
         folder.images.count for folder in folders if whole or not find_split_words(words_of_path(folder.path)) - splits
     )
-    named = sum(each.images for table in found for each in (table.naming, *table.further.values()))
+    named = sum(each.images for table in groups for each in (table.naming, *table.further.values()))
     enough = named * (1 if whole else 2) >= others
-    if options.named or options.columns or all(is_open_images_boxes(table.file) for table in found):
+    if options.named or options.columns or all(is_open_images_boxes(table.file) for table in groups):
         return Certainty.CERTAIN
-    return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, found)) else Certainty.PARTIAL
+    return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, groups)) else Certainty.PARTIAL
 
 
 KIND = Kind(

@@ -50,14 +50,14 @@ def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
 
     Raises :class:`SourceError` for a file that is no CSV.
     """
-    found: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for file in files:
         text = read_text(tree, file, MAX_BYTES).decode("utf-8-sig")
         try:
-            found.update(row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 2)  # type: ignore[misc]
+            titles.update(row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 2)  # type: ignore[misc]
         except csv.Error as error:
             raise SourceError(f"{tree.name(file)}: {error}") from None
-    return found
+    return titles
 
 
 def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) -> dict[str, list[str]]:
@@ -66,18 +66,18 @@ def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) 
     Classes have the names in ``titles``, or else their identifiers. Raises :class:`SourceError` for a file that is no
     hierarchy.
     """
-    found: dict[str, list[str]] = {}
+    parents: dict[str, list[str]] = {}
     for file in files:
         try:
-            _collect_parents(parse_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
+            _collect_parents(parse_json(read_text(tree, file, MAX_BYTES)), [], titles, parents)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SourceError(f"{tree.name(file)} is not a hierarchy of classes ({printable(reason)[:80]})") from None
-    return found
+    return parents
 
 
-def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], found: dict[str, list[str]]) -> None:
-    """Adds the classes ``above`` a node to ``found``. Does the same for its children.
+def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], parents: dict[str, list[str]]) -> None:
+    """Adds the classes ``above`` a node to ``parents``. Does the same for its children.
 
     Raises :class:`ValueError` for more than 64 levels, and :class:`KeyError` or :class:`TypeError` for a malformed
     node.
@@ -85,8 +85,8 @@ def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], fou
     if len(above) > _DEEPEST:
         raise ValueError(f"more than {_DEEPEST} levels")
     name = titles.get(node["LabelName"], str(node["LabelName"]))
-    known = found.setdefault(name, [])
+    known = parents.setdefault(name, [])
     known += [each for each in above if each not in known]
     for kind in ("Subcategory", "Part"):
         for child in node.get(kind, ()):
-            _collect_parents(child, [name, *above], titles, found)
+            _collect_parents(child, [name, *above], titles, parents)

@@ -269,17 +269,17 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None or (list_contents(tree).image_count and not options.named):
         return Certainty.NO
     try:
-        found = {table.file for table in find_pixel_tables(tree, parse_columns(options.columns))}
+        files = {table.file for table in find_pixel_tables(tree, parse_columns(options.columns))}
     except SourceError as error:
         if isinstance(error, AmbiguousSourceError):
             raise
         return Certainty.NO
-    if not found:
+    if not files:
         return Certainty.NO
     others = Counter(
         file
         for file in list_possible_tables(tree)
-        if file not in found and not _NOTES.fullmatch(name := file.rpartition("/")[2]) and not SAMPLE.fullmatch(name)
+        if file not in files and not _NOTES.fullmatch(name := file.rpartition("/")[2]) and not SAMPLE.fullmatch(name)
     )
     return Certainty.PARTIAL if others else Certainty.CERTAIN
 

@@ -64,8 +64,8 @@ def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[T
     """
     if suffix not in TEXT:
         reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
-        for place, found in reader(data, shown):
-            yield TableRow(f"{shown}, {place}", found)
+        for place, values in reader(data, shown):
+            yield TableRow(f"{shown}, {place}", values)
         return
     names: list[str] = []
     for number, cells in _split_lines(data, shown, suffix):
@@ -111,12 +111,12 @@ def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tup
 def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other content."""
     try:
-        found = parse_json(data)
+        items = parse_json(data)
     except ValueError as error:
         raise SourceError(f"{shown}: {error}") from None
-    if not isinstance(found, list):
+    if not isinstance(items, list):
         raise SourceError(f"{shown} is not a list of objects")
-    for number, value in enumerate(found):
+    for number, value in enumerate(items):
         if not isinstance(value, dict):
             raise SourceError(f"{shown}, item {number}: no object of values by name")
         yield f"item {number}", value

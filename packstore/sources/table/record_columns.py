@@ -58,31 +58,31 @@ class RecordColumns:
         Raises :class:`SourceError` for more than 65,536 classes, and for flags other than 0, 1, -1 and blank.
         """
         roles = self._roles
-        found: dict[str, Field] = {}
+        fields: dict[str, Field] = {}
         if roles.boxes or roles.runs:
-            found["boxes"] = Boxes()
+            fields["boxes"] = Boxes()
         if roles.runs:
-            found["segmentations"] = Json()
+            fields["segmentations"] = Json()
         if roles.label:
             classes = self._class_column.names
             if roles.boxes or roles.runs:
-                found["labels"] = Labels(classes, of="boxes")
+                fields["labels"] = Labels(classes, of="boxes")
                 if self._has_tags:
-                    found["tags"] = Labels(classes, of=False, optional=True)
+                    fields["tags"] = Labels(classes, of=False, optional=True)
             elif roles.several or roles.label in self._varying_columns:
-                found["labels"] = Labels(classes, of=False, optional=True)
+                fields["labels"] = Labels(classes, of=False, optional=True)
             else:
-                found["label"] = Label(classes, optional=self._lacks_values(roles.label))
+                fields["label"] = Label(classes, optional=self._lacks_values(roles.label))
         if self._parents:
-            found["parents"] = Json()
+            fields["parents"] = Json()
         if roles.flags:
-            found |= self._flag_columns.fields
+            fields |= self._flag_columns.fields
         if roles.points:
-            found["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
-            found["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
+            fields["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
+            fields["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
         for name in roles.rest:
-            found[self.names[name]] = self._typed_columns[name][0]
-        return found
+            fields[self.names[name]] = self._typed_columns[name][0]
+        return fields
 
     def build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
         """Builds the values of an image from the cells of its rows. ``image``: its bytes, for the size.
@@ -91,21 +91,21 @@ class RecordColumns:
         for a cell that cannot be converted.
         """
         roles = self._roles
-        found, boxed = self._read_boxes(rows, image)
+        result, boxed = self._read_boxes(rows, image)
         if roles.label:
-            found |= self._read_classes(rows, boxed)
+            result |= self._read_classes(rows, boxed)
         if self._parents:
-            labels = found["labels"] if "labels" in found else [found["label"]]
-            found["parents"] = [self._parents.get(each, ()) for each in labels or ()]
+            labels = result["labels"] if "labels" in result else [result["label"]]
+            result["parents"] = [self._parents.get(each, ()) for each in labels or ()]
         if roles.flags:
-            found |= self._flag_columns.flag_values(rows)
+            result |= self._flag_columns.flag_values(rows)
         if roles.points:
-            found |= self._read_points(rows[0])
+            result |= self._read_points(rows[0])
         for name in roles.rest:
             convert = self._typed_columns[name][1]
             values = [convert(cells.get(name)) for cells in rows]
-            found[self.names[name]] = values if name in self._varying_columns else values[0]
-        return found
+            result[self.names[name]] = values if name in self._varying_columns else values[0]
+        return result
 
     def _read_boxes(
         self, rows: list[dict[str, Any]], image: bytes
@@ -153,13 +153,13 @@ class RecordColumns:
 
         If any row of the tables lacks a coordinate, points have a third number: 2, or 0 for a missing point.
         """
-        found: list[list[float | None]] = []
+        points: list[list[float | None]] = []
         for _, x, y in self._roles.points:
             point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
             if self._hides_points:
                 point = [0.0, 0.0, 0.0] if None in point else [*point, 2.0]
-            found.append(point)
-        return {"keypoints": found, "keypoint_labels": [name for name, _, _ in self._roles.points]}
+            points.append(point)
+        return {"keypoints": points, "keypoint_labels": [name for name, _, _ in self._roles.points]}
 
     @cached_property
     def class_files(self) -> list[str]:
@@ -207,14 +207,14 @@ class RecordColumns:
     def _varying_columns(self) -> frozenset[str]:
         """Columns that have different values in the rows of some image. Only the column of labels and columns
         without a role can be among them."""
-        found: set[str] = set()
+        columns: set[str] = set()
         names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
         for number in self._rows.images_with_several():
             rows = self._rows.cells_of(number)
-            found.update(n for n in names if n not in found and any(c.get(n) != rows[0].get(n) for c in rows))
-            if len(found) == len(names):
+            columns.update(n for n in names if n not in columns and any(c.get(n) != rows[0].get(n) for c in rows))
+            if len(columns) == len(names):
                 break
-        return frozenset(found)
+        return frozenset(columns)
 
     @cached_property
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
@@ -223,7 +223,7 @@ class RecordColumns:
         If values differ among the rows of an image, the field holds a list for each image. It is a list of numbers if
         no value is missing, else JSON.
         """
-        found: dict[str, tuple[Field, Any]] = {}
+        columns: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             declared, convert = self._rows.facts[name].values.declare_field("", None)
             optional = self._lacks_values(name)
@@ -233,8 +233,8 @@ class RecordColumns:
                 declared = Array(dtype, ragged=True) if dtype else Json()
             elif not isinstance(declared, Json):
                 declared = replace(declared, optional=optional)
-            found[name] = declared, convert
-        return found
+            columns[name] = declared, convert
+        return columns
 
     @cached_property
     def _class_column(self) -> ClassColumn:

@@ -113,7 +113,7 @@ class TableSource(FileRowSource):
                         self._missing[table.file] += 1
                         continue
                     cells = {name: value for name, value in row.cells.items() if name != table.image}
-                    cells = joined.join_cells(image, cells) | {name: found[n] for name, found in others.items()}
+                    cells = joined.join_cells(image, cells) | {name: paths[n] for name, paths in others.items()}
                     yield NamedRow(image, number, row.place, cells)
             for image, cells in joined.remaining_images():
                 yield NamedRow(image, number, self.tree.name(table.joined[0].file), cells)
@@ -164,18 +164,18 @@ class TableSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the image, further images, and the columns of :class:`RecordColumns`."""
-        found: dict[str, Field] = {"image": Image()}
+        columns: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
             for n in range(1, most + 1):
-                found[self._columns.names[number_further(name, n)]] = self._declare_further_image(name)
-        return found | self._columns.declare_fields()
+                columns[self._columns.names[number_further(name, n)]] = self._declare_further_image(name)
+        return columns | self._columns.declare_fields()
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image and its further images, and converts the cells of all its rows. Raises :class:`ValueError`
         for a missing file, and for a cell that cannot be converted."""
-        found = dict(super().read_values(ref))
-        rows = self._rows.cells_of(found.pop("entry"))
-        return found | self._columns.build_values(rows, found[self.main])
+        values = dict(super().read_values(ref))
+        rows = self._rows.cells_of(values.pop("entry"))
+        return values | self._columns.build_values(rows, values[self.main])
 
     def describing_files(self) -> Iterable[str]:
         """Returns the tables, and the files that describe their classes."""
