@@ -76,7 +76,8 @@ def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ..
         if at in seen or len(seen) >= _MOST:
             raise HeaderError("is damaged: its pages go round in a circle")
         seen.add(at)
-        (count,) = struct.unpack_from(order + count_format, data, at)
+        # An offset of 2**63 or more would raise OverflowError.
+        (count,) = struct.unpack_from(order + count_format, data, min(at, len(data)))
         at += struct.calcsize(count_format)
         if at + count * entry > len(data):
             raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}")

@@ -38,7 +38,7 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
         if not tags.keys() - {_NODATA}:
             return None
         keys = _read_keys(tags)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
         raise ValueError(f"its GeoTIFF tags are damaged: {error}") from None
     code = next((keys[key] for key in (_PROJECTED, _GEOGRAPHIC) if keys.get(key)), _USER_DEFINED)
     return {

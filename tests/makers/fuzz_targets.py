@@ -26,14 +26,16 @@ from unittest import mock
 import numpy as np
 
 from packstore.core.columns import Ragged
-from packstore.core.errors import PackstoreError, SampleError
+from packstore.core.errors import DecodeError, PackstoreError, SampleError
 from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
 from packstore.core.tfrecord import frame_record
-from packstore.images.decoders import pillow
+from packstore.images.decoders import native, pillow
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import Requests, get_engine
+from packstore.images.frames import count_frames
+from packstore.images.geotiff import read_geotiff
 from packstore.images.jpeg import is_complete_jpeg, without_metadata
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
@@ -53,6 +55,8 @@ from packstore.sources.huggingface.features import read_features
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
 from packstore.sources.lmdbs.caffe import parse_datum
+from packstore.sources.medical.dicom import DicomSource
+from packstore.sources.medical.nifti import NiftiSource
 from packstore.sources.named.mat import find_arrays, load_mat
 from packstore.sources.records import arrayrecord_files
 from packstore.sources.records.arrayrecord import ArrayRecordSource
@@ -172,6 +176,21 @@ def _engine(data: bytes) -> None:
 
 def _repair_seek_index(index: bytes, rng: random.Random) -> bytes:
     return repaired(index, rng.choice(_indexed_files())[0]) if len(index) > 20 and _indexed_files() else index
+
+
+def _tiff(data: bytes) -> None:
+    """Tags on the ground, description, and the first pages."""
+    with suppress(ValueError):
+        read_geotiff(data)
+    view = memoryview(data)
+    info = sniff(view)
+    if info.kind == "tiff":
+        reader = native.FrameReader(view, 1 << 16)
+        native.describe_image(view, info)
+        reader.read_frame()
+        for page in range(1, min(3, count_frames(data, info).total)):
+            native.describe_image(view, info, page)
+            reader.read_frame(page)
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -486,6 +505,23 @@ def _n5_block(data: bytes) -> None:
                 source.read(entry)
 
 
+def _medical(make: type[DicomSource | NiftiSource], name: str, *columns: str) -> Callable[[bytes], None]:
+    """A folder of one file, which is read as one of ``columns`` says: which one, its checksum chooses."""
+
+    def run(data: bytes) -> None:
+        folder = _scratch() / make.kind
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        chosen = columns[zlib.crc32(data) % len(columns)]
+        with closing(make(folder, SourceOptions(max_pixels=1 << 16, columns=(chosen,)))) as source:
+            source.survey()
+            for entry in source.entries():
+                with suppress(SampleError):
+                    source.read(entry)
+
+    return run
+
+
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
@@ -670,6 +706,12 @@ TARGETS = (
     Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "images/jpeg_header.py", "images/tiff_header.py")),
     Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
     Target("orientation", _orientation, (), ("decoders/orientation.py",)),
+    Target(
+        "tiff",
+        _tiff,
+        (DecodeError, HeaderError),
+        ("decoders/tiff.py", "decoders/native.py", "images/frames.py", "images/geotiff.py"),
+    ),
     Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
     Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),
     Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
@@ -731,6 +773,21 @@ TARGETS = (
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
     Target("n5_block", _n5_block, (PackstoreError,), ("arrays/n5.py",)),
+    Target(
+        "dicom",
+        _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=volumes:rescaled:gaps"),
+        (PackstoreError,),
+        (
+            *("medical/dicom.py", "medical/dicom_files.py", "medical/dicom_header.py", "medical/dicom_pixels.py"),
+            *("medical/dicom_series.py", "medical/dicom_geometry.py", "medical/dicom_volumes.py"),
+        ),
+    ),
+    Target(
+        "nifti",
+        _medical(NiftiSource, "x.nii", "image=slices", "image=volumes"),
+        (PackstoreError,),
+        ("medical/nifti.py", "medical/nifti_files.py"),
+    ),
     Target("datum", parse_datum, (ValueError,), ("lmdbs/caffe.py", "core/protobuf.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-MODES = {"L": 1, "I;16": 1, "F": 1, "multi:5:uint16": 5, "RGBA": 4}
-"""Channels by mode."""
+from packstore.core.modes import parse_mode
+from packstore.images.encode.png import encode_png
+
 ENCODINGS = {
     "L": ("original", "uint8"),
+    "LA": ("original", "uint8"),
     "I;16": ("original", "uint16", "float32"),
+    "I;16S": ("original", "int16", "float32"),
+    "I": ("original", "int32"),
     "F": ("original", "float32"),
     "multi:5:uint16": ("original", "uint16"),
+    "RGB;16": ("original", "uint16"),
     "RGBA": ("original", "uint8"),
 }
 """Encodings that hold all values of a mode."""
@@ -25,13 +31,15 @@ def make_samples(mode: str, encoding: str, count: int, size: tuple[int, int] = (
     random = np.random.default_rng(len(mode))
     found = []
     for number in range(count):
-        shape = (*size, MODES[mode])
-        dtype = np.uint16 if "16" in mode else np.uint8
-        pixels: Any = random.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
-        if mode == "RGBA":
-            pixels[..., 3] |= 1
-        if mode == "F":
-            pixels = random.normal(size=shape).astype(np.float32)
+        known = parse_mode(mode)
+        shape = (*size, known.channels)
+        if known.dtype == "float32":
+            pixels: Any = random.normal(size=shape).astype(np.float32)
+        else:
+            info = np.iinfo(known.dtype)
+            pixels = random.integers(info.min, info.max, shape, info.dtype, endpoint=True)
+        if known.has_alpha:
+            pixels[..., -1] |= 1
         image = _file(pixels, mode) if encoding == "original" else pixels
         found.append({"key": f"{number:03}", "image": image, "label": number % 2})
     return found
@@ -49,7 +57,11 @@ def _file(pixels: Any, mode: str) -> bytes:
     stream = io.BytesIO()
     if mode.startswith("multi"):
         np.save(stream, pixels)
+    elif mode == "I;16S":
+        importlib.import_module("tifffile").imwrite(stream, pixels[..., 0])
+    elif mode == "RGB;16":
+        return encode_png(pixels)
     else:
-        image = Image.fromarray(pixels if mode == "RGBA" else pixels[..., 0])
-        image.save(stream, "TIFF" if mode == "F" else "PNG")
+        image = Image.fromarray(pixels.squeeze())
+        image.save(stream, "TIFF" if mode in ("I", "F") else "PNG")
     return stream.getvalue()

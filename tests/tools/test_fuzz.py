@@ -45,6 +45,9 @@ SLOW = {
     "mds": 36,
     "npz": 90,
     "mat": 90,
+    "tiff": 60,
+    "dicom": 12,
+    "nifti": 60,
 }
 """Targets whose inputs take milliseconds."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import struct
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
+from packstore.images.frames import list_tiff_pages
 from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
@@ -38,7 +41,13 @@ class TiffPages:
 
     @cached_property
     def _pages(self) -> list[Any]:
-        """The pages without smaller versions of others. Raises tifffile's errors for a damaged file."""
+        """The pages without smaller versions of others.
+
+        Raises tifffile's errors for a damaged file, and :class:`HeaderError` for pages that go round in a circle:
+        tifffile would follow them without end.
+        """
+        with suppress(struct.error):  # the list ends beyond the file; tifffile ends there too
+            list_tiff_pages(self._data)
         file = import_tifffile().TiffFile(io.BytesIO(self._data))
         return [page for page in file.pages if not page.is_reduced]
 
