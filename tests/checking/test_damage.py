@@ -143,10 +143,14 @@ def test_bytes_of_any_mode(source: Path, tmp_path: Path, rng: random.Random, suf
     """Records, and everything beside them."""
     store = pack(source, tmp_path / f"a.{suffix}", encoding)
     tally, places = flips.Tally(), places_in_records(store)
-    for place in (*rng.sample(places, min(len(places), 60)), *rng.sample(range(sum(store.sizes)), 60)):
+    places = rng.sample(places, min(len(places), 60))
+    for place in places:
+        flips.flip(store, place, rng.randrange(1, 256), tally)
+    # A page that an LMDB no longer uses may hold a copy of a record.
+    assert tally.counts["named"] >= max((len(places) - tally.counts["idle"]) * 0.9, len(places) / 2), tally.shown
+    for place in rng.sample(range(sum(store.sizes)), 60):
         flips.flip(store, place, rng.randrange(1, 256), tally)
     assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
-    assert tally.counts["named"] >= min(len(places), 60) * 0.9
     assert packstore.verify(store.path, decode=True).ok, "the flips were not undone"
 
 

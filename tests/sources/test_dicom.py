@@ -286,6 +286,10 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     (tmp_path / "deflated.dcm").write_bytes(meta + bomb)
     late = save(make_dataset(pixels_of(1)), tmp_path / "late.dcm")  # Columns once more behind the pixels, as text
     late.write_bytes(late.read_bytes() + b"\x28\x00\x11\x00LT\x02\x00no")
+    claim = bytearray(save(make_dataset(pixels_of(1), NumberOfFrames=100_000), tmp_path / "claim.dcm").read_bytes())
+    at = claim.rindex(b"\xe0\x7f\x10\x00") + 8
+    claim[at : at + 4] = (1 << 30).to_bytes(4, "little")  # bytes of pixels
+    (tmp_path / "claim.dcm").write_bytes(claim)
     (tmp_path / "text.dcm").write_text("no DICOM at all")
     (tmp_path / "empty.dcm").write_bytes(b"")
     stream = bytearray((PUBLISHED / "MR_small_jp2klossless.dcm").read_bytes())
@@ -294,14 +298,14 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     (tmp_path / "stream.dcm").write_bytes(stream)
     said = {}
     with closing(open_source(tmp_path, max_pixels=1_000_000)) as source:
-        assert source.survey().records == 9
+        assert source.survey().records == 10
         for entry in source.entries():
             try:
                 source.read(entry)
             except SampleError as error:
                 said[entry.key] = error.reason
     expected = {"frames": "frames", "large": "max_pixels", "bits": "200 bits", "deflated": "inflated",
-                "late": "cannot be read",
+                "claim": "100,000 frames, but bytes for", "late": "cannot be read",
                 "text": "no DICOM", "empty": "no DICOM", "stream": "60000 x 60000"}  # fmt: skip
     assert said.keys() == {f"{name}.dcm" for name in expected}
     for name, part in expected.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import struct
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import SampleError, UsageError
+from packstore.core.errors import DecodeError, SampleError, UsageError
+from packstore.images.decoders.native import decode
+from packstore.images.frames import list_tiff_pages
 from packstore.images.geotiff import read_geotiff
 from packstore.sources import open_source
 from packstore.sources.base import Sample
@@ -102,6 +106,27 @@ def test_damaged_tags_are_a_bad_sample(tmp_path: Path) -> None:
         except ValueError as error:
             said = str(error)
             assert "damaged" in said
+
+
+def test_pages_without_end_are_damage() -> None:
+    stream = io.BytesIO()
+    with tifffile.TiffWriter(stream) as file:
+        file.write(np.zeros((3, 2, 3), np.uint16), photometric="rgb", metadata=None)
+    data = bytearray(stream.getvalue())
+    first = int.from_bytes(data[4:8], "little")
+    end = first + 2 + 12 * int.from_bytes(data[first : first + 2], "little")
+    data[end : end + 4] = data[4:8]
+    with pytest.raises(DecodeError, match="circle"):
+        decode(memoryview(data), 100)
+
+
+def test_offsets_that_no_file_has_are_damage(tmp_path: Path) -> None:
+    data = bytearray(save(tmp_path / "a.tif", bigtiff=True).read_bytes())
+    data[8:16] = b"\xff" * 8
+    with pytest.raises(ValueError, match="GeoTIFF tags are damaged"):
+        read_geotiff(data)
+    with pytest.raises(struct.error):
+        list_tiff_pages(data)
 
 
 def test_sources_of_arrays_are_refused(tmp_path: Path) -> None:

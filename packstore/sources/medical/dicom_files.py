@@ -36,6 +36,9 @@ USED = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter
 """Elements that have columns of their own, or change the pixels that are read."""
 
 
+_MAX_RATIO = 1032  # of Deflate (https://zlib.net/zlib_tech.html)
+
+
 class NoPixelsError(ValueError):
     """Raised for a DICOM file that is no image: a report, a plan, a directory."""
 
@@ -108,6 +111,12 @@ def _inflate(data: bytes, max_bytes: int) -> bytes:
     if inflater.unconsumed_tail:
         raise ValueError(f"deflated, and more than {max_bytes} bytes when inflated")
     return data[:end].replace(_DEFLATED, _EXPLICIT) + rest
+
+
+def find_max_size(data: bytes, size: int) -> int:
+    """Returns the most bytes to which a file of ``size`` bytes that begins with ``data`` inflates; ``size`` if it is
+    not deflated."""
+    return size * _MAX_RATIO if data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024) >= 0 else size
 
 
 def load_pydicom() -> Any:

@@ -19,6 +19,7 @@ from packstore.sources.medical.dicom_files import (
     NoPixelsError,
     clamp_int64,
     find_element,
+    find_max_size,
     parse_file,
     raise_as_damaged_file,
     read_floats,
@@ -118,7 +119,8 @@ def _convert_dataset_header(
         channels, low, high = _find_stored_range(dataset)
         frames = int(dataset.get("NumberOfFrames") or 1)
         bits = height * width * int(dataset.get("SamplesPerPixel", 1)) * int(dataset.get("BitsAllocated", 32))
-        most = size // _ITEM_BYTES if length == 0xFFFFFFFF else (8 * length + 7) // max(1, bits)
+        held = min(length, find_max_size(data, size))
+        most = size // _ITEM_BYTES if length == 0xFFFFFFFF else (8 * held + 7) // max(1, bits)
         if height < 1 or width < 1:
             raise ValueError(f"{width} x {height} pixels")
         if not 1 <= frames <= min(max(1, most), _MAX_FRAMES):

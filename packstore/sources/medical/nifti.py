@@ -29,6 +29,7 @@ from packstore.sources.medical.nifti_files import (
     PACKED_DTYPES,
     NiftiHeader,
     cast_to_mode,
+    check_file_size,
     load_nibabel,
     read_header,
     read_volume,
@@ -300,8 +301,10 @@ class NiftiSource(HeaderScanSource):
 
     def _scan_header(self, volume: _Volume, paths: Mapping[str, Any]) -> _Volume:
         """Returns the volume with its header, and its mask if that is among ``paths``. Raises :class:`ValueError` for a
-        damaged header, and for too many pixels."""
-        header = read_header(self.tree.first_bytes(volume.path, HEAD_BYTES), self._max_bytes)
+        damaged header, too many pixels, and a file that is too small for its values."""
+        data = self.tree.first_bytes(volume.path, HEAD_BYTES)
+        header = read_header(data, self._max_bytes)
+        check_file_size(header, data, volume.size)
         if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
             raise ValueError(reason)
         colours = header.dtype.names

@@ -21,6 +21,7 @@ _HEADERS = {348: "Nifti1Header", 540: "Nifti2Header"}
 HEAD_BYTES = 8192
 """Enough of the beginning of a file, compressed or not, for its header."""
 _GZIP, _GZIP_MAGIC = 31, b"\x1f\x8b"
+_MAX_RATIO = 1032  # of Deflate (https://zlib.net/zlib_tech.html)
 PACKED_DTYPES = {
     **dict.fromkeys(("uint8",), "uint8"),
     **dict.fromkeys(("int8", "int16"), "int16"),
@@ -124,6 +125,16 @@ def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]
     if not header.dtype.names:
         return header, values.reshape(header.shape, order="F")[..., None]
     return header, np.stack([values[name].reshape(header.shape, order="F") for name in header.dtype.names], -1)
+
+
+def check_file_size(header: NiftiHeader, data: bytes, size: int) -> None:
+    """Raises :class:`ValueError` if a file of ``size`` bytes that begins with ``data`` is too small for its values.
+
+    A small file could otherwise claim millions of slices, each of them a bad sample.
+    """
+    most = size * _MAX_RATIO if data[:2] == _GZIP_MAGIC else size
+    if (end := header.offset + header.nbytes) > most:
+        raise ValueError(f"is truncated: its values end at byte {end:,}, and it has at most {most:,}")
 
 
 def inflate(data: bytes, limit: int) -> bytes:
