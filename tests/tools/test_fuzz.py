@@ -45,9 +45,9 @@ SLOW = {
     "mds": 36,
     "npz": 90,
     "mat": 90,
-    "tiff": 60,
-    "dicom": 12,
-    "nifti": 60,
+    "tiff": 36,
+    "dicom": 6,
+    "nifti": 18,
 }
 """Targets whose inputs take milliseconds."""
 
