@@ -266,9 +266,9 @@ class CacheFolder:
     def publish_object(self, descriptor: int, path: Path, name: str) -> bool:
         """Gives a verified object its final name, and turns its lock into a reader's.
 
-        Sets the modification time to the stamp that marks the object as verified. Returns True if the reader's lock is
-        held. Returns False if that lock is not obtained in time; and, after removing the file, if another process was
-        quicker.
+        Sets the modification time to the stamp that marks the object as verified. If another process has published the
+        object already, removes the file at ``path`` instead. Returns True if the reader's lock is held. Returns False
+        if it is not obtained in time, or the file was removed.
         """
         whole = self.whole / name
         with self.lock_cache():

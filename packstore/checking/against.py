@@ -104,7 +104,7 @@ class Comparison:
         """Yields batches of the source's entries with their records, in the source's order.
 
         A batch also has the entries without a record. The last batches have the records without an entry. Notes which
-        records had an entry, for :meth:`compare_coverage`.
+        records had an entry, for :meth:`compare_coverage`. Notes if the records have another order than the source.
         """
         hashes, order = self._sort_keys()
         previous = -1

@@ -181,8 +181,11 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
 def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     """Converts manifest, size on disk and class counts to JSON values.
 
-    Counts classes if ``counted``, or if the store is local and has at most 100 shards. Otherwise ``class_counts`` is
-    None; also for lists of classes. ``class_counts`` is empty without class names.
+    Counts classes if ``counted``, or if the store is local and has at most 100 shards. ``class_counts`` is:
+
+    - None if classes are not counted.
+    - None for lists of classes.
+    - Empty without class names.
     """
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())

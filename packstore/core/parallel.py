@@ -158,6 +158,6 @@ class _Flow(Generic[R]):
             return not self._stopped
 
     def _wake_consumer(self, pieces: _Pieces[R]) -> None:
-        """Wakes the consumer if it waits for this item."""
+        """Wakes the consumer if it waits for this item. The caller holds the lock."""
         if pieces is self._turn:
             self._news.notify()

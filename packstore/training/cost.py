@@ -99,7 +99,7 @@ def _simulate_fetches(reads: ShardReads, sizes: NDArray[np.int64], room: int) ->
     """Simulates a node's cache of ``room`` bytes. Returns the numbers of the shards that the node fetches, in order.
 
     ``reads`` may list a shard twice. Its second read needs no fetch if it fits the cache together with all shards that
-    were fetched after it.
+    were fetched after it. The cache is first in, first out: a read without a fetch renews nothing.
     """
     fetched: list[int] = []
     for number in reads.shards.tolist():

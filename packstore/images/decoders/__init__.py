@@ -83,7 +83,7 @@ class Decoder:
     Attributes:
         name: One of :data:`DECODERS`.
         max_pixels: Limit of an image's pixels.
-        reading: Mode of the pixels, and the conversion of more bits, alpha and frames.
+        reading: Mode of the pixels; what becomes of more than 8 bits, of alpha and of further frames.
         version: Name and version of its library.
         has_engine: True if our engine decodes first: for 8-bit RGB, and for the mode ``L``. A library decodes the files
             that the engine refuses.

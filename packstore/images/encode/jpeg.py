@@ -89,7 +89,9 @@ def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
 
 
 def describe_jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> str | None:
-    """Describes how decoded pixels differ beyond the tolerances for ``quality``. Returns None if they do not."""
+    """Describes how decoded pixels differ beyond the tolerances for ``quality``. Returns None if they do not.
+
+    Both images have one shape."""
     difference = np.abs(pixels.astype(np.int16) - wanted)
     mean = float(difference.mean())
     if mean > MEAN_TOLERANCE:

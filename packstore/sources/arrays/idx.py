@@ -198,7 +198,7 @@ class _OpenIdx(OpenArrays):
 
     def _parse_header(self) -> tuple[ArrayInfo, int]:
         """Parses the header; returns the array, and the offset of its numbers. Raises :class:`SourceError` for another
-        header, and if the file's size does not fit. A gzip file only needs a possible size."""
+        header, and if the file's size does not fit. A gzip file is only refused if no gzip could hold so much."""
         try:
             start = self._read_bytes(4, 0)
             dtype, axes = _DTYPES.get(start[2]), start[3]

@@ -186,8 +186,11 @@ class StoreBuilder:
     ) -> None:
         """Adds records. After :meth:`describe`, also seals shards that are full.
 
+        A new split begins a new shard, if shards are cut at splits.
+
         Args:
-            images: Bytes of each record's image; in a fixed column exactly the record's size.
+            images: Bytes of each record's image; in a fixed column exactly the record's size. Empty bytes in a linked
+                store.
             columns: Values of every column but ``image`` and checksums. For ``key`` and other ragged columns a list of
                 ``str`` or bytes, else something array-like of shape ``(len(images), *column.shape)``.
             split: Name of the split; ``""`` in a store without splits. The records of a split are consecutive.

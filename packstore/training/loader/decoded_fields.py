@@ -250,7 +250,7 @@ def pad_to_largest(
 
     Args:
         values: The tensors; empty if all records of the batch have failed.
-        sizes: Heights and widths, int64 ``(B, 2)``. With more columns, as many of the last axes are padded.
+        sizes: Heights and widths, int64 ``(B, 2)``. With ``k`` columns instead of 2, the last ``k`` axes are padded.
         example: Tensor with the dtype and the first axes of all, since there may be no tensors.
         fill: The padding.
     """

@@ -195,8 +195,8 @@ class TensorRows(ColumnRows):
         return [select_rows(self.host, kept)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Takes one tensor from ``there`` and returns it. For an optional column, returns a list with None for missing
-        values."""
+        """Returns the next tensor of ``there``, which has the tensors of a batch on the device. For an optional column,
+        returns a list with None for missing values."""
         return fill_missing(next(there), self.missing, kept)
 
 

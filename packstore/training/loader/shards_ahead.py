@@ -199,7 +199,7 @@ class ShardsAhead:
 def _append_following(reads: ShardReads, following: ShardReads, sizes: NDArray[np.int64]) -> ShardReads:
     """Appends the first shards of the next epoch to an epoch's reads.
 
-    They have at most the bytes that its batches need at a time."""
+    These shards have at most as many bytes as batches of the next epoch need at a time."""
     few = np.cumsum(sizes[following.shards]) <= max_bytes_needed(following, sizes)
     batches = int(reads.last.max(initial=0)) + 1
     return ShardReads(
