@@ -66,7 +66,8 @@ class Donor:
 
         Looks for the record's key first. If row checksums are known, the sample with this key must have one of them.
 
-        Then computes the row checksums of all samples for the records that have none yet; stops after the last match.
+        Then computes the row checksums of all samples, for the records that have no sample yet. Stops after the last
+        match.
         """
         by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}

@@ -265,7 +265,7 @@ class _Parser:
     ) -> Callable[[TestedRecords], Mask]:
         """Parses the pattern of ``like``, with ``*`` and ``?``. Returns the test of keys, splits or names of classes.
 
-        Raises :class:`UsageError` for a column without class names.
+        Raises :class:`UsageError` for a column without class names, and if no pattern follows.
         """
         token = self.current
         if column is not None and column.classes is None:

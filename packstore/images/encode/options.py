@@ -37,8 +37,8 @@ class EncodeOptions:
         quality: JPEG quality, 1 … 100.
         normalization: Mean and standard deviation for floating point encodings; None gives plain 0 … 1.
         exif_transpose: Applies the EXIF orientation: to pixels now, to unchanged files when they are read.
-        check: Check of the files: of their ``header``, by ``decode`` too, or ``none``. If the encoding decodes files,
-            the decoder checks them in any case.
+        check: Check of the files. ``header`` checks the header, ``decode`` also decodes all pixels, ``none`` checks
+            nothing. If the encoding decodes files, the decoder checks them in any case.
         decoder: ``auto`` or the name of a decoder.
         progressive: ``baseline`` rewrites progressive JPEG files as baseline files, without loss; None keeps them.
         reading: Mode of the images, and the conversion of more bits, alpha and further frames.

@@ -50,7 +50,8 @@ class OutputFormat:
             ``"reflect"`` or ``"symmetric"``. All other sources are padded with zeros.
         fill: Constant of the padding, in the units of the source.
         scale: Factor of bytes on conversion to floating point: of each channel, or one for all.
-        shift: Summand after the factor: of each channel, or one for all. Both results are rounded to float32.
+        shift: Summand after the factor: of each channel, or one for all. Product and sum are each rounded to
+            float32.
     """
 
     planes: bool = False

@@ -153,7 +153,7 @@ class LmdbSource(RowSource):
         """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind and none is a packstore store. Returns ``NO``
         for anything else, damaged LMDBs and folders that cannot be listed.
 
-        Raises :class:`AmbiguousSourceError` if the names of several LMDBs do not have one split each. Raises
+        Raises :class:`AmbiguousSourceError` for several LMDBs unless each is named after a split of its own. Raises
         :class:`RefusedLmdbError` if :meth:`is_of_kind` does, and :class:`SourceError` for a file that cannot be read.
         """
         try:

@@ -264,7 +264,7 @@ class TfrecordSource(ExampleSource):
 
         - without values;
         - with keys, names of classes, or edges of boxes;
-        - of several files;
+        - with lists of files;
         - that repeat the size or format of the image.
         """
         main, boxes = self._main_feature, self._box_features

@@ -22,7 +22,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     - ``CERTAIN`` if the only table has a header and names at least half of the images. Images in folders of splits
       without a table do not count.
     - ``CERTAIN`` if several tables, or lists without a header, name all images.
-    - ``PARTIAL`` if tables name fewer images, or if further lists beside lists would not be read.
+    - ``PARTIAL`` if tables name fewer images.
+    - ``PARTIAL`` if some lists of images would be read, and others not.
     - ``NO`` without a table.
     """
     tree = open_tree(path)

@@ -85,8 +85,10 @@ def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
     """Finds pairs of a folder of images and a folder of XML files by split, in packing order. Returns ``{}`` if there
     are none.
 
-    The split is ``""`` if no folder is named like a split. Raises :class:`AmbiguousSourceError` if several groups of
-    folders have the images of one folder of XML files.
+    Folders named like splits come first. Without them the split is ``""``, or that of the images' folders.
+
+    Raises :class:`AmbiguousSourceError` if no folder of images lies beside one folder of XML files, and several groups
+    of folders have its images.
     """
     folders = tree.names("").folders
     splits = {

@@ -86,7 +86,7 @@ def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore,
 
 
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
-    """Fetches a single-file store whole into the cache and opens it. Of the copy, compares only the size.
+    """Fetches a single-file store whole into the cache and opens it. Checks the size of the cached copy, not its bytes.
 
     If ``format`` is None, recognises the format by the first bytes. Raises :class:`StoreError` if the store cannot be
     fetched, recognised or opened.

@@ -300,7 +300,8 @@ class RandomPhotometricDistort(_ColourOperation):
             object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws for each image which changes run, their factors, and whether contrast comes first or last."""
+        """Draws for each image which changes run, their factors, whether contrast comes first or last, and the order of
+        channels."""
         count = len(draws)
         first = chance(draws, 0.5, 8)
         steps = {}

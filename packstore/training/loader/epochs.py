@@ -47,15 +47,15 @@ class Epochs:
     Attributes:
         first_record: Number of the split's first record in the store.
         shuffle: ``"lanes"``, ``"full"`` (with ``block``, too), or None for no shuffling.
-        order: Order of the latest epoch, with the ranks at its beginning. With a sampler, its length is the dataset's,
-            not the epoch's.
+        order: Order of the latest epoch, for the ranks that there were when the epoch began. With a sampler, its length
+            is the dataset's, not the epoch's.
         mixture: Shares of the stores, for a :class:`packstore.Mix`; else None.
         generator_state: Hexadecimal state of the sampler's generator at the beginning of that epoch; None without.
 
     Raises:
         UsageError: ``window`` for an order that has none. Sampler, indices, ``block`` or lanes with a
-            :class:`packstore.Mix`, which decides on the order. An epoch without batches. From the sampler, anything but
-            indices of the dataset.
+            :class:`packstore.Mix`, which decides on the order. An epoch without batches. A sampler without a seeded
+            generator, on several ranks. From the sampler, anything but indices of the dataset.
     """
 
     def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
