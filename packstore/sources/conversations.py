@@ -116,9 +116,13 @@ class ConversationSource(DocumentSource):
 
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
-    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content. Other
-    content is None if there is none, or if it is the path of a single image. Removes ``file://``, the letter of a drive and leading
-    slashes from paths. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
+    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content.
+
+    Other content is None if there is none, or if it is the path of a single image. Removes ``file://``, the letter of a
+    drive and leading slashes from paths.
+
+    Raises :class:`ValueError` for an object without turns, and for images that are no paths.
+    """
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     speaker, text = _TURNS.get(name, ("", ""))

@@ -26,8 +26,10 @@ from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
 def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Makes an entry for each dataset in ``names``. An entry has the name of the ``parameter`` that chooses a split, and
-    a dict that maps each name in ``splits`` to itself."""
+    """Makes an entry for each dataset in ``names``.
+
+    An entry has the name of the ``parameter`` that chooses a split, and a dict that maps each name in ``splits`` to
+    itself."""
     return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 

@@ -137,7 +137,7 @@ class ViewColumns:
         Returns the values by column, and a list of values that may share memory with the ring.
 
         A column that moves with its image has the values of each view: in a list by crop, or in a dict by the view's
-        name. In a dict, the crops of a record are neighbours on the first axis."""
+        name. In a dict, values have the shape ``(B, crops, …)``."""
         values, shared = self._plain.build_values(there, kept, ids)
         for view, own in self._views:
             by_name, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
