@@ -496,6 +496,6 @@ def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     report.write_text(json.dumps(good))
     with pytest.raises(UsageError, match="unknown kind of finding 'leak'"):
         packstore.select(store, tmp_path / "y.lmdb", drop=report, drop_kinds=["leak"])
-    with pytest.raises(UsageError, match="drop names its report"):
+    with pytest.raises(UsageError, match="give its report, too, as drop"):
         packstore.select(store, tmp_path / "y.lmdb", drop_kinds=["leakage"])
     assert not (tmp_path / "y.lmdb").exists()
