@@ -117,7 +117,7 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
         UsageError: The declaration is impossible.
     """
     try:
-        return field.stored_column(name, files, dtype) if isinstance(field, PictureField) else field.column(name)
+        return field.make_column(name, files, dtype) if isinstance(field, PictureField) else field.column(name)
     except (ManifestError, TypeError) as error:
         raise UsageError(f"field {printable(name)!r}: {field!r:.200} cannot be kept: {error}") from None
 

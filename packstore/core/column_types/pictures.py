@@ -27,7 +27,7 @@ class PictureField(Field):
 
     __slots__ = ()
 
-    def stored_column(self, name: str, files: bool, dtype: str) -> Column:
+    def make_column(self, name: str, files: bool, dtype: str) -> Column:
         """Creates the field's column.
 
         Args:
@@ -39,7 +39,7 @@ class PictureField(Field):
 
     def column(self, name: str) -> Column:
         """Creates the field's column of files."""
-        return self.stored_column(name, True, "uint8")
+        return self.make_column(name, True, "uint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Image(PictureField):
     optional: bool = False
     mode: str | None = None
 
-    def stored_column(self, name: str, files: bool, dtype: str) -> Column:
+    def make_column(self, name: str, files: bool, dtype: str) -> Column:
         mode = None if self.mode in (None, RGB.name) else self.mode
         stored = "uint8" if mode is None or files else parse_mode(mode).dtype
         layout = None if files else "HWC"
@@ -85,7 +85,7 @@ class Mask(PictureField):
     dtype: str | None = None
     optional: bool = False
 
-    def stored_column(self, name: str, files: bool, dtype: str) -> Column:
+    def make_column(self, name: str, files: bool, dtype: str) -> Column:
         stored, layout = ("uint8", None) if files else (dtype, "HW")
         return Column(name, "ragged", stored, (), layout, type="mask", nullable=self.optional)
 

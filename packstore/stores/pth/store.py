@@ -97,7 +97,7 @@ class PthWriter(FileWriter):
             storages.append(array)
             return Tensor(str(len(storages)), dtype, array.shape)
 
-        def ragged_tensors(data: Ragged) -> dict[str, Tensor]:
+        def add_ragged(data: Ragged) -> dict[str, Tensor]:
             return {"bytes": tensor("uint8", data.data), "offsets": tensor("int64", data.offsets)}
 
         content: dict[str, Any] = {}
@@ -107,9 +107,7 @@ class PthWriter(FileWriter):
         else:
             content["image"] = Tensor("0", self.image.dtype, (manifest.records, *self.image.shape))
         for name, data in columns.items():
-            content[name] = (
-                ragged_tensors(data) if isinstance(data, Ragged) else tensor(manifest.column(name).dtype, data)
-            )
+            content[name] = add_ragged(data) if isinstance(data, Ragged) else tensor(manifest.column(name).dtype, data)
         content["manifest"] = manifest.to_json()
         self._file = open_file(self.path, "r+b")
         self._zip = zipfile.ZipFile(self._file, "a", allowZip64=True)
