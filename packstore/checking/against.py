@@ -19,6 +19,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import readers_transpose
+from packstore.packing.frames import restore_aligner
 from packstore.packing.probing import make_encoder
 from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
 from packstore.packing.values import ValueConverter
@@ -85,7 +86,8 @@ class Comparison:
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
-        self.to_stored = ValueConverter(self.survey)
+        aligner = restore_aligner(manifest, source, self.survey, self.split)
+        self.to_stored = ValueConverter(self.survey, aligner=aligner)
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True
         self._counts_agree = False
@@ -285,7 +287,8 @@ class Comparison:
         try:
             image = self.source.read(entry)
             if isinstance(image, Sample):
-                yield from self._compare_values(record, self.to_stored(entry.key, image), value_of)
+                sample = self.to_stored.align(entry.key, image)
+                yield from self._compare_values(record, self.to_stored(entry.key, sample), value_of)
                 image = image.image
             shape = value_of("shape", record) if self.has_shapes else None
             difference = self.encoder.compare(entry.key, image, stored, shape)

@@ -17,6 +17,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import EncodedImage
 from packstore.packing.batches import Link, Linker
+from packstore.packing.frames import restore_aligner
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.store import StoreSource
@@ -58,7 +59,8 @@ class Donor:
         self._split = read_source_split(manifest)
         self._survey = source.survey(self._split)
         self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
-        self._to_stored = ValueConverter(self._survey)
+        aligner = restore_aligner(manifest, source, self._survey, self._split)
+        self._to_stored = ValueConverter(self._survey, aligner=aligner)
         self._entries: dict[int, Entry] = {}
 
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
@@ -174,7 +176,9 @@ class Donor:
             return {}
         try:
             sample = self._source.read(entry)
-            return self._to_stored(entry.key, sample) if isinstance(sample, Sample) else {}
+            if not isinstance(sample, Sample):
+                return {}
+            return self._to_stored(entry.key, self._to_stored.align(entry.key, sample))
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
-from packstore.images.decoders.orientation import upright_size
-from packstore.images.sniff import HeaderError
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.encode.options import keeps_exif, readers_transpose
+from packstore.images.sniff import HeaderError, sniff
+from packstore.images.turning import UPRIGHT, make_turn
 from packstore.stores.base import Reader
 
 _MAX_CLASSES = 1 << 20
@@ -142,11 +144,14 @@ class ObjectsExport(FilesExport):
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
         images: The folder of the images.
+        upright_kinds: Kinds of image files that the format's own tools turn upright by their orientation, so that their
+            labels count in the upright image. Labels of other files count in the frame of the store.
     """
 
     shard_bytes = None
     extra = ""
     images = "images"
+    upright_kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         super().__init__(path, manifest, reader, recoded=recoded)
@@ -184,9 +189,16 @@ class ObjectsExport(FilesExport):
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on the order of records and on keys. If the store has no boxes, returns a text on boxes before
-        it."""
+        """Returns a text on the order of records and on keys. Before it, texts on missing boxes, and on the frame of
+        labels if images have an orientation."""
         lost = [] if self.object_columns.boxes else ["objects: the store has no boxes"]
+        oriented = self.manifest.options.get("exif_oriented")
+        if oriented and keeps_exif(self.manifest) and self.visible_columns():
+            frame = "upright" if readers_transpose(self.manifest) else "stored"
+            of = f" (of {', '.join(sorted(self.upright_kinds))}: the upright image)" if self.upright_kinds else ""
+            lost.append(
+                f"the frame of {oriented:,} images with an EXIF orientation: labels count in the {frame} image{of}"
+            )
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:
@@ -251,7 +263,23 @@ class ObjectsWriter(ShardWriter):
         path = self._export.image_path(record)
         self.create_parent(path)
         self._export.write_export_file(path, data)
-        return {"file": path, **self._export.write_labels(record, path, _read_upright_size(data))}
+        record, size = self._turn_labels(record, data)
+        return {"file": path, **self._export.write_labels(record, path, size)}
+
+    def _turn_labels(self, record: Record, data: bytes) -> tuple[Record, tuple[int, int]]:
+        """Returns the record with its values in the frame that the format needs, and width and height of the image in
+        this frame; (0, 0) if ``data`` is no image."""
+        try:
+            info = sniff(data)
+        except HeaderError:
+            return record, (0, 0)
+        size, orientation = (info.width, info.height), read_orientation(data, info)
+        upright = readers_transpose(self._export.manifest)
+        if not upright and info.kind in self._export.upright_kinds and orientation != 1:
+            turn, upright = make_turn(orientation, size, UPRIGHT), True
+            columns = {name: column for name, column in record.columns.items() if name in record.stored}
+            record = replace(record, stored=turn.move_stored_values(columns, record.stored))
+        return record, size[::-1] if upright and swaps_sides(orientation) else size
 
     def create_parent(self, path: str) -> None:
         """Creates the folder of the file ``path`` unless this writer has created it already."""
@@ -263,14 +291,6 @@ class ObjectsWriter(ShardWriter):
     def close(self) -> None:
         """Does nothing: each file is closed once it is written."""
         return
-
-
-def _read_upright_size(data: bytes) -> tuple[int, int]:
-    """Returns width and height of the upright image. Returns (0, 0) if ``data`` is no image."""
-    try:
-        return upright_size(data)
-    except HeaderError:
-        return 0, 0
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:

@@ -29,6 +29,7 @@ class YoloExport(ObjectsExport):
     name = "yolo"
     help = "YOLO: images, labels and data.yaml"
     extra = "polygons"
+    upright_kinds = frozenset(("jpeg", "tiff"))  # see YoloSource.annotation_frame
 
     def visible_columns(self) -> Sequence[str]:
         """Returns the columns of boxes, labels, keypoints and polygons that the store has."""

@@ -189,6 +189,7 @@ class Sample(NamedTuple):
         at_rest: The values already are in stored form, companions included.
         number: Index in its split, in sources that are Python datasets; else None.
         unified: Conversions of its images by the source, see :data:`packstore.images.losses.UNIFIED`.
+        relative: The source has multiplied fractions with the sides of the upright image to get coordinates.
     """
 
     image: ImageData
@@ -197,6 +198,7 @@ class Sample(NamedTuple):
     at_rest: bool = False
     number: int | None = None
     unified: tuple[str, ...] = ()
+    relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +327,11 @@ class Source(ABC):
         """Reads an entry, and returns its image without its other values. Raises the errors of :meth:`read`."""
         sample = self.read(entry)
         return sample.image if isinstance(sample, Sample) else sample
+
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns the frame in which the format's own tools count coordinates and draw masks, ``stored`` or
+        ``upright``, for an image file of a kind such as ``jpeg``. Returns None if the format has no such convention."""
+        return None
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         """Returns the name of file ``number`` of a further column, for messages. Returns None if it has no name, and

@@ -91,7 +91,8 @@ class RowSource(Source):
     @abstractmethod
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the values of a row by the names of :meth:`fields`. Values need not have the stored form of their
-        columns. Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
+        columns. Missing values are left out or None. May contain
+        :data:`~packstore.sources.schema.RELATIVE`. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
         :class:`OSError` for a row that cannot be read."""
 
     def files(self) -> Iterable[Path]:

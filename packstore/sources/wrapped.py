@@ -58,6 +58,9 @@ class WrappedSource(Source):
     def read(self, entry: Entry) -> ImageData | Sample:
         return self._source.read(entry)
 
+    def annotation_frame(self, kind: str) -> str | None:
+        return self._source.annotation_frame(kind)
+
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         return self._source.further_file_name(entry, column, number)
 

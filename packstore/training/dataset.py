@@ -30,6 +30,7 @@ from packstore.stores.remote.reader import RemoteReader
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment.targets import check_targets
 from packstore.training.item_options import (
+    check_frames,
     check_output,
     choose_columns,
     choose_orientation,
@@ -194,6 +195,7 @@ class PackedDataset(ItemDataset):
                 types = [self.manifest.column(name).type for name in self.columns]
                 check_targets([transform], types, "transforms=, which is called with all of an item")
             self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
+            check_frames(self.manifest, self.columns, self.exif_transpose)
             self._loaded: dict[str, Any] = {}
             self._prepare_readers()
             opened.pop_all()

@@ -88,6 +88,19 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
     return bool(wanted)
 
 
+def check_frames(manifest: Manifest, columns: Sequence[str], upright: bool) -> None:
+    """Raises :class:`UsageError` if images would be shown in another frame than the one in which their boxes, points or
+    masks were packed. ``upright``: EXIF is applied."""
+    packed = readers_transpose(manifest)
+    moved = [name for name in columns if manifest.column(name).traits.moves or manifest.column(name).frame is not None]
+    if moved and upright is not packed and manifest.options.get("exif_oriented"):
+        raise UsageError(
+            f"exif_transpose={upright} would turn the images and not {', '.join(map(repr, moved))}, which count in the "
+            f"{'upright' if packed else 'stored'} image; leave it out, or pack the store again "
+            f"{'without' if packed else 'with'} --exif-transpose"
+        )
+
+
 def choose_reading(
     manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None, frames: str | None
 ) -> Reading:

@@ -25,9 +25,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
+from packstore.core.run_lengths import encode_run_lengths
 from packstore.sources import Entry, SourceOptions, ask_about_left, open_source
 from packstore.sources.annotation_formats.labelme import LabelMeSource
-from packstore.sources.annotation_formats.objects import encode_run_lengths
 from packstore.sources.annotation_formats.source import AnnotatedSource, make_sidecar_kind
 from packstore.sources.ledger import Role
 from packstore.sources.recognition import recognise

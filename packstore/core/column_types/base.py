@@ -67,6 +67,9 @@ class Column:
         parallel: For ``labels`` or ``keypoints`` that describe boxes row by row: name of the column of boxes.
         mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels that files decode
             to. None for RGB of 8 bits.
+        frame: Of boxes, points, masks and shapes: ``stored`` if coordinates count in the pixels as image files store
+            them, ``upright`` if they count in the upright image (EXIF). Readers show images in the same frame. None
+            for other columns, and in stores of packstore before 0.3.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Column:
     coordinates: str | None = field(default=None, kw_only=True)
     parallel: str | None = field(default=None, kw_only=True)
     mode: str | None = field(default=None, kw_only=True, metadata={"optional": True})
+    frame: str | None = field(default=None, kw_only=True, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         check(_COLUMN_NAME.fullmatch(self.name) is not None and self.name not in _RESERVED, "column name", self.name)
@@ -110,6 +114,7 @@ class Column:
         check(good, f"convention of coordinates of a {self.type} column", self.coordinates)
         goes_with_boxes = self.parallel is None or traits.goes_with_boxes
         check(goes_with_boxes, f"{self.type} column that goes with boxes", self.parallel)
+        check(self.frame in (None, "stored", "upright"), "frame of a column", self.frame)
         check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
 
     @property
@@ -201,7 +206,8 @@ class Column:
 
     @property
     def declaration(self) -> tuple[Any, ...]:
-        """All attributes of the column except size and digest, which depend on the values."""
+        """All attributes of the column except size and digest, which depend on the values, and the frame, which follows
+        from the store's ``exif_transpose``."""
         return (
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
             self.type, self.nullable, self.coordinates, self.parallel, self.mode,

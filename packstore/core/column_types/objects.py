@@ -84,9 +84,21 @@ class TextType(BytesType):
 
 @dataclass(frozen=True, slots=True)
 class Json(Field):
-    """Any JSON value."""
+    """Any JSON value.
+
+    Attributes:
+        optional: A sample may have no value.
+        shapes: The value has shapes in pixels of the image, which turn with it: COCO's annotations or segmentations. In
+            a column ``polygons``: YOLO's polygons, in fractions of the sides.
+    """
 
     optional: bool = False
+    shapes: bool = False
+
+    def column(self, name: str) -> Column:
+        """Creates the field's column. With ``shapes``, it has a frame."""
+        frame = "stored" if self.shapes else None
+        return Column(name, "ragged", "uint8", type="json", nullable=self.optional, frame=frame)
 
 
 class JsonType(BytesType):

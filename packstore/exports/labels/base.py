@@ -37,8 +37,8 @@ class LabelledImage:
     Attributes:
         number: Number of its record.
         file: Path of its file in the export.
-        width: Width of the upright image in pixels; 0 if unknown.
-        height: Height of the upright image in pixels; 0 if unknown.
+        width: Width of the image in pixels, in the frame of its objects; 0 if unknown.
+        height: Height of the image in pixels, in the frame of its objects; 0 if unknown.
         split: Name of its split; ``""`` in a store without splits.
         objects: Its objects; None if the record has no boxes.
         tag: Class of the whole image; None for none.

@@ -84,6 +84,12 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     return orientation if 1 <= orientation <= 8 else 1
 
 
+def read_annotation_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
+    """Reads the orientation that relates a file's stored pixels to the upright image, 1 … 8, the tag of a TIFF
+    included. 1 for HEIF."""
+    return read_orientation(data, info)
+
+
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Rotates and flips ``image``, ``(H, W, C)``, by its EXIF ``orientation``. Returns ``image`` itself for 1, else a
     C-contiguous copy."""
@@ -92,6 +98,15 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     rows, columns = (slice(None, None, -1 if orientation in way else 1) for way in (_ROWS_REVERSED, _COLUMNS_REVERSED))
     turned = image[rows, columns]
     return np.ascontiguousarray(turned.transpose(1, 0, 2) if swaps_sides(orientation) else turned)
+
+
+def turn_points(points: NDArray[np.float64], orientation: int, right: float, bottom: float) -> NDArray[np.float64]:
+    """Moves points ``(…, 2)``, x and y, as :func:`upright` moves pixels. ``right``, ``bottom``: the largest coordinates
+    before."""
+    x, y = points[..., 0], points[..., 1]
+    x = right - x if orientation in _COLUMNS_REVERSED else x
+    y = bottom - y if orientation in _ROWS_REVERSED else y
+    return np.stack((y, x) if swaps_sides(orientation) else (x, y), -1)
 
 
 def swaps_sides(orientation: int) -> bool:

@@ -14,6 +14,7 @@ from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Label, L
 from packstore.images.decoders.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.objects import NO_CLASS, Annotation, SizeReader
+from packstore.sources.schema import RELATIVE
 
 _MAX_CLASSES = 1 << 16
 _HOSTILE = (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -101,7 +102,7 @@ class AnnotationColumns(ABC):
             if classes:
                 columns["labels"] = Labels(classes, of="boxes", optional=True)
         if seen.segmentations:
-            columns["segmentations"] = Json(optional=True)
+            columns["segmentations"] = Json(optional=True, shapes=True)
         if seen.points:
             columns["keypoints"] = Keypoints(2, of=False, optional=True)
             if classes:
@@ -116,9 +117,15 @@ class AnnotationColumns(ABC):
     def make_column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
         """Converts the raw annotation of an image to values of the declared columns; drops other values. Raises
         :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
-        unknown."""
-        values = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
-        return {name: value for name, value in values.items() if name in self._column_names}
+        unknown. Adds :data:`~packstore.sources.schema.RELATIVE` if the format needed the size."""
+        sizes: list[tuple[int, int]] = []
+
+        def read_size() -> tuple[int, int]:
+            sizes.append(upright_size(image))
+            return sizes[0]
+
+        values = self._make_all_values(self._parse_checked(raw, read_size))
+        return {name: value for name, value in values.items() if name in self._column_names} | {RELATIVE: bool(sizes)}
 
     def _parse_checked(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Parses a raw annotation. Raises :class:`ValueError` for any fault in it, such as a class whose name is no

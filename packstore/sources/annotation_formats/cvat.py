@@ -14,12 +14,12 @@ import numpy as np
 
 from packstore.core.fields import Array, Field
 from packstore.core.plainxml import load_xml
+from packstore.core.run_lengths import encode_run_lengths
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
     as_list,
-    encode_run_lengths,
     flatten_points,
     nonempty_text,
     object_from_box,

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from packstore.core.errors import printable
 
 SizeReader = Callable[[], tuple[int, int]]
@@ -187,20 +184,3 @@ def as_list(value: Any) -> list[Any]:
     """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a single
     value instead of a list of one element."""
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
-
-
-def encode_run_lengths(mask: NDArray[np.bool_], corner: tuple[int, int] = (0, 0), sides: Any = None) -> list[int]:
-    """Encodes a mask as COCO's run lengths: column by column, beginning with the background.
-
-    Args:
-        mask: Mask ``(H, W)``, or a part of it that has all its pixels.
-        corner: Top and left of the part.
-        sides: Height and width of the whole mask; None for those of ``mask``.
-    """
-    height, width = mask.shape if sides is None else sides
-    columns, rows = np.nonzero(mask.T)
-    flat = (columns + corner[1]) * height + rows + corner[0]
-    breaks = np.flatnonzero(np.diff(flat) != 1)
-    edges = np.sort(np.concatenate([flat[:1], flat[breaks] + 1, flat[breaks + 1], flat[-1:] + 1]))
-    lengths: list[int] = np.diff([0, *edges.tolist(), height * width]).tolist()
-    return lengths if lengths[-1] else lengths[:-1]

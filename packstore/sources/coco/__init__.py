@@ -214,7 +214,7 @@ class CocoSource(FileRowSource):
             rows = chain.from_iterable(map(self.file_rows, self._splits))
             files = (row.values[column].file for row in rows if column in row.values)
             columns[column] = infer_mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
-        return columns | {"json": Json()}
+        return columns | {"json": Json(shapes=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split. Its values are its files of masks, and ``entry``: split, and number

@@ -33,6 +33,7 @@ from packstore.sources.labels import hash_path, lower_known_split
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
+from packstore.sources.schema import RELATIVE
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
@@ -122,7 +123,7 @@ class HfImageFolderSource(FileRowSource):
             del values[self._field_names[objects.column]]
         raw = objects.boxes_of(value)
         values[boxes] = None if raw is None else to_corners(raw, objects.convention, values["image"])
-        return values
+        return values | {RELATIVE: objects.convention.endswith("n")}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of the metadata that are of the split.

@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, Labels
+from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.sources.boxes import to_corners
 from packstore.sources.names import make_column_names
+from packstore.sources.schema import RELATIVE
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
 from packstore.sources.table.boxes import read_row_boxes, read_sides
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
@@ -62,7 +64,7 @@ class RecordColumns:
         if roles.boxes or roles.runs:
             fields["boxes"] = Boxes()
         if roles.runs:
-            fields["segmentations"] = Json()
+            fields["segmentations"] = Json(shapes=True)
         if roles.label:
             classes = self._class_column.names
             if roles.boxes or roles.runs:
@@ -119,9 +121,17 @@ class RecordColumns:
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
             boxes = to_corners([box for each in raw for box in each], self._convention, image)
-            return {"boxes": boxes}, [(cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each]
+            relative = {RELATIVE: self._convention.endswith("n")}
+            return {"boxes": boxes, **relative}, [
+                (cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each
+            ]
         if roles.runs:
             masked = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
+            if masked and swaps_sides(read_annotation_orientation(image)):
+                raise ValueError(
+                    "its run lengths do not tell if they count in the stored or in the upright image, whose sides "
+                    "differ; save the image without its EXIF orientation"
+                )
             masks = [convert_runs(cells[roles.runs], *read_sides(image)) for cells in masked]
             values = {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
             return values, [(cells, 1) for cells in masked]

@@ -211,7 +211,11 @@ class VocSource(FileRowSource):
         only by their suffixes.
         """
         folder = self._join_base(self._images)
-        suffixes = find_suffixes_other_than_jpg(self.tree, folder, self.tree.list(folder).images)
+        folders = self.tree.folders(is_passed_over, folder)
+        images = (
+            join(place, name)[len(folder) + 1 :] for place, names in folders for name in names.ending(*IMAGE_SUFFIXES)
+        )
+        suffixes = find_suffixes_other_than_jpg(self.tree, folder, images)
         if self._sets:
             seen: set[str] = set()
             for file in self._sets:
