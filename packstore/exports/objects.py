@@ -197,7 +197,8 @@ class ObjectsExport(FilesExport):
             frame = "upright" if readers_transpose(self.manifest) else "stored"
             of = f" (of {', '.join(sorted(self.upright_kinds))}: the upright image)" if self.upright_kinds else ""
             lost.append(
-                f"the frame of {oriented:,} images with an EXIF orientation: labels count in the {frame} image{of}"
+                f"that labels count in the {frame} image{of}, where EXIF has an orientation ({oriented:,} of "
+                f"{self.manifest.records:,})"
             )
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
