@@ -22,7 +22,7 @@ def read_tiff_orientation(data: memoryview, at: int) -> int:
 
     try:
         with without_warnings(UserWarning):
-            tags = ImageFileDirectory_v2(bytes(data[:16]))
+            tags = ImageFileDirectory_v2(bytes(data[: 16 if 43 in data[2:4] else 8]))  # of a BigTIFF, or not
             file = io.BytesIO(data)
             file.seek(at)
             tags.load(file)

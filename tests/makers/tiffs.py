@@ -29,6 +29,10 @@ ORIENTATION, XMP = 274, 700
 _LETTERS = {1: "B", 3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 16: "Q"}
 
 
+SIZE = 20, 34
+"""Height and width of :func:`noise`."""
+
+
 class Page(NamedTuple):
     """A page: its pixels ``(H, W)`` or ``(H, W, C)`` as stored, and further tags, which replace those of its layout.
 
@@ -43,7 +47,9 @@ class Page(NamedTuple):
 
 def tiff(*pages: Page, order: str = "<", big: bool = False) -> bytes:
     """A TIFF of ``pages``, or a BigTIFF. ``order``: of bytes, as :mod:`struct` has it."""
-    head = (b"II" if order == "<" else b"MM") + struct.pack(order + ("HHH" if big else "H"), *((43, 8, 0) if big else (42,)))
+    head = (b"II" if order == "<" else b"MM") + struct.pack(
+        order + ("HHH" if big else "H"), *((43, 8, 0) if big else (42,))
+    )
     offset, count, inline = ("Q", "Q", 8) if big else ("I", "H", 4)
     file = bytearray(head) + bytes(inline)
     link = len(head)
@@ -122,3 +128,72 @@ def _layout(page: Page, starts: Sequence[int], parts: Sequence[bytes]) -> list[T
         tags += [(273, 4, offsets), (278, 4, [height]), (279, 4, counts)]
     own = {tag[0] for tag in page.tags}
     return [tag for tag in tags if tag[0] not in own]
+
+
+def noise(channels: int = 0, dtype: str = "uint8", seed: int = 0) -> Pixels:
+    """Values ``(20, 34)`` or ``(20, 34, channels)`` over the whole range of a dtype; of floats from 0 to 1."""
+    shape = (*SIZE, channels) if channels else SIZE
+    random = np.random.default_rng(seed)
+    if dtype == "float32":
+        return random.random(shape, np.float32)
+    info = np.iinfo(dtype)
+    return random.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+_COLOURS = np.random.default_rng(1).integers(0, 256, (256, 3), np.uint8)
+_COLOUR_MAP = [257 * int(colour) for colour in _COLOURS.T.ravel()]
+
+
+class Layout(NamedTuple):
+    """A kind of TIFF: how it is made of ``make(seed)``, the mode in which packstore keeps it, and its pixels in that
+    mode."""
+
+    make: Callable[[int], Page]
+    mode: str
+    show: Callable[[Pixels], Pixels] = lambda pixels: pixels
+    order: str = "<"
+    big: bool = False
+
+    def write(self, seed: int, *tags: Tag) -> bytes:
+        """A file of one page with further tags."""
+        page = self.make(seed)
+        return tiff(page._replace(tags=[*page.tags, *tags]), order=self.order, big=self.big)
+
+    def pixels(self, seed: int, orientation: int = 1) -> Pixels:
+        """What is read of that file if it has the orientation: ``(H, W, C)``."""
+        return self.read(self.make(seed).pixels, orientation)
+
+    def read(self, stored: Pixels, orientation: int) -> Pixels:
+        """What is read of stored pixels."""
+        pixels = TURNS[orientation](self.show(stored))
+        return np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[..., None])
+
+
+LAYOUTS = {
+    "gray8": Layout(lambda seed: Page(noise(0, seed=seed)), "L"),
+    "rgb8": Layout(lambda seed: Page(noise(3, seed=seed)), "RGB"),
+    "rgba8": Layout(lambda seed: Page(noise(4, seed=seed)), "RGBA"),
+    "palette": Layout(
+        lambda seed: Page(
+            noise(seed=seed), [(262, 3, [3]), (320, 3, [257 * int(each) for each in _COLOURS.T.ravel()])]
+        ),
+        "RGB",
+        lambda pixels: _COLOURS[pixels],
+    ),
+    "bilevel": Layout(
+        lambda seed: Page(noise(seed=seed) > 99), "L", lambda pixels: np.where(pixels, 255, 0).astype(np.uint8)
+    ),
+    "gray16": Layout(lambda seed: Page(noise(0, "uint16", seed)), "I;16"),
+    "int16": Layout(lambda seed: Page(noise(0, "int16", seed)), "I;16S"),
+    "rgb16": Layout(lambda seed: Page(noise(3, "uint16", seed)), "RGB;16"),
+    "float32": Layout(lambda seed: Page(noise(0, "float32", seed)), "F"),
+    "float32 rgb": Layout(lambda seed: Page(noise(3, "float32", seed)), "multi:3:float32"),
+    "multi": Layout(lambda seed: Page(noise(5, "uint16", seed)), "multi:5:uint16"),
+    "rgb8 planar": Layout(lambda seed: Page(noise(3, seed=seed), planar=True), "RGB"),
+    "rgb16 planar": Layout(lambda seed: Page(noise(3, "uint16", seed), planar=True), "RGB;16", order=">"),
+    "rgb8 tiled": Layout(lambda seed: Page(noise(3, seed=seed), tiled=True), "RGB", order=">"),
+    "rgb16 tiled": Layout(lambda seed: Page(noise(3, "uint16", seed), tiled=True), "RGB;16", big=True),
+    "gray8 big": Layout(lambda seed: Page(noise(0, seed=seed)), "L", big=True),
+    "gray16 big": Layout(lambda seed: Page(noise(0, "uint16", seed)), "I;16", order=">", big=True),
+}
+"""Kinds of TIFF, by Pillow and by tifffile."""
