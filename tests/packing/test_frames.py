@@ -50,7 +50,9 @@ def assert_in_place(image: Any, values: dict[str, Any]) -> None:
             assert value.shape == red.shape
             assert ((value == 1) == red).mean() > 0.98
         elif name == "keypoints":
-            inside_image = [(x, y) for x, y, _ in value.reshape(-1, 3).tolist() if 0 <= x < width and 0 <= y < height]
+            inside_image = [
+                (x, y) for x, y, v in value.reshape(-1, 3).tolist() if v and 0 <= x < width and 0 <= y < height
+            ]
             for x, y in inside_image:
                 near = red[max(0, round(y) - 1) : round(y) + 2, max(0, round(x) - 1) : round(x) + 2]
                 assert near.any()
@@ -189,7 +191,7 @@ def test_exports_and_their_importers(to: str, kind: str, orientation: int, uprig
     if to not in _LABELS:
         return
     export(tmp_path / "a.lmdb", tmp_path / "bare", to=to, bare=True)
-    frame = "upright" if upright or (to == "labelme" and kind == "jpg") else "stored"
+    frame = "upright" if upright or kind == "tif" or (to == "labelme" and kind == "jpg") else "stored"
     options = {"source_kind": to} if to == "voc" else LAYOUTS["csv_with_sizes"] if to == "csv" else {}
     pack(tmp_path / "bare", tmp_path / "c.lmdb", frame, **options)
     assert_item_in_place(tmp_path / "c.lmdb")
