@@ -182,6 +182,8 @@ def test_arguments(tmp_path: Path) -> None:
     assert (listed.returncode, listed.stdout.count("\n| ")) == (0, 24)
     assert "Examples:" in run_script("--help", scratch=tmp_path).stdout
     assert run_script(scratch=tmp_path).returncode == 2
+    missing = run_script("HEAD", scratch=tmp_path / "missing")
+    assert (missing.returncode, "missing is not a folder" in missing.stderr) == (2, True)
     unknown = run_script("no-such-commit", scratch=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "no-such-commit is neither a commit of" in unknown.stderr

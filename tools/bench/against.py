@@ -294,6 +294,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.revision is None and not arguments.list:
         parser.error("name a revision, for example HEAD")
+    for folder in (arguments.images, arguments.scratch):
+        if folder is not None and not folder.is_dir():
+            parser.error(f"{folder} is not a folder")
     return arguments
 
 
@@ -319,7 +322,7 @@ def main() -> int:
         signal.signal(number, stop)
     trees = find_tree(arguments.revision), require_engine(ROOT)
     deadline = time.monotonic() + arguments.seconds
-    images = "" if arguments.images is None else str(arguments.images.resolve(strict=True))
+    images = "" if arguments.images is None else str(arguments.images.resolve())
     with tempfile.TemporaryDirectory(prefix="packstore-against-", dir=arguments.scratch or choose_scratch()) as folder:
         sources = Path(folder) / "sources"
         sources.mkdir()
