@@ -139,7 +139,8 @@ class Revision:
         self.worker.stdin.flush()
         line = self.worker.stdout.readline()
         if not line:
-            sys.exit(f"against.py: the process of {self.stores.name} ended at {case}; its last words are above")
+            code = self.worker.wait()
+            sys.exit(f"against.py: the process of the {self.stores.name} revision ended at {case}: exit code {code}")
         answer: dict[str, float] = json.loads(line)
         return answer
 
@@ -289,7 +290,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=CASES, default=list(CASES), help="see --list")
     parser.add_argument("--seconds", type=float, default=330, help="of the run, without the installation (default 330)")
     parser.add_argument("--images", type=Path, help="folder of JPEG files, instead of made ones")
-    parser.add_argument("--scratch", type=Path, help="folder for 2 GB of data (default: /dev/shm if it has room)")
+    parser.add_argument("--scratch", type=Path, help="folder for 1.5 GB of data (default: /dev/shm if it has room)")
     parser.add_argument("--list", action="store_true", help="prints the cases")
     arguments = parser.parse_args()
     if arguments.revision is None and not arguments.list:
