@@ -95,7 +95,7 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
     if not len(records):
         return ""
     pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
-    cells = []
+    cells: list[str] = []
     end = perf_counter() + _SECONDS
     for record in spread_local_records(reader, records.start, records.stop, _THUMBNAILS).tolist():
         if len(cells) >= _LEAST_THUMBNAILS and perf_counter() > end:
