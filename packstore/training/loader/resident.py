@@ -87,6 +87,8 @@ class Resident:
         views = pipeline.views
         gathers = not together and not steps.works_on_batches and by_engine is None
         whole = gathers or views is not None
+        last = whole and images.ndim == 4 and is_channels_last(images)
+        stored_rows = images.permute(0, 2, 3, 1) if last else images  # torch copies contiguous rows as they are
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
         at_once = (
             _GATHERED_AT_ONCE
@@ -122,13 +124,15 @@ class Resident:
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
             offset = 0
             # Do not give the user views made by split: autograd would treat all of them as one.
-            for own, skip in zip(torch.split(places, sizes), skipped, strict=True):
-                rows = slice(offset, offset + len(own))
-                offset += len(own)
+            for own, size, skip in zip(torch.split(places, sizes), sizes, skipped, strict=True):
+                rows = slice(offset, offset + size)
+                offset += size
                 if together:
                     producer.wait(places, chunk)
                 # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
-                batch = images.index_select(0, own) if whole else chunk[rows]
+                batch = stored_rows.index_select(0, own) if whole else chunk[rows]
+                if last:
+                    batch = batch.permute(0, 3, 1, 2)
                 if views is None:
                     batch = batch.clone() if together else steps.convert_batch(batch)
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
@@ -138,11 +142,11 @@ class Resident:
                 # No variable here: it would hold the batch while the next is made.
                 if views is None:
                     yield LoadedBatch(
-                        self._make_item(steps.mix_batch(batch, record_ids[rows], epoch), columns), len(own), skip
+                        self._make_item(steps.mix_batch(batch, record_ids[rows], epoch), columns), size, skip
                     )
                 else:
                     made = views.build_from_images(batch, ids[rows] + first_record, epoch)
-                    yield LoadedBatch(pipeline.make_batch(steps.call_transform(made), columns), len(own), skip)
+                    yield LoadedBatch(pipeline.make_batch(steps.call_transform(made), columns), size, skip)
                 start = perf_counter()
 
     def _make_item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
@@ -211,11 +215,10 @@ class Resident:
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
                     images = images if pre_transform is None else pre_transform(images)
-                    if whole is None and pipeline.kernel is not None and is_channels_last(images):
-                        rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
-                        whole = assembler.as_images(rows)
-                    elif whole is None:
-                        whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
+                    if whole is None:
+                        layout = self._memory_format(images)
+                        shape = (count, *images.shape[1:])
+                        whole = torch.empty(shape, dtype=images.dtype, device=device, memory_format=layout)
                     whole[first:last] = images
                     ring.release(slot, ())
                 if ahead is not None:
@@ -225,6 +228,14 @@ class Resident:
                 f"{pipeline.dataset.path}: none of its shards can be read, so there is nothing to train on"
             )
         return whole
+
+    def _memory_format(self, images: torch.Tensor) -> torch.memory_format:
+        """Returns the memory format in which all images are kept: that which the engine reads, or that of the batches
+        if they are only gathered on the CPU."""
+        pipeline, options = self._pipeline, self._pipeline.options
+        gathers = images.device.type == "cpu" and not pipeline.device_steps.works_on_batches and pipeline.views is None
+        last = gathers and options.channels_last if pipeline.kernel is None else is_channels_last(images)
+        return torch.channels_last if last and images.ndim == 4 else torch.contiguous_format
 
     def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
         """Yields ranges of indices, start and stop, that cover ``first`` … ``last - 1``. With ``skip``, leaves out
