@@ -69,7 +69,8 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
     [
         (
             {"encoding": "png"},
-            "encoding should be one of original, jpeg, uint8, uint16, int16, int32, float16, bfloat16, float32, got 'png'",
+            "encoding should be one of original, jpeg, uint8, uint16, int16, int32, float16, bfloat16, float32, "
+            "got 'png'",
         ),
         ({"encoding": 5}, "encoding should be one of"),
         ({"fit": ["crop"]}, "fit should be one of"),
