@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.makers.tiers import FAST_SECONDS, SEED, assign_tiers, drop_soak_cases, longest_first, processor_time
+from tests.makers.tiers import FAST_SECONDS, SALT, SEED, assign_tiers, drop_soak_cases, longest_first, processor_time
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -52,7 +52,7 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 
 
 def pytest_report_header() -> str:
-    return f"PACKSTORE_TEST_SEED={SEED}"
+    return f"PACKSTORE_TEST_SEED={SEED} PACKSTORE_TEST_SALT={SALT}"
 
 
 @pytest.hookimpl(tryfirst=True)

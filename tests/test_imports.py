@@ -49,7 +49,7 @@ ROOMS = (
     Room("cluster", "core images objects stores sources packing", "numpy ray"),
     Room("checking", "core images objects stores sources packing", "numpy xxhash h5py pyarrow zstandard"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
-    Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib starlette uvicorn"),
+    Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib h11 starlette uvicorn"),
     Room("diagnose", "core images stores packing training seeing", "numpy torch PIL"),
     Room(
         "testing",

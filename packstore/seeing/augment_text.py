@@ -23,6 +23,8 @@ MOST_PIXELS = 4096
 """Largest number in the text, since it may be a side of the resulting images in pixels."""
 
 _LONGEST = 2000
+_DEEPEST = 50
+"""Most levels of the syntax tree. Deeper ones exceed Python's stack in ``ast.unparse``."""
 
 
 def parse_augment(text: str) -> list[Operation]:
@@ -32,19 +34,12 @@ def parse_augment(text: str) -> list[Operation]:
     A call names one of :data:`OPERATIONS`. Its arguments are numbers up to :data:`MOST_PIXELS`, strings, None and
     further calls. Tuples and lists have up to eight of these.
 
-    Raises :class:`UsageError` for anything else, for more than 2,000 letters, and for a recipe with several views.
+    Raises :class:`UsageError` for anything else, for more than 2,000 letters, for nested expressions of more than 50
+    levels, and for a recipe with several views.
     """
     if text.strip() in RECIPES:
         return list(as_operations(text.strip()))
-    if len(text) > _LONGEST:
-        raise UsageError(f"augmentations should take at most {_LONGEST} letters, got {len(text)}")
-    try:
-        parsed = ast.parse(f"[{text}]", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _unfit_error(text) from None
-    if not isinstance(parsed, ast.List):
-        raise _unfit_error(text)
-    return [_make_operation(node) for node in parsed.elts]
+    return [_make_operation(node) for node in _parse_calls(text)]
 
 
 def parse_options(text: str) -> dict[str, Any]:
@@ -62,10 +57,29 @@ def list_operation_names(text: str) -> list[str]:
     """Returns the sorted names of all operations in a text, including nested ones. Returns none for the name of a
     recipe.
 
-    :func:`parse_augment` must accept the text; not checked here.
+    :func:`parse_augment` must accept the text; only its syntax is checked here.
     """
-    called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
+    called = (node.func for call in _parse_calls(text) for node in ast.walk(call) if isinstance(node, ast.Call))
     return sorted({each.id for each in called if isinstance(each, ast.Name)})
+
+
+def _parse_calls(text: str) -> list[ast.expr]:
+    """Parses a text to the syntax trees of its expressions."""
+    if len(text) > _LONGEST:
+        raise UsageError(f"augmentations should take at most {_LONGEST} letters, got {len(text)}")
+    try:
+        parsed = ast.parse(f"[{text}]", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unfit_error(text) from None
+    if not isinstance(parsed, ast.List):
+        raise _unfit_error(text)
+    # Without recursion, since the tree may be deeper than the stack.
+    level: list[ast.AST] = [*parsed.elts]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise UsageError(f"augmentations are nested too deeply, more than {_DEEPEST} levels; got {text[:200]!r}")
+    return parsed.elts
 
 
 def _make_operation(node: ast.expr) -> Operation:

@@ -195,11 +195,21 @@ def test_operations_move_it_like_points_and_drop_it_like_boxes(store: Path, name
     dataset = packstore.PackedDataset(
         store, output="dict", columns=("image", "quads", "names", "corners", "boxes", "box_names")
     )
-    found = [
-        sum(map(check_batch, packstore.PackedLoader(dataset, 3, augment=OPERATIONS[name], min_area=least)))
-        for least in (1, 30)
-    ]
-    assert found[0] > found[1] > 0
+
+    def load(least: float) -> dict[int, float]:
+        """Areas of the boxes that are kept, by the number of their object."""
+        areas = {}
+        for batch in packstore.PackedLoader(dataset, 3, augment=OPERATIONS[name], min_area=least):
+            check_batch(batch)
+            boxes, names = torch.cat(batch["boxes"]), torch.cat(batch["names"])
+            areas |= dict(zip(names.tolist(), (boxes[:, 2:] - boxes[:, :2]).prod(1).tolist(), strict=True))
+        return areas
+
+    everything = load(1)
+    least = sum(everything.values()) / len(everything)
+    found = load(least)
+    assert found == {number: area for number, area in everything.items() if area >= least}
+    assert 0 < len(found) < len(everything)
 
 
 def test_mosaics_join_it(store: Path) -> None:

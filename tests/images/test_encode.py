@@ -69,7 +69,8 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
     [
         (
             {"encoding": "png"},
-            "encoding should be one of original, jpeg, uint8, float16, bfloat16, float32, got 'png'",
+            "encoding should be one of original, jpeg, uint8, uint16, int16, int32, float16, bfloat16, float32, "
+            "got 'png'",
         ),
         ({"encoding": 5}, "encoding should be one of"),
         ({"fit": ["crop"]}, "fit should be one of"),
@@ -98,7 +99,7 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
         ({"encoding": "jpeg", "quality": 0}, "quality should be a whole number from 1 to 100, got 0"),
         ({"encoding": "jpeg", "quality": 101}, "quality should be"),
         ({"encoding": "uint8", "size": 5, "resize": 5}, "size fixes height and width"),
-        ({"encoding": "uint8", "size": 5, "max_side": 5}, "so resize and max-side have nothing to say"),
+        ({"encoding": "uint8", "size": 5, "max_side": 5}, "so resize and max-side have no effect"),
         ({"encoding": "original", "size": 5}, "keeps files as they are"),
         ({"encoding": "original", "resize": 5}, "so size, resize and max-side cannot"),
         ({"encoding": "uint8", "normalization": IMAGENET}, "normalisation is for float16, bfloat16, float32, not"),

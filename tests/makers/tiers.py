@@ -1,17 +1,21 @@
 """Tiers of tests: what runs in ``./tools/test fast``, in ``./tools/test``, and in ``./tools/test soak`` alone.
 
 ``fast`` leaves out what is marked ``slow`` or ``soak``, the default tier what is marked ``soak``; ``soak`` runs what is
-marked ``soak``. So the default tier and soak together are all tests. Which cases each takes is the same in every run.
+marked ``soak``. So the default tier and soak together are all tests. The cases are drawn by a salt, the hash of the
+commit: each commit runs other ones, and every run of a commit the same.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import resource
-import zlib
+import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,27 @@ from tests.makers import command
 
 SEED = int(os.environ.get("PACKSTORE_TEST_SEED", "0"))
 """Seed of random inputs and of the order of ``soak``. ``./tools/test soak`` sets another one in each run."""
+
+_SALT_LETTERS = 12
+
+
+def find_salt(environment: Mapping[str, str], folder: Path) -> str:
+    """Finds the salt of the draw: the first 12 letters of a commit's hash.
+
+    The commit is that of ``PACKSTORE_TEST_SALT``, else ``HEAD`` in the repository of ``folder``. Changes that are not
+    committed do not count. If there is no such commit, the variable is the salt itself; without one the salt is
+    ``none``.
+    """
+    given = environment.get("PACKSTORE_TEST_SALT", "")
+    command = ["git", "-C", str(folder), "rev-parse", "--verify", "--quiet", f"{given or 'HEAD'}^{{commit}}"]
+    found = ""
+    with contextlib.suppress(FileNotFoundError):  # git is not installed
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return (found or given or "none")[:_SALT_LETTERS]
+
+
+SALT = os.environ["PACKSTORE_TEST_SALT"] = find_salt(os.environ, Path(__file__).resolve().parent)
+"""Salt of the draw. Workers of pytest-xdist inherit the variable: all draw alike, whoever commits meanwhile."""
 
 ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)}
 """Fixtures with an order of work of the simulated device as parameter: the default tier takes the first of these."""
@@ -71,7 +96,7 @@ def processor_time() -> float:
 
 
 def assign_tiers(items: Sequence[pytest.Item]) -> None:
-    """Marks cases beyond those that the default tier takes: the same in every run, chosen by a hash of their names.
+    """Marks cases beyond those that the default tier takes, chosen by a hash of :data:`SALT` and their names.
 
     A test marked ``sampled(n)`` runs ``n`` of its cases; the others become ``soak``. With
     ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
@@ -80,7 +105,7 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
     """
     grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     drawn: defaultdict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
-    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+    for item in sorted(items, key=lambda item: hashlib.sha256(f"{SALT} {item.nodeid}".encode()).digest()):
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if any(params.get(name) in orders and params[name] != orders[0] for name, orders in ORDERS.items()):
             item.add_marker("soak")

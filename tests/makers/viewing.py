@@ -180,18 +180,16 @@ def served(path: Path, **reports: Path) -> Iterator[str]:
     import socket
     import threading
 
-    import uvicorn
-
     from packstore.seeing.view.app import make_app
     from packstore.seeing.view.findings import read_findings
+    from packstore.seeing.view.server import Server
     from packstore.seeing.view.site import Site
 
     with open_store(path) as reader, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()
         site = Site(reader, read_findings(reports.get("audit"), reports.get("verified"), reader.manifest))
-        config = uvicorn.Config(make_app(site, TOKEN), log_level="warning", lifespan="off", ws="none")
-        config.timeout_graceful_shutdown = 1
-        server = uvicorn.Server(config)
+        server = Server(make_app(site, TOKEN), lambda: None)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:

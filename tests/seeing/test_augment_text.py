@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
 from packstore.seeing.augment_text import OPERATIONS, list_operation_names, parse_augment
+from tests.makers.command import run
 
 
 def test_operations_hold_others() -> None:
@@ -28,3 +37,70 @@ def test_operations_hold_others() -> None:
 def test_nothing_else_is_taken(text: str) -> None:
     with pytest.raises(UsageError):
         parse_augment(text)
+
+
+NESTED = {
+    "minus signs": "Resize(" + "-" * 900 + "1)",
+    "more minus signs": "-" * 1990 + "1",
+    "inversions": "Resize(" + "~" * 900 + "1)",
+    "negations": "not " * 490 + "1",
+    "sums": "Resize(1" + "+1" * 900 + ")",
+    "powers": "Resize(1" + "**1" * 600 + ")",
+    "attributes": "Resize" + ".x" * 900 + "(1)",
+    "calls": "Resize" + "()" * 900,
+    "subscripts": "Resize" + "[0]" * 600,
+    "nested calls": "Resize(" * 150 + ")" * 150,
+    "nested groups": "RandomApply([" * 60 + "RandomInvert()" + "])" * 60,
+    "lists": "Resize(" + "[" * 900 + "]" * 900 + ")",
+    "tuples": "Resize(" + "(" * 600 + "1" + ",)" * 600 + ")",
+    "brackets": "(" * 1990,
+    "conditions": "1 if 1 else " * 160 + "1",
+    "functions": "lambda:" * 280 + "1",
+    "comparisons": "Resize(1" + "<1" * 900 + ")",
+    "a long number": "Resize(" + "9" * 1900 + ")",
+    "a long hexadecimal number": "Resize(0x" + "f" * 1900 + ")",
+    "many operations too many": "RandomInvert()," * 200,
+    "a long text": "Resize(" + "-" * 100_000 + "1)",
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_and_long_expressions_are_refused(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_augment(NESTED[name])
+    assert len(str(caught.value)) < 500
+
+
+def test_a_stack_that_is_nearly_full_makes_no_difference() -> None:
+    """A server or a notebook calls it from deep inside."""
+
+    def descend(levels: int) -> object:
+        return descend(levels - 1) if levels else parse_augment(NESTED["minus signs"])
+
+    with pytest.raises(UsageError, match="nested too deeply"):
+        descend(sys.getrecursionlimit() // 2)
+
+
+@pytest.mark.parametrize("depth", [1, 5, 10])
+def test_groups_in_groups_are_taken(depth: int) -> None:
+    assert len(parse_augment("RandomApply([" * depth + "ColorJitter(hue=(-0.1, 0.1))" + "])" * depth)) == 1
+
+
+@given(st.lists(st.sampled_from([*"()[]{},.=-*'1", "Resize", "RandomApply", "size=", "lambda:", "not ", "\\"])))
+def test_any_text_is_taken_or_refused(parts: list[str]) -> None:
+    with contextlib.suppress(UsageError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        list_operation_names("".join(parts))
+        parse_augment("".join(parts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["minus signs", "attributes", "nested groups"])
+@pytest.mark.parametrize("command", [("sheet", "out.png"), ("bench",)])
+def test_the_commands_refuse_them(
+    command: tuple[str, ...], name: str, stores: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = run(command[0], stores("files.lmdb"), *command[1:], "--augment", NESTED[name], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr) < 1000

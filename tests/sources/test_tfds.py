@@ -228,6 +228,17 @@ def test_a_folder_of_a_version_without_features(tmp_path: Path) -> None:
         ({"featuresDict": {"features": {f"f{n}": LABEL for n in range(1001)}}}, "more than 1,000 features"),
         ({"featuresDict": {"features": {"image": {"image": {"shape": {"dimensions": ["x"]}}}}}}, "cannot be used"),
         ({"featuresDict": []}, "cannot be used"),
+        *(
+            ({"featuresDict": {"features": {"image": IMAGE, "x": {kind: {"dtype": "int8", "shape": shape}}}}}, said)
+            for kind in ("tensor", "boundingBox", "image")
+            for shape, said in [
+                ("", "cannot be used"),
+                ([2], "cannot be used"),
+                ({"dimensions": 2}, "cannot be used"),
+                ({"dimensions": [[]]}, "cannot be used"),
+                ({"dimensions": [1e999]}, "cannot be used"),
+            ]
+        ),
     ],
 )
 def test_wrong_descriptions_of_features(features: Any, said: str, tmp_path: Path) -> None:

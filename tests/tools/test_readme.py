@@ -243,33 +243,38 @@ def test_every_option_is_explained() -> None:
 
 
 OTHERS = {
-    "--extra-index-url",
-    "--index-url",
-    "--force-reinstall",
-    "--no-deps",
-    "--no-cache-dir",
-    "--images",
-    "--cifar",
-    "--only",
-    "--peers",
-    "--recall",
-    "--records",
-    "--checkpoint",
-    "--epochs",
-    "--minutes",
-    "--strict",
-    "--sdist",
+    "--address",
     "--arm",
+    "--block",
+    "--cpus-per-task",
+    "--extra-index-url",
+    "--force-reinstall",
+    "--gpus-per-node",
+    "--head",
+    "--index-url",
+    "--minutes",
+    "--nnodes",
+    "--no-cache-dir",
+    "--no-deps",
+    "--nodes",
+    "--nproc-per-node",
+    "--ntasks-per-node",
+    "--num-cpus",
     "--only-binary",
     "--python-version",
-    "--head",
-    "--address",
-    "--num-cpus",
-    "--block",
-    *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"),
-    *("--cpus-per-task", "--gpus-per-node", "--nodes", "--ntasks-per-node", "--reference"),
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--sdist",
+    "--strict",
 }
-"""Options of pip, mypy, ray, torchrun, SLURM, ``tools/`` and the examples."""
+"""Options of pip, mypy, ray, torchrun, SLURM and the shell scripts in ``tools/``."""
+
+SCRIPTS = {
+    option
+    for path in (ROOT / "tools").rglob("*.py")
+    for option in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", path.read_text("utf-8"))
+}
+"""Options of the examples and of the other Python scripts in ``tools/``."""
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -277,7 +282,7 @@ def test_options_and_files_that_are_named_exist(name: str) -> None:
     parameters = [each for command in [cli, *commands().values()] for each in command.params]
     options = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
     text = text_of(name)
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= options | OTHERS | {"--help", "--version"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= options | OTHERS | SCRIPTS | {"--help", "--version"}
     for path in re.findall(r"\b((?:packstore|tools|tests)/[\w./-]*\w)", text):
         assert (ROOT / path).exists(), path
 

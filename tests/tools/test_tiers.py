@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.makers.tiers import FAST_CASES, MANY_CASES, ORDERS, SLOW_CASES, assign_tiers, drop_soak_cases, longest_first
+from tests.conftest import ROOT
+from tests.makers import tiers as tiers_module
+from tests.makers.tiers import (
+    FAST_CASES,
+    MANY_CASES,
+    ORDERS,
+    SALT,
+    SLOW_CASES,
+    assign_tiers,
+    drop_soak_cases,
+    find_salt,
+    longest_first,
+)
 
 
 class Case:
     """A collected test, as far as tiers look at it."""
 
-    def __init__(self, name: str, params: dict[str, Any], *marks: pytest.MarkDecorator) -> None:
+    def __init__(self, name: str, params: dict[str, Any], *marks: pytest.MarkDecorator, cls: Any = None) -> None:
         self.name = self.nodeid = name
-        self.callspec = SimpleNamespace(params=params)
+        self.callspec, self.cls = SimpleNamespace(params=params), cls
         self.marks = list(marks)
 
     def add_marker(self, mark: str | pytest.MarkDecorator) -> None:
@@ -104,3 +121,134 @@ def test_each_worker_begins_with_what_takes_long(workers: int, count: int) -> No
         assert len([case for case in share if case.marks]) in (7 // workers, -(-7 // workers))
         assert [bool(case.marks) for case in share] == sorted((bool(case.marks) for case in share), reverse=True)
         start += len(share)
+
+
+# The salt of the draw.
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+DRAWN = [
+    [],
+    [pytest.mark.slow],
+    [pytest.mark.sampled(6)],
+    [pytest.mark.sampled(2, per="kind")],
+    [pytest.mark.sampled(6, fast=0)],
+    [pytest.mark.slow, pytest.mark.sampled(7)],
+]
+
+
+def draw(salt: str, marks: list[pytest.MarkDecorator], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The cases of the default tier."""
+    monkeypatch.setattr(tiers_module, "SALT", salt)
+    found = tiers(*marks)
+    return sorted(found["fast"] + found["slow"])
+
+
+@pytest.mark.parametrize("marks", DRAWN)
+def test_a_salt_always_draws_the_same_cases_and_others_draw_others(
+    marks: list[pytest.MarkDecorator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    salts = [f"{number:012x}" for number in range(9)]
+    draws = [draw(salt, marks, monkeypatch) for salt in salts]
+    assert draws == [draw(salt, marks, monkeypatch) for salt in salts]
+    assert len({tuple(cases) for cases in draws}) > 5
+    assert len({len(cases) for cases in draws}) == 1
+
+
+@pytest.mark.parametrize("marks", DRAWN)
+def test_every_case_is_drawn_by_some_salt(marks: list[pytest.MarkDecorator], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {case for number in range(300) for case in draw(f"{number:012x}", marks, monkeypatch)}
+    assert drawn == {(n, kind) for n in range(10) for kind in "abc"}
+
+
+def test_every_case_of_a_suite_is_drawn_by_some_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    from packstore.testing import SourceSuite
+
+    name = next(name for name in vars(SourceSuite) if name.startswith("test_"))
+    drawn = set()
+    for salt in range(100):
+        monkeypatch.setattr(tiers_module, "SALT", str(salt))
+        cases = [Case(name, {}, cls=SourceSuite) for _ in range(20)]
+        for number, case in enumerate(cases):
+            case.nodeid = f"Test{number}::{name}"
+        assign_tiers(cases)  # type: ignore[arg-type]
+        left = [case.nodeid for case in cases if case.get_closest_marker("soak") is None]
+        assert len(left) == 3
+        drawn.update(left)
+    assert len(drawn) == 20
+
+
+@pytest.mark.parametrize("marks", DRAWN)
+def test_what_is_dropped_does_not_depend_on_the_order(
+    marks: list[pytest.MarkDecorator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers collect the files in different orders."""
+    for salt in "abcde":
+        monkeypatch.setattr(tiers_module, "SALT", salt)
+        cases = [Case(f"t[{n}-{kind}]", {"n": n, "kind": kind}, *marks) for n in range(10) for kind in "abc"]
+        assign_tiers(cases[::-1])  # type: ignore[arg-type]
+        left = [
+            (case.callspec.params["n"], case.callspec.params["kind"])
+            for case in cases
+            if case.get_closest_marker("soak") is None
+        ]
+        assert sorted(left) == draw(salt, marks, monkeypatch)
+
+
+def test_the_salt_is_the_commit(tmp_path: Path) -> None:
+    assert find_salt({}, tmp_path) == "none"
+    git(tmp_path, "init", "-q")
+    assert find_salt({}, tmp_path) == "none"
+    salts = []
+    for number in range(2):
+        (tmp_path / "file").write_text(str(number))
+        git(tmp_path, "add", "file")
+        assert find_salt({}, tmp_path) == (salts or ["none"])[-1], "what is not committed does not count"
+        git(tmp_path, "commit", "-qm", "a")
+        salts.append(git(tmp_path, "rev-parse", "HEAD")[:12])
+        assert find_salt({}, tmp_path) == find_salt({"PACKSTORE_TEST_SALT": ""}, tmp_path) == salts[-1]
+    for given in (salts[0], salts[0][:8], git(tmp_path, "rev-parse", "HEAD~1"), "HEAD~1"):
+        assert find_salt({"PACKSTORE_TEST_SALT": given}, tmp_path) == salts[0]
+    for given in ("0123456789ab", "0123456789abcdef0123456789abcdef01234567", "none", "--all", "a b"):
+        assert find_salt({"PACKSTORE_TEST_SALT": given}, tmp_path) == given[:12]
+
+
+def test_without_git_there_is_a_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_salt({}, ROOT) == "none"
+    assert find_salt({"PACKSTORE_TEST_SALT": "x"}, ROOT) == "x"
+
+
+def test_all_workers_have_the_salt_of_this_process() -> None:
+    assert os.environ["PACKSTORE_TEST_SALT"] == SALT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_pytest_prints_the_salt_and_draws_by_it(workers: str) -> None:
+    def run(salt: str) -> tuple[set[str], str]:
+        command = [sys.executable, "-m", "pytest", "-v", "-n", workers, "-p", "no:cacheprovider", "-m", "not soak"]
+        done = subprocess.run(
+            [*command, "tests/core/test_yamltext.py"],
+            cwd=ROOT,
+            env=os.environ | {"PACKSTORE_TEST_SALT": salt},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        header = re.search(r"PACKSTORE_TEST_SALT=(\S+)", done.stdout)
+        assert header
+        return {*re.findall(r"tests/core/\S+", done.stdout)}, header[1]
+
+    first, salt = run("0123456789ab")
+    assert salt == "0123456789ab"
+    assert run(salt) == (first, salt)
+    other, salt = run("ba9876543210")
+    assert salt == "ba9876543210"
+    assert len(other) == len(first) > 1
+    assert other != first

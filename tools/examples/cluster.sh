@@ -9,12 +9,13 @@
 set -euo pipefail
 
 work=$(mktemp -d)
+# Ray's sockets lie in this folder. Their paths can have 107 bytes, and Ray adds 65 to the folder's.
+ray_work=$(mktemp -d /tmp/ray-XXXXXX)
 pids=()
 finish() {
-    ray stop --force >/dev/null 2>&1 || true
     kill "${pids[@]}" 2>/dev/null || true
     wait 2>/dev/null || true
-    rm -rf "$work"
+    rm -rf "$work" "$ray_work"
 }
 trap finish EXIT
 say() { printf '\n== %s\n' "$*"; }
@@ -57,8 +58,15 @@ say "A local Ray"
 export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 ray_port=$(free_port)
-ray start --head --node-ip-address 127.0.0.1 --port "$ray_port" --num-cpus 2 --object-store-memory 100000000 \
-    --include-dashboard false --temp-dir "$work/ray" >"$work/ray.log" 2>&1
+# With --block it ends its own processes when it is killed. `ray stop` would end those of every cluster of this user.
+ray start --block --head --node-ip-address 127.0.0.1 --port "$ray_port" --num-cpus 2 --object-store-memory 100000000 \
+    --include-dashboard false --temp-dir "$ray_work" >"$work/ray.log" 2>&1 &
+ray=$!
+pids+=("$ray")
+until grep -q 'Ray runtime started' "$work/ray.log"; do
+    kill -0 "$ray" 2>/dev/null || { cat "$work/ray.log" >&2; exit 1; }
+    sleep 0.1
+done
 convert=(packstore convert "$source" "$store" --shard-size "$shard_size" --cluster "ray:127.0.0.1:$ray_port")
 
 receipts() {
@@ -75,7 +83,7 @@ say "Conversion; a worker is killed, then the driver"
 "${convert[@]}" --quiet &
 driver=$!
 await_receipts 1
-worker=$(pgrep -f 'ray::packstore shard' | head -1 || true)
+worker=$(pgrep -f 'ray::packstore shard' -P "$(pgrep -d, -x raylet -P "$ray")" | head -1 || true)
 [ -z "$worker" ] || { kill -9 "$worker" && echo "worker $worker is killed"; }
 await_receipts 2
 kill -9 "$driver" && echo "driver $driver is killed with $(receipts) receipts"

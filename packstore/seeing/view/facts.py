@@ -181,14 +181,14 @@ def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
 
 def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> NDArray[np.int64]:
     """Sorts ``records`` by their keys. Equal keys keep their order. Unreadable keys come last."""
-    keys: list[bytes] = []
+    keys: list[tuple[bool, bytes]] = []
     for number, record in enumerate(records.tolist()):
         if number % _REPORTED == 0:
             report(number)
         try:
-            keys.append(bytes(reader.value("key", record)))
+            keys.append((False, bytes(reader.value("key", record))))
         except PackstoreError:
-            keys.append(b"\xff")
+            keys.append((True, b""))
     return records[np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)]
 
 

@@ -7,6 +7,7 @@ from another page, and must carry the token: first in the address, later in a co
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -39,7 +40,7 @@ class Guard:
     sockets.
 
     Answers a request for ``/`` with the right token itself. It sets a cookie, and redirects to the address without the
-    token.
+    token. Answers 503 for a request that is still running when the server stops.
     """
 
     def __init__(self, app: App, token: str) -> None:
@@ -56,8 +57,12 @@ class Guard:
         if scope["type"] != "http":
             return  # which closes a web socket
 
+        begun = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 given = {name for name, _ in message["headers"]}
                 added = [(k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in given]
                 kept = [] if b"cache-control" in given else [(b"cache-control", b"no-store")]
@@ -75,7 +80,12 @@ class Guard:
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
             await _send_response(send_with_headers, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
             return
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # uvicorn would log it with its traceback
+            if not begun:
+                body = json.dumps({"error": "the server stops"}).encode()
+                await _send_response(send_with_headers, 503, body, [(b"connection", b"close")])
 
     def _find_refusal(
         self, scope: Message, headers: dict[str, str]

@@ -21,14 +21,20 @@ from packstore.seeing.view.images import WebFile, encode_png
 from packstore.seeing.view.masks import color_mask
 from packstore.seeing.view.record import describe_value, shown_columns
 from packstore.stores.base import Reader
-from packstore.training.augment import RECIPES, Operation, Resize, recipe
+from packstore.training.augment import RECIPES, Operation, recipe
+from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
 from packstore.training.loader.places import default_collate
+from packstore.training.random_draws import Draws
 
 _KEPT = 24
-_MOST_PIXELS = 1 << 26
+_MOST_BYTES = 3 << 26
+"""Most bytes of a record that operations have enlarged, and of all cached records together."""
+_MASK_BYTES = 4
+"""Bytes of a mask's pixel, at most."""
 _MOST_SEED = 1 << 63
 
 
@@ -66,14 +72,20 @@ class LoadedRecord:
     values: dict[str, Any]
     python: str
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        arrays = (value for value in self.values.values() if isinstance(value, np.ndarray))
+        return self.image.nbytes + sum(array.nbytes for array in arrays)
+
 
 class SampleLoader:
     """Loads single records as a loader of the whole split would. Thread-safe.
 
     For the page, describes a loaded record as JSON, and renders its image and masks as PNG.
 
-    Caches the latest 24 records, and keeps a dataset of each split open. Raises :class:`UsageError` for wrong
-    augmentations, and if the store has been replaced.
+    Caches the latest 24 records, up to 192 MiB, and keeps a dataset of each split open. Raises :class:`UsageError` for
+    wrong augmentations, and if the store has been replaced.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -86,16 +98,21 @@ class SampleLoader:
     def load(self, request: LoadRequest) -> LoadedRecord:
         """Loads a record, or returns it from the cache.
 
-        Raises :class:`UsageError` for wrong augmentations, a seed or an epoch over 63 bits, and a store that has been
-        replaced. Raises :class:`PackstoreError` if the record cannot be loaded.
+        Raises :class:`UsageError` for wrong augmentations, also for those that would enlarge the record to more than
+        192 MiB. Raises it for a seed or an epoch over 63 bits, and for a store that has been replaced. Raises
+        :class:`PackstoreError` if the record cannot be loaded.
         """
         with self._lock:  # one at a time, since images may be large
-            if request not in self._kept:
-                self._kept[request] = self._load_uncached(request)
-            self._kept.move_to_end(request)
-            while len(self._kept) > _KEPT:
+            loaded = self._kept.pop(request, None) or self._load_uncached(request)
+            self._kept[request] = loaded
+            while len(self._kept) > _KEPT or self.cached_bytes > _MOST_BYTES:
                 self._kept.popitem(last=False)
-            return self._kept[request]
+            return loaded
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the cached records; at most 192 MiB."""
+        return sum(loaded.nbytes for loaded in self._kept.values())
 
     def describe_loaded(self, request: LoadRequest) -> dict[str, Any]:
         """Loads a record and describes it as a JSON object.
@@ -145,7 +162,7 @@ class SampleLoader:
         collate: dict[str, Collate] = {n: "optional" for n in dataset.columns if manifest.column(n).nullable}
         form: dict[str, Collate] = {}
         if "augment" in how:
-            self._check_size(how["augment"], request.record)
+            self._check_size(how["augment"], request)
             form = default_collate(dataset, how["augment"])
         loader = PackedLoader(
             dataset, 1, indices=[item], seed=request.seed, workers=1, resident=False, collate=collate | form, **how
@@ -169,18 +186,19 @@ class SampleLoader:
             )
         return self._datasets[split, alone]
 
-    def _check_size(self, operations: list[Operation], record: int) -> None:
-        """Raises :class:`UsageError` if a :class:`Resize` by the shorter side would make an image of more than 2**26
-        pixels. Ignores a file that is no image."""
+    def _check_size(self, operations: list[Operation], request: LoadRequest) -> None:
+        """Raises :class:`UsageError` if ``operations`` would enlarge the record to more than 192 MiB. Ignores a file
+        that is no image."""
         try:
-            (height, width), _, _ = read_image_facts(self._reader, record)
+            size, _, _ = read_image_facts(self._reader, request.record)
         except HeaderError:
             return  # the loader reports it
-        for operation in operations:
-            if isinstance(operation, Resize) and isinstance(operation.size, int):
-                scale = operation.size / max(1, min(height, width))
-                if height * scale * width * scale > _MOST_PIXELS:
-                    raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
+        masks = sum(column.holds_masks for column in self._manifest.columns)
+        pixel_bytes = self._manifest.image.pixels.pixel_bytes + _MASK_BYTES * masks
+        draws = Draws(request.seed, request.epoch, np.array([request.record]))
+        no_boxes = BatchBoxes(np.empty((0, 4), np.float32), np.empty(0, np.int64))
+        most_pixels = max(size[0] * size[1], _MOST_BYTES // pixel_bytes)
+        DrawnOperations(np.array([size], np.int64), operations, draws, no_boxes, most_pixels)
 
     def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
         """Converts an image of the loader to uint8 ``(h, w, 3)``. Undoes normalisation, rounds and clips. NaN becomes

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 from packstore.core.errors import UsageError
 from packstore.images.display import Window, check_window
@@ -55,39 +54,22 @@ def serve_page(
             importlib.import_module(name)
         except ImportError:
             raise UsageError(f"packstore view needs {name}: pip install 'packstore[view]'") from None
-    import uvicorn
-
     from packstore.seeing.view.app import make_app
+    from packstore.seeing.view.server import Server
     from packstore.seeing.view.site import Site
-
-    class Server(uvicorn.Server):
-        """Server that announces that it stops."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Calls ``stopping`` first."""
-            stopping()
-            super().handle_exit(sig, frame)
 
     with open_store(path) as reader, closing(_open_listener(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)
         token = secrets.token_urlsafe(24)
         site = Site(reader, findings, window)
         address = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
-        config = uvicorn.Config(
-            make_app(site, token),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            ws="none",
-            timeout_graceful_shutdown=2,
-        )
+        server = Server(make_app(site, token), stopping)
         announce(address)
         if browser:
             # In a thread, since it may wait for the browser to start.
             threading.Thread(target=_open_browser, args=(address,), daemon=True).start()
         try:
-            Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])
         finally:
             site.close()
 

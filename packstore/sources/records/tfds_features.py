@@ -36,6 +36,7 @@ class Leaf:
         feature: Name in an example.
         what: Type in ``features.json``: ``image``, ``tensor``, ``classLabel`` …
         said: Description in ``features.json``.
+        shape: Shape of one value; -1 for any size.
         lengths: Lengths of the sequences that contain it, outermost first; -1 for any length.
         classes: Names of its classes; None if there are none.
     """
@@ -43,13 +44,9 @@ class Leaf:
     feature: str
     what: str
     said: Mapping[str, Any]
+    shape: tuple[int, ...]
     lengths: tuple[int, ...] = ()
     classes: tuple[str, ...] | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one value; -1 for any size."""
-        return tuple(int(n) for n in self.said.get("shape", {}).get("dimensions", ()))
 
     @property
     def dtype(self) -> str:
@@ -167,7 +164,9 @@ def _walk_features(
             (name for name in node if name not in ("pythonClassName", "description")), "of no known kind"
         )
         said = node.get(what, {})
-        yield path, Leaf("/".join(path), what, said if isinstance(said, dict) else {}, lengths)
+        said = said if isinstance(said, dict) else {}
+        shape = tuple(int(n) for n in said.get("shape", {}).get("dimensions", ()))
+        yield path, Leaf("/".join(path), what, said, shape, lengths)
 
 
 def _unsupported_reason(leaf: Leaf) -> str:

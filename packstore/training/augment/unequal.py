@@ -240,7 +240,12 @@ class DrawnOperations:
     """
 
     def __init__(
-        self, sizes: NDArray[np.int64], ops: Sequence[Step], draws: Draws, boxes: BatchBoxes | None = None
+        self,
+        sizes: NDArray[np.int64],
+        ops: Sequence[Step],
+        draws: Draws,
+        boxes: BatchBoxes | None = None,
+        most_pixels: int | None = None,
     ) -> None:
         """
         Args:
@@ -248,13 +253,15 @@ class DrawnOperations:
             ops: The user's whole list.
             draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
             boxes: Boxes of the images, if an operation chooses crops by them.
+            most_pixels: Most pixels of an image after any operation; None for no limit.
 
         Raises:
-            UsageError: As :meth:`GeometricOperation.plan_crops`. Or an operation needs boxes, and there are none.
+            UsageError: As :meth:`GeometricOperation.plan_crops`. Or an operation needs boxes, and there are none. Or an
+                operation would make an image of more than ``most_pixels``.
         """
         self._stages: list[DrawnOperation] = []
         self._sizes, self._first = sizes, sizes
-        self._boxes = boxes
+        self._boxes, self._most_pixels = boxes, most_pixels
         self._moves: list[Move | Warp] = []
         everywhere = np.ones(len(sizes), np.bool_)
         for stream, op in enumerate(ops):
@@ -300,6 +307,13 @@ class DrawnOperations:
             drops[chosen] = (part.window != part.box).any(1)
         else:
             part = op.plan_whole_images(sizes, own)
+        if self._most_pixels is not None:
+            for height, width in np.concatenate([part.size, part.window[:, 2:]]).tolist():
+                if height * width > self._most_pixels:
+                    raise UsageError(
+                        f"{repr(op)[:200]} would make an image of {height:,} x {width:,} pixels, more than "
+                        f"{self._most_pixels:,}; use a smaller size"
+                    )
         move = Move(part if len(chosen) == len(rows) else _scatter_crops(part, self._sizes, chosen), op.pads, drops)
         self._stages.append(DrawnOperation(move=move))
         self._append_move(move)
