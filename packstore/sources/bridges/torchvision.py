@@ -15,6 +15,7 @@ import PIL.Image
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id
 from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import BridgedData, explain_errors, samples, split_name_and_path
@@ -164,12 +165,19 @@ def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     """Yields path and raw annotation of each image of COCO. The raw annotation is for :class:`Objects`, with all
     classes."""
-    names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
+    names = {parse_id(number): each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
+    by_image: dict[Any, list[Any]] = {parse_id(number): [] for number in data.ids}
+    unmatched = []
+    listed = data.coco.dataset.get("annotations", ())
+    for each in listed:
+        by_image.get(parse_id(each["image_id"]), unmatched).append(each)
+    check_most_match("CocoDetection", "image_id", [each["image_id"] for each in unmatched], len(listed), by_image)
     for number in data.ids:
-        annotations = data.coco.imgToAnns[number]
+        annotations = by_image[parse_id(number)]
         objects = [
-            (names[a["category_id"]], box_from_corner(*a["bbox"]), a.get("segmentation") or None) for a in annotations
+            (names[parse_id(a["category_id"])], box_from_corner(*a["bbox"]), a.get("segmentation") or None)
+            for a in annotations
         ]
         yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, annotations, classes)
 
