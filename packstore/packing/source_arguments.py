@@ -85,8 +85,8 @@ class SourceArguments:
         None,
         "Order of the images' axes in a source of named arrays: ``NHWC``, ``NCHW`` or ``NHW``. For boxes in Parquet "
         "and Arrow: their convention, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``, ``xywh`` …), or "
-        "``json`` to keep them unchanged.",
-        "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh.",
+        "``json`` to keep them unchanged. For Pascal VOC: ``voc`` if boxes count from 1, ``xyxy`` from 0.",
+        "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh. Pascal VOC: voc or xyxy.",
         metavar="AXES",
         group="Source",
     )

@@ -18,12 +18,13 @@ from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels,
 from packstore.sources.annotation_formats.ids import check_most_match, parse_id
 from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
+from packstore.sources.boxes import CORNERS
 from packstore.sources.bridges import BridgedData, explain_errors, samples, split_name_and_path
 from packstore.sources.bridges.arguments import list_parameters, parse_arguments
 from packstore.sources.bridges.guard import restrict_library
 from packstore.sources.bridges.items import AnnotatedItem, Objects
 from packstore.sources.values import array_of
-from packstore.sources.voc.objects import CLASSES, parse_annotation
+from packstore.sources.voc.objects import CLASSES, counts_from_zero, parse_annotation
 
 
 def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -195,8 +196,12 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
     """Yields path and raw annotation of each image of VOC. The raw annotation is for :class:`Objects`, with the 20
-    classes if there are no others. Raises :class:`ValueError` for an invalid XML file."""
-    annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
+    classes if there are no others. Boxes count from 0 if one of them proves it. Raises :class:`ValueError` for an
+    invalid XML file."""
+    annotations = [parse_annotation(Path(file).read_bytes(), CORNERS) for file in data.annotations]
+    if not any(counts_from_zero(box) for annotation in annotations for box in annotation["boxes"]):
+        for each in annotations:
+            each["boxes"] = [[left - 1, top - 1, right, bottom] for left, top, right, bottom in each["boxes"]]
     own = {label for annotation in annotations for label in annotation["labels"]} <= set(CLASSES)
     for image, annotation in zip(data.images, annotations, strict=True):
         values = [{"difficult": each} for each in annotation["difficult"]]
