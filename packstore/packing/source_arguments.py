@@ -74,7 +74,8 @@ class SourceArguments:
         (),
         "Meanings of a table's columns that their values do not tell: ``["
         '"image=photo", "label=kind", "boxes=x1,y1,x2,y2"]``. Also options of a single column of further image files, '
-        '``mode``, ``depth``, ``alpha`` and ``frames``: ``["near.depth=keep", "thermal.depth=scale"]``.',
+        '``mode``, ``depth``, ``alpha`` and ``frames``: ``["near.depth=keep", "thermal.depth=scale"]``. For WebDataset '
+        "``key=last-dot``: dots belong to the names of samples, but for the last.",
         "Tables: role of a column: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… "
         "Further images: NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable.",
         flag="--column",

@@ -26,6 +26,7 @@ from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.arrays.flat import is_layout
 from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
+from packstore.sources.column_options import KEY
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -123,7 +124,8 @@ class Kind:
         takes_labels: The kind uses :attr:`SourceOptions.labels`, which is None for all other kinds.
         takes_arrays: The kind uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
         takes_boxes: The kind uses a ``layout`` of boxes.
-        takes_columns: The kind uses :attr:`SourceOptions.columns`.
+        takes_columns: The kind uses :attr:`SourceOptions.columns`, except for ``key=``.
+        takes_key: The kind uses ``key=`` in :attr:`SourceOptions.columns`.
         in_objects: The kind also reads folders in object stores, entirely through its tree.
         sidecar_extensions: Extensions, without the first dot, of annotation files beside their image with its name. An
             archive of such files looks like WebDataset.
@@ -137,6 +139,7 @@ class Kind:
     takes_arrays: bool = False
     takes_boxes: bool = False
     takes_columns: bool = False
+    takes_key: bool = False
     in_objects: bool = False
     sidecar_extensions: frozenset[str] = frozenset()
 
@@ -149,7 +152,8 @@ class Kind:
 
         False if a layout of boxes is given together with labels, or together with names of arrays."""
         given = any(value is not None for value in options.array_names.values())
-        if options.columns and not self.takes_columns:
+        keys = [each for each in options.columns if each.startswith(KEY)]
+        if (keys and not self.takes_key) or (len(keys) < len(options.columns) and not self.takes_columns):
             return False
         if options.says_boxes:
             return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
