@@ -169,7 +169,7 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     names = {parse_id(number): each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
     by_image: dict[Any, list[Any]] = {parse_id(number): [] for number in data.ids}
-    unmatched = []
+    unmatched: list[Any] = []
     listed = data.coco.dataset.get("annotations", ())
     for each in listed:
         by_image.get(parse_id(each["image_id"]), unmatched).append(each)

@@ -52,9 +52,9 @@ class AnnotatedVocSource(FileRowSource):
         """Reads boxes as those of the store were read. Does nothing if ``layout`` is given, or if the store is of
         another kind. Raises :class:`AmbiguousSourceError` if a box proves that the files count from 0, and those of the
         store were read as from 1."""
-        recorded = manifest.options.get("layout", VOC)
-        unlike = self.options.layout != recorded and recorded in (VOC, CORNERS)
-        if self._says_layout or manifest.origin.kind != self.kind or not unlike or self.options.layout is None:
+        recorded = CORNERS if manifest.options.get("layout") == CORNERS else VOC
+        decided = not self._says_layout and self.options.layout not in (None, recorded)
+        if not decided or manifest.origin.kind != self.kind:
             return
         if self.facts.from_zero:
             raise AmbiguousSourceError(
