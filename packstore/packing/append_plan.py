@@ -116,6 +116,7 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
         frames=str(options.frames) if options.frames in OF_SOURCES else None,
         skip_bad=options.on_error == "skip",
     )
+    opened.follow_store(manifest)
     recorded = manifest.options.get("frames")
     if options.frames is None and opened.store_manifest is None and isinstance(recorded, str):
         opened = take_frames(opened, recorded)

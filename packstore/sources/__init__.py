@@ -25,7 +25,7 @@ from packstore.sources.archives import cache_archives, cache_folders
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
 from packstore.sources.clips import ClipsSource
-from packstore.sources.column_options import check_columns
+from packstore.sources.column_options import KEY, check_columns
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import find_encoding, use_encoding
 from packstore.sources.file_rows import TreeRowSource
@@ -343,6 +343,9 @@ def _unused_option_error(kind: Kind, options: SourceOptions) -> UsageError:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
         )
+    if options.columns and (kind.takes_columns or all(each.startswith(KEY) for each in options.columns)):
+        having = ", ".join(each.name for each in SOURCES.values() if each.takes_key)
+        return UsageError(f"a source of kind {kind.name} has no names whose dot ends a key; kinds that have: {having}")
     if options.columns:
         return UsageError(f"a source of kind {kind.name} has no table: leave --column out, or use --source table")
     if options.says_boxes:

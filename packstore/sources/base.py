@@ -25,7 +25,8 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.arrays.flat import is_layout
-from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED
+from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
+from packstore.sources.column_options import KEY
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -66,7 +67,8 @@ class SourceOptions:
         image_key: Name of the array with the images, for kinds that read named arrays.
         label_key: Name of the array with the class numbers, for the same kinds.
         layout: Order of the axes of the image array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …. In tables with boxes, the
-            convention of the boxes, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps boxes as JSON.
+            convention of the boxes, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps boxes as JSON. In
+            Pascal VOC, ``voc`` for boxes that count from 1, ``xyxy`` from 0.
         ignore: Patterns of files and folders to treat as absent, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
@@ -92,16 +94,16 @@ class SourceOptions:
         if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
-                f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)} "
-                f"or {NOT_CONVERTED}; got {self.layout!r}"
+                f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)}, "
+                f"{VOC} or {NOT_CONVERTED}; got {self.layout!r}"
             )
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
 
     @property
     def says_boxes(self) -> bool:
-        """True if ``layout`` is a convention of boxes in tables."""
-        return self.layout in (*CONVENTIONS, NOT_CONVERTED)
+        """True if ``layout`` is a convention of boxes."""
+        return self.layout in (*CONVENTIONS, VOC, NOT_CONVERTED)
 
     @property
     def array_names(self) -> dict[str, str | None]:
@@ -122,7 +124,8 @@ class Kind:
         takes_labels: The kind uses :attr:`SourceOptions.labels`, which is None for all other kinds.
         takes_arrays: The kind uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
         takes_boxes: The kind uses a ``layout`` of boxes.
-        takes_columns: The kind uses :attr:`SourceOptions.columns`.
+        takes_columns: The kind uses :attr:`SourceOptions.columns`, except for ``key=``.
+        takes_key: The kind uses ``key=`` in :attr:`SourceOptions.columns`.
         in_objects: The kind also reads folders in object stores, entirely through its tree.
         sidecar_extensions: Extensions, without the first dot, of annotation files beside their image with its name. An
             archive of such files looks like WebDataset.
@@ -136,6 +139,7 @@ class Kind:
     takes_arrays: bool = False
     takes_boxes: bool = False
     takes_columns: bool = False
+    takes_key: bool = False
     in_objects: bool = False
     sidecar_extensions: frozenset[str] = frozenset()
 
@@ -148,7 +152,8 @@ class Kind:
 
         False if a layout of boxes is given together with labels, or together with names of arrays."""
         given = any(value is not None for value in options.array_names.values())
-        if options.columns and not self.takes_columns:
+        keys = [each for each in options.columns if each.startswith(KEY)]
+        if (keys and not self.takes_key) or (len(keys) < len(options.columns) and not self.takes_columns):
             return False
         if options.says_boxes:
             return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
@@ -362,6 +367,11 @@ class Source(ABC):
         ``records // count``, so the last entries may be left out."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
+
+    def follow_store(self, manifest: Manifest) -> None:
+        """Takes over what the store of ``manifest`` recorded about its source, to which this source will be appended,
+        as far as the options do not say it. Does nothing in this base."""
+        return
 
     def identity(self) -> str:
         """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and

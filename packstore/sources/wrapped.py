@@ -52,6 +52,9 @@ class WrappedSource(Source):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         return self._source.survey(split, progress)
 
+    def follow_store(self, manifest: Manifest) -> None:
+        self._source.follow_store(manifest)
+
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         return self._source.entries(split)
 

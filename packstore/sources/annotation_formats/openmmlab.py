@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json, Text
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
+from packstore.sources.annotation_formats.ids import parse_id
 from packstore.sources.annotation_formats.objects import (
     AnnotatedObject,
     Annotation,
@@ -90,7 +91,7 @@ class WildReceiptSource(DocumentSource):
         annotation = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
-            name = None if label is None else self._names_by_number.get(str(label), str(label))
+            name = None if label is None else self._names_by_number.get(parse_id(label), str(label))
             annotation.objects.append(object_from_polygons(name, to_floats(each["box"]), texts=each.get("text")))
         return annotation
 
@@ -109,10 +110,10 @@ class WildReceiptSource(DocumentSource):
         return [path for path in dict.fromkeys(places) if is_file(self.tree, path)]
 
     @cached_property
-    def _names_by_number(self) -> dict[str, str]:
+    def _names_by_number(self) -> dict[int | str | None, str]:
         """Names of classes by number, from lines such as ``1 Store_name_value``."""
         lines = (line.split(None, 1) for path in self._class_lists for _, line in read_lines(self.tree, path))
-        return {words[0]: words[-1] for words in lines}
+        return {parse_id(words[0]): words[-1] for words in lines}
 
 
 def _list_class_names(head: Any) -> list[str]:
@@ -130,8 +131,8 @@ def _list_class_names(head: Any) -> list[str]:
 
 def _class_name(names: Sequence[str], number: Any) -> str:
     """Returns the name of a class. If the class has no name, returns its number as text."""
-    known = isinstance(number, int) and 0 <= number < len(names)
-    return names[number] if known else str(number)
+    plain = parse_id(number)
+    return names[plain] if isinstance(plain, int) and 0 <= plain < len(names) else str(number)
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:

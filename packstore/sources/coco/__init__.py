@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
@@ -125,6 +126,7 @@ class CocoSource(FileRowSource):
             self._split_by_folders()
             self._refuse_shared_images()
             categories = {kind: self._merge_categories(kind) for kind in ("objects", "panoptic", "stuff")}
+            self._check_category_ids(categories)
         except BaseException:
             self.close()
             raise
@@ -261,7 +263,7 @@ class CocoSource(FileRowSource):
                 raise ValueError("one of its captions is no text")
         if "panoptic" in document:
             segments = parse_segments(document["panoptic"])
-            values["segment_ids"] = [each["id"] for each in segments]
+            values["segment_ids"] = [parse_id(each["id"]) for each in segments]
             values["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
         if "stuff" in document:
             values["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
@@ -369,6 +371,15 @@ class CocoSource(FileRowSource):
                         f"{printable(categories[number])!r} in another split: leave one of the files in the folder"
                     )
         return dict(sorted(categories.items()))
+
+    def _check_category_ids(self, categories: Mapping[str, Mapping[int, str]]) -> None:
+        """Raises :class:`SourceError` if most annotations of a file have the ``category_id`` of no category. If only
+        some have, each is an error of its image."""
+        for each in self._splits.values():
+            for file, (kind, counts) in each.documents.category_ids.items():
+                unmatched = [number for number in counts.elements() if number not in categories[kind]]
+                known = categories[kind]
+                check_most_match(self.tree.name(file), "category_id", unmatched, counts.total(), known)
 
 
 def _holding_folder(folder: str, name: str) -> str:

@@ -208,7 +208,7 @@ class ColumnValues:
         """Adds a value to the summary. ``text``: the file stores every value as text. Numbers are parsed then."""
         self.count += 1
         self.text = text
-        kind = _classify_text(value) if text and value is not None else _classify_value(value)
+        kind = classify_text(value) if text and value is not None else _classify_value(value)
         if kind == "missing":
             self.missing += 1
             return
@@ -248,7 +248,7 @@ class ColumnValues:
         return Json(), _keep_value
 
 
-def _classify_text(value: str) -> str:
+def classify_text(value: str) -> str:
     """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
 
     An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros.

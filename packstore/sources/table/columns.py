@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.huggingface.metadata import MISSING, ColumnValues
+from packstore.sources.huggingface.metadata import MISSING, ColumnValues, classify_text
 from packstore.sources.labels import LABEL_COLUMNS
 from packstore.sources.table.box_cells import (
     find_box_columns,
@@ -96,10 +96,10 @@ class ColumnFacts:
 
     @property
     def class_kinds(self) -> set[str]:
-        """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A``.
-        Not beside texts for missing values, such as ``NA``, alone."""
+        """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A`` or
+        ``007``. Not beside texts for missing values, such as ``NA``, alone."""
         kinds = self.values.kinds
-        names = (text for text in self.texts or () if parse_number_cell(text) is None and text not in MISSING)
+        names = (text for text in self.texts or () if classify_text(text) == "text" and text not in MISSING)
         return {"text"} if self.values.text and "text" in kinds and any(names) else kinds
 
     @property
