@@ -299,7 +299,7 @@ class Manifest:
         names = ("encoding", "records", "splits", "normalization", "records_digest")
         derived = {SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS)}
         columns = [
-            {k: v for k, v in column.items() if k not in ("nbytes", "digest")}
+            {k: v for k, v in column.items() if k not in ("nbytes", "digest", "hides_boxes")}
             for column in d["columns"]
             if column["name"] not in derived
         ]
@@ -439,6 +439,7 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "coordinates": (str, type(None)),
         "parallel": (str, type(None)),
         "mode": (str, type(None)),
+        "hides_boxes": (bool, type(None)),
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},
