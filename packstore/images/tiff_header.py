@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 READABLE_TIFF_BITS = (1, 2, 4, 8, 16, 32, 64)
 """Bits per sample of TIFF files that packstore reads."""
+PIXEL_TAGS = frozenset((
+    *(254, 255, 256, 257, 258, 259, 262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325),
+    *(332, 333, 334, 336, 338, 339, 340, 341, 347, *range(512, 522), *range(529, 533), 32995, 32996, 32997, 32998),
+    *(34016, 34017, 34018, *range(34022, 34030), 42113, 50674),
+))  # fmt: skip
+"""Tags on which the pixels depend; others are metadata."""
 _MAX_SAMPLES = 16
 _TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
 _MAX_TAGS = 0xFFFF  # the maximum of a TIFF; a BigTIFF could claim more
@@ -21,7 +27,8 @@ _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct an
 
 
 def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the first directory. With ``whole``, also checks that all values, strips and tiles lie within the file.
+    """Parses the first directory. With ``whole``, also checks that strips, tiles and other values on which pixels
+    depend lie within the file.
 
     Raises :class:`HeaderError`, and :class:`struct.error` for a truncated header."""
     order = "<" if data[:2] == b"II" else ">"
@@ -39,13 +46,13 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
     tags: dict[int, tuple[str, int, int]] = {}  # type, number of values, offset of the values
     for entry in range(at, at + count * size, size):
         tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
-        if kind not in _WIDTHS or not length or not (whole or tag in _TAGS):
+        if kind not in _WIDTHS or not length or tag not in (PIXEL_TAGS if whole else _TAGS):
             continue
         value = entry + size - inline
         width = _WIDTHS[kind]
         if length * width > inline:
             value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
-            if value + length * width > len(data):  # of any tag: a decoder may need the values, such as JPEG tables
+            if value + length * width > len(data):  # also of others than _TAGS, such as JPEG tables
                 end = value + length * width
                 raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
         if tag in _TAGS and kind in _NUMBERS:
