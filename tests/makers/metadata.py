@@ -227,6 +227,9 @@ def _vary_avif(clean: bytes) -> Iterator[tuple[str, bytes]]:
         yield name, whole[:at] + start + whole[at + 8 :]
 
 
+_MAKERS = {"png": _vary_png, "jpe": _vary_jpeg, "gif": _vary_gif, "tif": _vary_tiff, "avi": _vary_avif}
+
+
 @cache
 def list_odd_files() -> dict[str, tuple[bytes, bytes]]:
     """Returns by name a file with odd metadata, and the same file without it."""
@@ -251,7 +254,7 @@ def list_odd_files() -> dict[str, tuple[bytes, bytes]]:
     }
     files = {}
     for kind, data in clean.items():
-        vary: Any = {"png": _vary_png, "jpe": _vary_jpeg, "gif": _vary_gif, "tif": _vary_tiff, "avi": _vary_avif}.get(kind[:3])
+        vary: Any = _MAKERS.get(kind[:3])
         odd = _vary_webp(data, 34, 21) if vary is None else vary(data)
         files |= {f"{kind}: {name}": (each, data) for name, each in odd}
     return files
