@@ -14,6 +14,7 @@ from packstore.core.errors import UsageError
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import source_index
+from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.resample import resize_shown
@@ -155,6 +156,8 @@ def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]
     y0, y1 = max(0, -top), min(rows, height - top)
     x0, x1 = max(0, -left), min(columns, width - left)
     if (y0, y1, x0, x1) != (0, rows, 0, columns):
+        if out.dtype.kind in "iu":
+            check_fill(crops.fill, np.iinfo(out.dtype))
         out[:] = crops.fill
     if crops.pads != "constant":
         inner_y, inner_x = (

@@ -28,6 +28,7 @@ from packstore.training.augment.base import (
     is_channels_last,
 )
 from packstore.training.augment.crop import source_index
+from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
@@ -190,6 +191,8 @@ class Cut:
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
         window = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
         fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
+        if not images.dtype.is_floating_point:
+            check_fill(fill, torch.iinfo(images.dtype))
         window[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
         y0, y1 = max(0, -top), min(rows, height - top)
         x0, x1 = max(0, -left), min(columns, width - left)
