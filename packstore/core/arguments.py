@@ -59,8 +59,13 @@ def check_numbers(name: str, value: Any, most: int = MOST_NUMBER, *, bools: bool
         elif isinstance(each, str):
             if not texts:
                 raise UsageError(f"{name} should be a number, got {show_value(value)}")
-        elif isinstance(each, Real) and not -most <= each <= most:  # also NaN
+        elif isinstance(each, Real) and not _is_within(each, most):
             raise UsageError(f"{name} should be a finite number of at most {most:.3g}, got {show_value(value)}")
+
+
+def _is_within(number: Any, most: int) -> bool:
+    """Tells if a number is from ``-most`` to ``most``. False for NaN."""
+    return bool(-most <= number <= most)
 
 
 def refuse_numbers(name: str, value: Any) -> None:

@@ -160,10 +160,12 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
 
 def check_options(options: Any, *names: str) -> None:
     """Checks the options ``names`` by the types and least numbers of their fields: flags, choices, numbers and texts.
+    Checks the numbers of all options, as :func:`check_option_numbers` does.
 
     Raises :class:`UsageError` for a value that is not allowed.
     """
     described = _describe_options(type(options))  # type: ignore[arg-type]  # of mypy, for type[Any]
+    check_option_numbers(type(options), {name: getattr(options, name) for name in described})
     for name in names:
         kind, description = described[name]
         value = getattr(options, name)
@@ -207,7 +209,9 @@ def check_option_numbers(
         value, kinds = values.get(name), _list_kinds(kind)
         if value is None:
             continue
-        if not kinds & {int, float, bool, object, Any}:
+        if {*split_union(kind)} <= {str, NoneType}:
+            check_texts(**{f"{owner}{name}": value})
+        elif not kinds & {int, float, bool, object, Any}:
             refuse_numbers(f"{owner}{name}", value)
         elif kind is bool:
             check_bools(**{f"{owner}{name}": value})

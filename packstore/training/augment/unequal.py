@@ -189,16 +189,16 @@ class Cut:
             )
             return images[..., y[:, None], x]
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-        window = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
+        padded = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
         fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
         if not images.dtype.is_floating_point:
             check_fill(fill, torch.iinfo(images.dtype))
-        window[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
+        padded[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
         y0, y1 = max(0, -top), min(rows, height - top)
         x0, x1 = max(0, -left), min(columns, width - left)
         if y0 < y1 and x0 < x1:
-            window[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
-        return window
+            padded[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
+        return padded
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
