@@ -21,7 +21,7 @@ type            stored as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +53,12 @@ INTERNAL = (
     *(column.name for column in LINK_COLUMNS),
 )
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
+
+
+def join_hidden_boxes(columns: Iterable[Column]) -> bool | None:
+    """Returns :attr:`Column.hides_boxes` of all values of the same column in several stores."""
+    facts = {column.hides_boxes for column in columns}
+    return True if True in facts else None if None in facts else False
 
 
 def find_file_columns(columns: Sequence[Column]) -> list[Column]:

@@ -299,7 +299,7 @@ class Manifest:
         names = ("encoding", "records", "splits", "normalization", "records_digest")
         derived = {SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS)}
         columns = [
-            {k: v for k, v in column.items() if k not in ("nbytes", "digest", "frame")}
+            {k: v for k, v in column.items() if k not in ("nbytes", "digest", "frame", "hides_boxes")}
             for column in d["columns"]
             if column["name"] not in derived
         ]
@@ -440,6 +440,7 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "parallel": (str, type(None)),
         "mode": (str, type(None)),
         "frame": (str, type(None)),
+        "hides_boxes": (bool, type(None)),
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},

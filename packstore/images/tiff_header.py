@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from packstore.images import pillow_tags
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 READABLE_TIFF_BITS = (1, 2, 4, 8, 16, 32, 64)
 """Bits per sample of TIFF files that packstore reads."""
+PIXEL_TAGS = frozenset((
+    *(254, 255, 256, 257, 258, 259, 262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325),
+    *(332, 333, 334, 336, 338, 339, 340, 341, 347, *range(512, 522), *range(529, 533), 32995, 32996, 32997, 32998),
+    *(34016, 34017, 34018, *range(34022, 34030), 42113, 50674),
+))  # fmt: skip
+"""Tags on which the pixels depend; others are metadata."""
 _MAX_SAMPLES = 16
 _XMP = 700
 _SHORT = 3
@@ -27,7 +34,8 @@ _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct an
 
 
 def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the first directory. With ``whole``, also checks that all values, strips and tiles lie within the file.
+    """Parses the first directory. With ``whole``, also checks that strips, tiles and other values on which pixels
+    depend lie within the file.
 
     The size is that of the upright image, as decoders return it.
 
@@ -35,7 +43,7 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
     order, big = _read_layout(data)
     at = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
     tags: dict[int, tuple[str, int, int]] = {}  # format, number of values, offset of the values
-    entries = list(_read_entries(data, at, None if whole else _TAGS))
+    entries = list(_read_entries(data, at, PIXEL_TAGS if whole else _TAGS))
     for tag, kind, length, value in entries:
         if tag in _TAGS and kind in _NUMBERS:
             tags.setdefault(tag, (order + _NUMBERS[kind], length, value))
@@ -81,7 +89,9 @@ def _find_orientation(data: bytes | memoryview, at: int, entries: list[Entry]) -
     if [entry[:2] for entry in found] == [(_SHORT, 1)]:
         orientation: int = struct.unpack_from(_read_layout(data)[0] + "H", data, found[0][2])[0]
         return orientation if 1 <= orientation <= 8 else 1
-    texts = [] if found else [data[value : value + size] for _, _, size, value in _read_entries(data, at, (_XMP,))]
+    texts = []
+    with suppress(HeaderError):  # XMP beyond the end of the file is no reason to refuse its pixels
+        texts = [] if found else [data[value : value + size] for _, _, size, value in _read_entries(data, at, (_XMP,))]
     if not found and not any(b"tiff:Orientation" in bytes(text) for text in texts):
         return 1
     # Versions of Pillow differ about other types, two entries, and XMP.

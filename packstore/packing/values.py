@@ -11,6 +11,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
 from packstore.core.errors import DecodeError, SampleError
 from packstore.images.masks import read_mask_header
+from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.frames import FrameAligner
 from packstore.sources.base import Sample, Survey
 from packstore.sources.values import nbytes_of
@@ -137,6 +138,10 @@ def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, i
         shape = np.shape(value)
         return shape[-2], shape[-1]
     header = read_mask_header(value, max_pixels)
+    try:
+        check_header(value)
+    except HeaderError as error:
+        raise DecodeError(f"the mask {error.reason}") from None
     return header.height, header.width
 
 

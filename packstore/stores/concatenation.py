@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import join_records_digests
+from packstore.core.column import join_hidden_boxes
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Manifest, Split
@@ -84,7 +85,11 @@ class ConcatReader(Reader):
                 name = next(s.name for s in manifests[run.store].splits if s.start == run.first and len(s))
                 start = splits[name].start if name in splits else run.start
                 splits[name] = Split(name, start, run.start + run.length)
-        whole = (replace(c, nbytes=sum(m.column(c.name).nbytes for m in manifests)) for c in columns)
+        given = [(column, [manifest.column(column.name) for manifest in manifests]) for column in columns]
+        whole = (
+            replace(column, nbytes=sum(each.nbytes for each in parts), hides_boxes=join_hidden_boxes(parts))
+            for column, parts in given
+        )
         return replace(
             manifests[0],
             records=records,

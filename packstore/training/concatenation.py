@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from packstore.core.arguments import whole_number
+from packstore.core.arguments import check_numbers, refuse_numbers, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.urls import location
@@ -132,7 +131,11 @@ class Mix(ConcatDataset):
         epoch: int | None = None,
         **options: Any,
     ) -> None:
+        check_numbers("temperature", temperature, texts=False)
         given = weights if isinstance(weights, Mapping) else None
+        if given is None:
+            refuse_numbers("a list of stores", weights)
+        check_numbers("weights", [*(given or {}).values()], texts=False)
         if not _is_positive(temperature):
             raise UsageError(f"temperature should be a positive number, got {temperature!r}")
         wrong = [weight for weight in (given or {}).values() if not _is_positive(weight)]
@@ -183,7 +186,5 @@ def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
 
 
 def _is_positive(number: Any) -> bool:
-    """Tells if a value is a finite number above 0. False for a bool."""
-    return (
-        isinstance(number, int | float | Fraction) and not isinstance(number, bool) and isfinite(number) and number > 0
-    )
+    """Tells if a value is a number above 0."""
+    return isinstance(number, int | float | Fraction) and number > 0

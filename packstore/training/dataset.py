@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_callables, whole_number
+from packstore.core.arguments import check_callables, show_value, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
@@ -160,9 +160,9 @@ class PackedDataset(ItemDataset):
         self.path = self._locate(path)
         try:
             self.device = torch.device(device)
-        except RuntimeError as error:
-            first = str(error).partition("\n")[0]
-            raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {device!r}: {first}") from None
+        except (RuntimeError, TypeError, ValueError) as error:
+            shown, first = show_value(device), str(error).partition("\n")[0]
+            raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {shown}: {first}") from None
         check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
         if transforms is not None and not (transform is None and target_transform is None):
             raise UsageError("transforms= takes image and target together: leave out transform and target_transform")

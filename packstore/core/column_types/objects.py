@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
 from packstore.core.column_types.forms import Buffer, Form
+from packstore.core.column_types.hidden_boxes import find_hidden_boxes
 from packstore.core.column_types.shown import show_text
 from packstore.core.errors import StoreError
 
@@ -130,19 +131,9 @@ class JsonType(BytesType):
         """Returns the first 16,000 characters of indented JSON as ``value``."""
         return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
 
-    def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
-        """Tells if a value has a key such as ``bbox`` or ``boxes``, at any depth."""
-        return _has_box_key(read())
-
-
-_BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
-
-
-def _has_box_key(value: Any) -> bool:
-    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth."""
-    if isinstance(value, dict):
-        return not _BOX_KEYS.isdisjoint(value) or any(map(_has_box_key, value.values()))
-    return isinstance(value, list) and any(map(_has_box_key, value))
+    def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool:
+        """Tells if a value has boxes or points under a usual key, such as ``bbox`` or ``xmin``, at any depth."""
+        return find_hidden_boxes(column.name, values)
 
 
 def to_bytes(column: Column, value: Any) -> bytes:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
 from packstore.images.heif import is_heif, parse_heif_header
-from packstore.images.jpeg import excess_scans_message, without_metadata
+from packstore.images.jpeg import excess_scans_message
+from packstore.images.metadata import strip_metadata
 from packstore.images.pillow_tags import ORIENTATION, as_orientation, without_warnings
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, excess_pixels_message, sniff
 
@@ -58,8 +59,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
     Raises:
         DecodeError: An unknown kind, a damaged or truncated file, more than ``max_pixels`` pixels, or too many scans.
     """
-    if bytes(data[:3]) == b"\xff\xd8\xff":
-        data = memoryview(without_metadata(data))  # damaged EXIF must neither warn nor fail: pixels do not depend on it
+    data = strip_metadata(data)
     if bytes(data[:4]) == b"RIFF" or is_heif(bytes(data[:12])):
         # Opening such a file already takes the memory of two images.
         with suppress(HeaderError):
@@ -108,7 +108,7 @@ def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
     Returns None if Pillow cannot open or decode the file, or lacks its plugin. Returns None also for too many pixels.
     """
     try:
-        with without_warnings(Warning), _open_image(data) as image:
+        with without_warnings(Warning), _open_image(strip_metadata(data)) as image:
             check_size(*image.size, MAX_PIXELS)
             is_tiff = hasattr(image, "tag_v2")
             frames = 1 if is_tiff else getattr(image, "n_frames", 1)
@@ -135,7 +135,7 @@ def any_frame_has_alpha(data: memoryview) -> bool:
 
     Returns False for a damaged file: reading its frames reports the damage."""
     try:
-        with without_warnings(Warning), _open_image(data) as image:
+        with without_warnings(Warning), _open_image(strip_metadata(data)) as image:
             check_size(*image.size, MAX_PIXELS)
             for number in range(getattr(image, "n_frames", 1)):
                 image.seek(number)
@@ -155,7 +155,7 @@ class OpenImage:
     Reading frames in their order is fastest."""
 
     def __init__(self, data: memoryview) -> None:
-        self._data = memoryview(without_metadata(data)) if bytes(data[:3]) == b"\xff\xd8\xff" else data
+        self._data = strip_metadata(data)
         self._image: Image.Image | None = None
 
     def load_frame(self, frame: int, max_pixels: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
@@ -217,7 +217,7 @@ def read_orientation(data: memoryview) -> int:
     if bytes(data[:4]) in TIFF:
         return 1
     try:
-        with without_warnings(UserWarning), _open_image(data) as image:
+        with without_warnings(UserWarning), _open_image(strip_metadata(data, texts=True)) as image:
             check_size(*image.size, MAX_PIXELS)  # of a PNG, this decodes everything
             value = image.getexif().get(ORIENTATION, 1)
     except MemoryError:

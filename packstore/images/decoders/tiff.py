@@ -18,6 +18,7 @@ from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.orientation import upright
 from packstore.images.frames import list_tiff_pages
+from packstore.images.metadata import strip_metadata
 from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
 from packstore.images.tiff_header import read_tiff_orientation
 
@@ -50,7 +51,7 @@ class TiffPages:
         """
         with suppress(struct.error):  # the list ends beyond the file; tifffile ends there too
             list_tiff_pages(self._data)
-        file = import_tifffile().TiffFile(io.BytesIO(self._data))
+        file = import_tifffile().TiffFile(io.BytesIO(strip_metadata(self._data)))
         return [page for page in file.pages if not page.is_reduced]
 
     def read_tags(self, number: int) -> dict[int, Any]:
