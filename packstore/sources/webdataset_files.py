@@ -21,6 +21,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
 
@@ -150,10 +151,16 @@ def make_own_column(extension: str) -> str:
     return f"{name}_" if name == "image" else name
 
 
-def decode_file(extension: str, data: bytes) -> Any:
+def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any:
     """Decodes the content of a file by its extension. Decodes numbers, texts, JSON and ``.npy``; other content stays
-    bytes. Raises :class:`ValueError` for damaged content."""
+    bytes. Raises :class:`ValueError` for damaged content, and :class:`AmbiguousSourceError` for a text in an unknown
+    encoding.
+
+    ``encoding``: Encoding of texts that are not UTF-8; None if the user has named none.
+    """
     kind = content_kind(extension)
+    if kind in ("text", "json"):
+        data = to_utf8(data, encoding, f".{extension}")
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()
         if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.plainxml import load_xml
-from packstore.sources.beside import parse_finite, read_whole
+from packstore.sources.beside import parse_finite, read_text
 from packstore.sources.tree import Tree
 
 CLASSES = (
@@ -38,13 +38,16 @@ def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
 def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
     """Reads the classes of all annotations. Returns Pascal VOC's 20 if there are no others, else the names, sorted.
 
-    Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes.
+    Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes, and :class:`AmbiguousSourceError` for
+    a file of unknown encoding.
     """
     names: set[str] = set()
     for file in files:
         try:
-            document = load_xml(read_whole(tree, file))[1]
+            document = load_xml(read_text(tree, file))[1]
             names.update(name for name in map(_class_name, _as_list(document["object"])))
+        except AmbiguousSourceError:
+            raise  # of the encoding
         except (SourceError, ValueError, KeyError, TypeError):
             continue  # reported as a bad sample when it is read
         if len(names) > _MAX_CLASSES:
