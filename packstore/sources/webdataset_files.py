@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import tarfile
 import tokenize
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
 from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -170,9 +170,9 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
         return data.decode("utf-8")
     if kind == "json":
         try:
-            return json.loads(data)
-        except RecursionError:
-            raise ValueError(f".{extension} is nested too deeply") from None
+            return load_json(data)
+        except ValueError as error:
+            raise ValueError(f".{extension} {error}") from None
     if kind == "array":
         try:
             return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

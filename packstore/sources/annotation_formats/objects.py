@@ -5,7 +5,6 @@ Coordinates are pixels from the top left corner of the image. Boxes are ``left, 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
+from packstore.core.plainjson import load_json
 
 SizeReader = Callable[[], tuple[int, int]]
 """Reads width and height of the upright image; called only by formats that need them."""
@@ -173,10 +173,9 @@ def nonempty_text(value: Any) -> str | None:
 def parse_json(data: bytes) -> Any:
     """Parses JSON. Raises :class:`ValueError` if it is invalid or nested too deeply."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"its annotation is no JSON: {printable(reason)}") from None
+        return load_json(data, "is no JSON")
+    except ValueError as error:
+        raise ValueError(f"its annotation {printable(str(error))}") from None
 
 
 def parse_json_lines(data: bytes) -> list[Any]:
