@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str, tuple[str, str], str]] = {
         "metadata.jsonl", ("777", "N"), r"metadata\.jsonl, line 2.*5,000 digits",
     ),
     "captions": (
-        table("".join(f'{{"file": "{n}.jpg", "caption": "a", "sentid": {n + 1}77}}\n' for n in range(4)), "captions.jsonl"),
+        table("".join(f'{{"file": "{n}.jpg", "caption": "a", "id": {n + 1}77}}\n' for n in range(4)), "captions.jsonl"),
         "captions.jsonl", ("277", "N"), "5,000 digits",
     ),
     "coco": (coco, "annotations/instances_train2017.json", ('"id":', '"x": N, "id":'), r"\.json has a number of 5,000"),

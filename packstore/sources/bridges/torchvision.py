@@ -171,7 +171,7 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     classes = [*names.values()]
     for number in data.ids:
         annotations = data.coco.imgToAnns[number]
-        objects = [
+        objects: list[tuple[Any, ...]] = [
             (names[a["category_id"]], box_from_corner(*a["bbox"]), a.get("segmentation") or None, {}, bool(crowd))
             for a, crowd in zip(annotations, parse_crowds(annotations), strict=True)
         ]
@@ -185,7 +185,9 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
         annotations = data._parse_target(number) if data.train else None
-        objects = [(each["type"], each["bbox"], None, {}, each["type"] == DONT_CARE) for each in annotations or ()]
+        objects: list[tuple[Any, ...]] = [
+            (each["type"], each["bbox"], None, {}, each["type"] == DONT_CARE) for each in annotations or ()
+        ]
         yield Path(path), None if annotations is None else (objects, annotations)
 
 
@@ -209,7 +211,9 @@ def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
         annotations = each.get("annotations")
         columns = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
         faces = [] if columns is None else zip(columns["bbox"], columns["invalid"], strict=True)
-        objects = [(None, box_from_corner(*box), None, {}, bool(invalid)) for box, invalid in faces]
+        objects: list[tuple[Any, ...]] = [
+            (None, box_from_corner(*box), None, {}, bool(invalid)) for box, invalid in faces
+        ]
         yield Path(each["img_path"]), None if columns is None else (objects, columns)
 
 
