@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column import Column
+from packstore.core.column import DIFFICULT, Column, find_class_column, find_crowd_column
 from packstore.core.errors import UsageError
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
@@ -37,12 +37,16 @@ class LabelledObject:
         label: Its class number; 0 if it has no label.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
         extra: Its value in the JSON column: an annotation of COCO, or a polygon. None for none.
+        crowd: It is no ordinary object, but a crowd or a region to ignore.
+        difficult: It is hard to recognise, see Pascal VOC.
     """
 
     box: tuple[float, float, float, float]
     label: int
     keypoints: list[list[float]] | None
     extra: Any
+    crowd: bool = False
+    difficult: int = 0
 
 
 class ObjectColumns:
@@ -56,6 +60,8 @@ class ObjectColumns:
         classes: Class names of the labels, or None.
         shape: Shape of an object's keypoints; None without keypoints.
         extra: Name of the JSON column, or None.
+        crowds: Name of the column that flags crowd regions, or None.
+        difficult: Name of the column that flags difficult objects, or None.
     """
 
     def __init__(self, manifest: Manifest, extra: str) -> None:
@@ -67,11 +73,14 @@ class ObjectColumns:
         columns = manifest.columns
         self.boxes: str | None = next((column.name for column in columns if column.coordinates == "xyxy"), None)
         beside = [column for column in columns if self.boxes is not None and column.parallel == self.boxes]
-        labels = next((column for column in beside if column.traits.has_classes), None)
+        labels, crowds = find_class_column(beside, self.boxes), find_crowd_column(columns)
         points = next((column for column in beside if column.coordinates and len(column.shape) == 2), None)
         self.labels = None if labels is None else labels.name
         self.keypoints = None if points is None else points.name
+        self.crowds = crowds[0].name if crowds is not None and crowds[1] == self.boxes else None
         self.classes = labels.classes if labels is not None else None
+        difficult = (c.name for c in beside if c.name == DIFFICULT and c.traits.has_classes)
+        self.difficult = next(difficult, None)
         self.shape = points.shape if points is not None else None
         texts = {column.name for column in columns if column.traits.extension == "json"}
         self.extra = extra if extra in texts and self.boxes is not None else None
@@ -93,13 +102,15 @@ class ObjectColumns:
         if boxes is None:
             return None
         columns: list[Sequence[Any]] = []
-        for name in (self.labels, self.keypoints):
+        for name in (self.labels, self.keypoints, self.crowds, self.difficult):
             values = None if name is None else item(name)
             columns.append([None] * len(boxes) if values is None or len(values) != len(boxes) else values.tolist())
         extra = self._read_extra(item, len(boxes))
         return [
-            LabelledObject(tuple(box), label or 0, points, each)
-            for box, label, points, each in zip(np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True)
+            LabelledObject(tuple(box), label or 0, points, each, (crowd or 0) > 0, difficult or 0)
+            for box, label, points, crowd, difficult, each in zip(
+                np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True
+            )
             if all(map(math.isfinite, (*box, *(value for point in points or () for value in point))))
         ]
 
@@ -143,6 +154,7 @@ class ObjectsExport(FilesExport):
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
+        crowds: The format marks crowd regions. If False, they are left out: other readers would train on them.
         images: The folder of the images.
         upright_kinds: Kinds of image files that the format's own tools turn upright by their orientation, so that their
             labels count in the upright image. Labels of other files count in the frame of the store.
@@ -150,6 +162,7 @@ class ObjectsExport(FilesExport):
 
     shard_bytes = None
     extra = ""
+    crowds = False
     images = "images"
     upright_kinds: ClassVar[frozenset[str]] = frozenset()
 
@@ -178,12 +191,16 @@ class ObjectsExport(FilesExport):
         return self.object_columns.class_names(self.largest_label)
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the names of the columns of boxes, labels and keypoints that the store has."""
-        return self.object_columns.visible_columns
+        """Returns the names of the columns of boxes, labels and keypoints that the store has. Adds the column of crowd
+        regions if the format marks them."""
+        objects = self.object_columns
+        return [*objects.visible_columns, *([objects.crowds] if self.crowds and objects.crowds else [])]
 
     def describe_hidden(self, name: str) -> str:
         """Describes a column that is not written. For the column ``json``, adds that polygons of COCO in it are not
-        written."""
+        written. For the column of crowd regions, adds their number, which reads the column."""
+        if name == self.object_columns.crowds and self.object_columns.boxes in self.visible_columns():
+            return f"{name!r} (crowd regions are left out of the labels: {self._count_crowds():,})"
         if name == _COCO_COLUMN and self.object_columns.boxes:
             return f"{name!r} (polygons in it, as COCO has them, are not written)"
         return super().describe_hidden(name)
@@ -242,6 +259,18 @@ class ObjectsExport(FilesExport):
     def read_value(self, number: int, name: str) -> Any:
         """Reads the value of record ``number`` in the column ``name`` from the store. Returns None if it is missing."""
         return self.reader.item(name, number)
+
+    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
+        """Reads the objects of a record, see :meth:`ObjectColumns.read_objects`. Leaves out crowd regions if the format
+        cannot mark them."""
+        objects = self.object_columns.read_objects(item)
+        return objects if self.crowds or objects is None else [each for each in objects if not each.crowd]
+
+    def _count_crowds(self) -> int:
+        """Counts the crowd regions in the store."""
+        name = self.object_columns.crowds
+        flags = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
+        return sum(int(np.count_nonzero(values > 0)) for values in flags if values is not None)
 
     def largest_label(self) -> int:
         """Returns the largest class number of objects in the store; 0 if there is none. Reads all labels."""

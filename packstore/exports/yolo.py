@@ -41,7 +41,7 @@ class YoloExport(ObjectsExport):
 
         Without a value of boxes, and for an image of unknown size, writes nothing and returns an empty mapping.
         """
-        objects = self.object_columns.read_objects(record.__getitem__)
+        objects = self.read_objects(record.__getitem__)
         if objects is None or not all(size):
             return {}
         path = label_path(image)

@@ -112,6 +112,7 @@ class SourceArguments:
         frames: str | None = None,
         packed_as: Manifest | None = None,
         skip_bad: bool = False,
+        crowds: bool | None = None,
         progress: ProgressCallback = no_progress,
     ) -> Source:
         """Opens the source at ``path`` with these options, see :func:`packstore.sources.open_source`. ``columns``
@@ -131,6 +132,7 @@ class SourceArguments:
             ignore=self.ignore,
             columns=self.columns if columns is None else columns,
             frames=frames,
+            crowds=crowds,
             progress=progress,
         )
 

@@ -75,6 +75,8 @@ class SourceOptions:
         frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`;
             ``clips`` or ``clips:files``: each file or folder is a sample, see
             :class:`packstore.sources.clips.ClipsSource`.
+        crowds: The column ``iscrowd`` of boxes is declared: True, also if no box is a crowd, as a store that has the
+            column needs it; False, never, for a store that was packed before there was one; None, if any is a crowd.
     """
 
     labels: Path | None = None
@@ -87,6 +89,7 @@ class SourceOptions:
     ignore: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     frames: str | None = None
+    crowds: bool | None = None
 
     def __post_init__(self) -> None:
         check_texts(**self.array_names)

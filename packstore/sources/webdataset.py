@@ -11,20 +11,20 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import OpenTar
 from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.encodings import active_encoding
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import make_column_name
@@ -75,6 +75,7 @@ class WebDatasetSource(ShardSource):
         more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
         self.evidence = f"files of one name in {self.shards[0][1].name}{more}"
         self._key_end = find_key_end(options.columns)
+        self._encoding = active_encoding()
         self._extensions: list[str] = []  # of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
 
@@ -140,7 +141,7 @@ class WebDatasetSource(ShardSource):
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
         """Decodes the content of a file of column ``name`` by its extension. Raises :class:`ValueError` for damaged
         content."""
-        return decode_file(extension, data)
+        return decode_file(extension, data, self._encoding)
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the shards, and the list of class names as evidence."""
@@ -295,14 +296,18 @@ class WebDatasetSource(ShardSource):
         return "image" if "image" in images else images[0]
 
     def _read_first_samples(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yields the values of the first 16 samples of a shard, without files that cannot be read."""
+        """Yields the values of the first 16 samples of a shard, without files that cannot be read. Raises
+        :class:`AmbiguousSourceError` for a text in an unknown encoding."""
         for _, files in islice(self._list_samples(number), _PROBED):
             raw: dict[str, Any] = {}
             for extension, place, size, _ in files:
-                with suppress(OSError, ValueError):
-                    raw[self._columns[extension]] = decode_file(
-                        extension, self._open(number).read(place, min(size, _MAX_VALUE))
-                    )
+                try:
+                    data = self._open(number).read(place, min(size, _MAX_VALUE))
+                    raw[self._columns[extension]] = decode_file(extension, data, self._encoding)
+                except AmbiguousSourceError:
+                    raise  # of the encoding
+                except (OSError, ValueError):
+                    continue  # reported when it is read
             yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import tarfile
 import tokenize
@@ -20,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
 from packstore.sources.webdataset_keys import split_key
@@ -210,10 +211,16 @@ def make_own_column(extension: str) -> str:
     return f"{name}_" if name == "image" else name
 
 
-def decode_file(extension: str, data: bytes) -> Any:
+def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any:
     """Decodes the content of a file by its extension. Decodes numbers, texts, JSON and ``.npy``; other content stays
-    bytes. Raises :class:`ValueError` for damaged content."""
+    bytes. Raises :class:`ValueError` for damaged content, and :class:`AmbiguousSourceError` for a text in an unknown
+    encoding.
+
+    ``encoding``: Encoding of texts that are not UTF-8; None if the user has named none.
+    """
     kind = content_kind(extension)
+    if kind in ("text", "json"):
+        data = to_utf8(data, encoding, f".{extension}")
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()
         if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
@@ -223,9 +230,9 @@ def decode_file(extension: str, data: bytes) -> Any:
         return data.decode("utf-8")
     if kind == "json":
         try:
-            return json.loads(data)
-        except RecursionError:
-            raise ValueError(f".{extension} is nested too deeply") from None
+            return load_json(data)
+        except ValueError as error:
+            raise ValueError(f".{extension} {error}") from None
     if kind == "array":
         try:
             return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

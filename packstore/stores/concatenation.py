@@ -102,7 +102,11 @@ class ConcatReader(Reader):
     @property
     def stores(self) -> tuple[Reader, ...]:
         """The readers of the stores, without the wrappers that convert images to one encoding."""
-        return tuple(reader.store if isinstance(reader, UnifiedReader) else reader for reader in self._readers)
+        readers = [*self._readers]
+        for n, reader in enumerate(readers):
+            while isinstance(reader, UnifiedReader):
+                readers[n] = reader = reader.store
+        return tuple(readers)
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:

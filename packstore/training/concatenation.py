@@ -21,6 +21,7 @@ from packstore.stores.concatenation import ConcatReader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.unify import unify_encodings
+from packstore.training.crowds import leave_out_crowds
 from packstore.training.dataset import PackedDataset, open_checked, remote_head
 from packstore.training.mixture import FetchedShards, Mixture, apportion
 
@@ -59,7 +60,8 @@ class ConcatDataset(PackedDataset):
                 opened.enter_context(open_checked(path, self.checksums, known))
                 for path, known in zip(self.paths, self._heads, strict=True)
             ]
-            joined = ConcatReader(unify_encodings(readers))
+            kept = readers if self.keep_crowds else leave_out_crowds(readers)
+            joined = ConcatReader(unify_encodings(kept))
             opened.pop_all()
         self._heads = tuple(map(remote_head, readers))
         return joined

@@ -67,7 +67,8 @@ def plain(root: Path, images: list[Any], annotations: list[Any], categories: Any
 def test_what_is_kept(tmp_path: Path) -> None:
     root = coco(tmp_path / "set")
     convert(root, tmp_path / "x.h5")
-    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "boxes", "labels", "keypoints", "captions", "json"))
+    columns = ("key", "boxes", "labels", "keypoints", "captions", "json")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=columns, keep_crowds=True)
     assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
     classes = next(column.classes for column in ds.manifest.columns if column.name == "labels")
     assert classes == ("person", "car", "dog")  # in the order of the ids 1, 3, 18

@@ -12,6 +12,7 @@ from packstore.core.column_types.forms import Buffer, Form
 from packstore.core.column_types.hidden_boxes import find_hidden_boxes
 from packstore.core.column_types.shown import show_text
 from packstore.core.errors import StoreError
+from packstore.core.plainjson import load_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,9 @@ class JsonType(BytesType):
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
         """Parses JSON. Raises :class:`StoreError` if the JSON is damaged."""
         try:
-            return json.loads(bytes(raw))
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
+            return load_json(bytes(raw), "is not JSON")
+        except ValueError as error:
+            raise StoreError(f"a value of column {column.name!r} {error}") from None
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of indented JSON as ``value``."""

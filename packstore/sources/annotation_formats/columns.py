@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packstore.core.column import CROWD
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.images.decoders.orientation import upright_size
@@ -33,6 +34,7 @@ class _Summary:
         segmentations: An object has polygons or a mask.
         points: An image has points.
         tags: Most tags of an image.
+        crowds: An object is a crowd or a region to ignore.
         values: Names of the format's further columns with a value.
         json: An image has a value for the column ``json``.
     """
@@ -44,6 +46,7 @@ class _Summary:
     segmentations: bool = False
     points: bool = False
     tags: int = 0
+    crowds: bool = False
     values: set[str] = field(default_factory=set)
     json: bool = False
 
@@ -51,7 +54,7 @@ class _Summary:
 class AnnotationColumns(ABC):
     """Base of annotation formats: converts the annotations of a data set to these columns.
 
-    - ``boxes`` with their ``labels``
+    - ``boxes`` with their ``labels``, and ``iscrowd``: 1 for crowds and regions to ignore
     - ``segmentations``: for each box, polygons in pixels or run lengths, as in COCO, or null
     - ``keypoints`` with ``keypoint_labels``: single points
     - ``label`` of the whole image, or ``tags`` if an image has several
@@ -101,6 +104,8 @@ class AnnotationColumns(ABC):
             columns["boxes"] = Boxes(optional=True)
             if classes:
                 columns["labels"] = Labels(classes, of="boxes", optional=True)
+            if seen.crowds:
+                columns[CROWD] = Labels(of="boxes", optional=True)
         if seen.segmentations:
             columns["segmentations"] = Json(optional=True, shapes=True)
         if seen.points:
@@ -149,6 +154,7 @@ class AnnotationColumns(ABC):
         values = {
             "boxes": [each.box for each in objects],
             "labels": [each.label or NO_CLASS for each in objects],
+            CROWD: [int(each.crowd) for each in objects],
             "segmentations": [each.segmentation for each in objects],
             "keypoints": [point[1:] for point in annotation.points],
             "keypoint_labels": [point[0] or NO_CLASS for point in annotation.points],
@@ -203,15 +209,17 @@ class AnnotationColumns(ABC):
                 annotation = self._parse_checked(raw, lambda: (1, 1))
             except ValueError:
                 continue  # reported as a bad sample when it is read
-            labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
+            objects = annotation.objects
+            labels = [*(each.label for each in objects), *(point[0] for point in annotation.points)]
             seen.classes.update(label for label in labels if label)
             seen.tag_classes.update(annotation.tags)
             seen.unlabelled |= not all(labels)
-            seen.boxes |= bool(annotation.objects)
-            seen.segmentations |= any(each.segmentation is not None for each in annotation.objects)
+            seen.boxes |= bool(objects)
+            seen.segmentations |= any(each.segmentation is not None for each in objects)
+            seen.crowds |= any(each.crowd for each in objects)
             seen.points |= bool(annotation.points)
             seen.tags = max(seen.tags, len(annotation.tags))
-            seen.values.update(annotation.values, *(each.values for each in annotation.objects))
+            seen.values.update(annotation.values, *(each.values for each in objects))
             seen.json |= annotation.json is not None
             if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
                 raise SourceError(

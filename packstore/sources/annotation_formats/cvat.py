@@ -120,7 +120,8 @@ class CvatSource(DocumentSource):
         - A cuboid becomes one polygon of its eight corners.
         - A skeleton becomes its points, with their own labels.
         """
-        label, more = nonempty_text(shape.get("@label")), {}
+        label = nonempty_text(shape.get("@label"))
+        more: dict[str, Any] = {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}
         degrees = to_float(shape.get("@rotation", 0))

@@ -21,6 +21,7 @@ from packstore.sources.annotation_formats.objects import (
     SizeReader,
     as_list,
     bounding_box,
+    is_flagged,
     object_from_box,
     object_from_polygons,
     object_from_run_lengths,
@@ -139,14 +140,14 @@ def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
     """Makes an object from an instance of ``data_list``. Its box is ``bbox``, or else the box around its polygons. A
     mask of run lengths replaces its polygon. Raises :class:`ValueError` if there is neither."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
-    label = None if number is None else _class_name(names, number)
+    label, crowd = None if number is None else _class_name(names, number), is_flagged(each, "ignore_flag")
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []
     if isinstance(mask, list):
         polygons += [to_floats(polygon) for polygon in mask]
     box = to_floats(each["bbox"], 4) if each.get("bbox") else bounding_box(*polygons)
     if isinstance(mask, dict):
-        return object_from_run_lengths(label, mask["size"], mask["counts"], box, texts=text)
-    instance = object_from_box(label, box, texts=text)
+        return object_from_run_lengths(label, mask["size"], mask["counts"], box, crowd, texts=text)
+    instance = object_from_box(label, box, crowd=crowd, texts=text)
     instance.segmentation = polygons or None
     return instance
 

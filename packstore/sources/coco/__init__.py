@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.annotation_formats.ids import check_most_match, parse_id
@@ -23,6 +24,7 @@ from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_fil
 from packstore.sources.coco.documents import (
     SplitAnnotations,
     parse_boxes,
+    parse_crowds,
     parse_keypoints,
     parse_labels,
     parse_segments,
@@ -79,6 +81,7 @@ class CocoSource(FileRowSource):
     Columns, for files of annotations that exist:
 
     - ``boxes`` and ``labels``; ``keypoints`` if all categories have the same number
+    - ``iscrowd`` if any box is a crowd or a region to ignore
     - ``label`` instead if no annotation has a box or a shape, as in iNaturalist; ``tags`` if such an image has several
       labels
     - ``captions``: a list of texts
@@ -136,6 +139,7 @@ class CocoSource(FileRowSource):
         documents_of_all = [each.documents for each in self._splits.values()]
         points = {documents.points for documents in documents_of_all if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
+        self._has_crowds = any(documents.crowds for documents in documents_of_all)
         plain = not any(documents.boxed for documents in documents_of_all)
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
@@ -203,6 +207,8 @@ class CocoSource(FileRowSource):
             columns |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
         elif any(each.annotated for each in documents):
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
+            if self._has_crowds:
+                columns[CROWD] = Labels(of="boxes", optional=True)
             if self._points:
                 columns["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
         if any(each.captioned for each in documents):
@@ -254,6 +260,7 @@ class CocoSource(FileRowSource):
         elif annotations is not None:
             values["boxes"] = parse_boxes(annotations)
             values["labels"] = parse_labels(annotations, self._numbers["objects"])
+            values |= {CROWD: parse_crowds(annotations)} if self._has_crowds else {}
             if self._points:
                 values["keypoints"] = parse_keypoints(annotations, self._points)
         if "captions" in document:

@@ -9,6 +9,7 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.objects import is_flagged
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.beside import clean_path, read_json
 from packstore.sources.coco.files import AnnotationFile
@@ -36,6 +37,7 @@ class SplitAnnotations:
         annotated: True if there is a file of instances or keypoints, even without annotations.
         captioned: True if there is a file of captions, even an empty one.
         ignored: Number of values that are left out, by reason.
+        crowds: True if an annotation is a crowd or a region to ignore.
         boxed: True if an annotation has a box or a shape. If False, annotations are classes of whole images.
         most: Largest number of annotations of an image.
         category_ids: By file, kind of its categories and number of annotations with each ``category_id``.
@@ -50,7 +52,7 @@ class SplitAnnotations:
         self.points = 0
         self.annotated, self.captioned = bool({"instances", "keypoints"} & files.keys()), "captions" in files
         self.ignored: Counter[str] = Counter()
-        self.boxed, self.most = False, 0
+        self.boxed, self.crowds, self.most = False, False, 0
         self.category_ids: dict[str, tuple[str, Counter[int | str | None]]] = {}
         self._names: list[bytes] = []
         images: dict[Any, dict[str, Any]] = {}
@@ -106,6 +108,7 @@ class SplitAnnotations:
             annotations = entries.get("annotations", ())
             self.most = max(self.most, len(annotations))
             self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
+            self.crowds = self.crowds or any(parse_crowds(annotations))
             yield entries
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
@@ -243,6 +246,12 @@ def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
         left, top, width, height = map(float, box)
         boxes.append([left, top, left + width, top + height])
     return boxes
+
+
+def parse_crowds(annotations: Iterable[Any]) -> list[int]:
+    """Returns 1 for each annotation with the flag ``iscrowd`` or ``ignore``, else 0. ``ignore`` is CityPersons', and
+    that of MMDetection (https://github.com/open-mmlab/mmdetection, ``CocoDataset``)."""
+    return [int(is_flagged(each, "iscrowd", "ignore")) for each in annotations]
 
 
 def parse_segments(annotation: Any) -> list[Any]:

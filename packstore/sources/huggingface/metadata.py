@@ -14,6 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
+from packstore.core.plainjson import load_json
 from packstore.sources.beside import clean_path, join, read_text, read_whole
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.columns import declare_column
@@ -365,9 +366,9 @@ def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{shown}, line {number}: not JSON: {printable(str(error))}") from None
+            row = load_json(line, "not JSON")
+        except ValueError as error:
+            raise SourceError(f"{shown}, line {number}: {printable(str(error))}") from None
         if not isinstance(row, dict):
             raise SourceError(f"{shown}, line {number}: no object of values by name")
         yield f"line {number}", row

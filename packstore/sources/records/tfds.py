@@ -6,7 +6,6 @@ Features become examples as in ``tensorflow_datasets/core/example_serializer.py`
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zlib
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
 from packstore.core.protobuf import Feature, Message
 from packstore.images.decoders.orientation import upright_size
 from packstore.images.sniff import HeaderError, max_file_bytes
@@ -331,7 +331,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
-        content = json.loads(read_bounded(file, _MAX_JSON))
+        content = load_json(read_bounded(file, _MAX_JSON), "it is not valid JSON")
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:

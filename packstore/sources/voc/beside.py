@@ -12,6 +12,7 @@ from packstore.core.fields import Field
 from packstore.sources.annotations import describe_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.beside import is_folder, join
+from packstore.sources.encodings import convert_start
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import in_packing_order
@@ -157,7 +158,7 @@ def _has_annotations(tree: Tree, folder: str) -> bool:
 def _is_annotation(tree: Tree, file: str) -> bool:
     """Tells by its beginning if an XML file is an annotation of Pascal VOC. MIT's LabelMe has polygons instead of
     boxes: False."""
-    start = tree.first_bytes(file, _START)
+    start = convert_start(tree.first_bytes(file, _START))
     return b"<annotation" in start and b"LabelMe Webtool" not in start
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.plainxml import load_xml
-from packstore.sources.beside import parse_finite, read_whole
+from packstore.sources.beside import parse_finite, read_text
 from packstore.sources.boxes import VOC
 from packstore.sources.tree import Tree
 
@@ -54,17 +54,20 @@ class AnnotationFacts:
 
 
 def read_facts(tree: Tree, files: Iterable[str]) -> AnnotationFacts:
-    """Reads all annotations. Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes."""
+    """Reads all annotations. Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes, and
+    :class:`AmbiguousSourceError` for a file of unknown encoding."""
     names: set[str] = set()
     count, from_zero = 0, ""
     for file in files:
         try:
-            document = load_xml(read_whole(tree, file))[1]
+            document = load_xml(read_text(tree, file))[1]
             objects = _as_list(document["object"])
             count += 1
             names.update(map(_class_name, objects))
             if not from_zero and any(counts_from_zero(parse_box(each)) for each in objects):
                 from_zero = file
+        except AmbiguousSourceError:
+            raise  # of the encoding
         except (SourceError, ValueError, KeyError, TypeError):
             continue  # reported as a bad sample when it is read
         if len(names) > _MAX_CLASSES:

@@ -271,8 +271,9 @@ def read_image_list(tree: Tree, file: str) -> Iterator[str]:
 def _read_yaml(tree: Tree, file: str) -> dict[str, Any]:
     """Reads a file like ``data.yaml`` to a dictionary. Raises :class:`SourceError` for any other content, and over 1
     MiB."""
+    text = read_text(tree, file, _MAX_YAML)
     try:
-        document = load_yaml(read_text(tree, file, _MAX_YAML))
+        document = load_yaml(text)
     except ValueError as error:
         raise SourceError(f"{tree.name(file)} {error}") from None
     if not isinstance(document, dict):
