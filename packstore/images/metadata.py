@@ -146,6 +146,9 @@ def _strip_avif(data: memoryview) -> bytearray | memoryview:
     return stripped
 
 
+_XMP = 700
+
+
 def _strip_tiff(data: memoryview) -> bytearray | memoryview:
     """Removes entries from the directories of all pages. Nothing else moves."""
     order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
@@ -165,13 +168,21 @@ def _strip_tiff(data: memoryview) -> bytearray | memoryview:
         kept = [
             data[place : place + entry]
             for place in places
-            if struct.unpack_from(order + "H", data, place)[0] in PIXEL_TAGS
+            if (tag := struct.unpack_from(order + "H", data, place)[0]) in PIXEL_TAGS
+            or (tag == _XMP and _names_orientation(data, place, order, offset))
         ]
         rest = b"".join((*kept, data[end : end + width]))
         struct.pack_into(order + count_format, stripped, at, len(kept))
         stripped[first : first + len(rest)] = rest
         (at,) = struct.unpack_from(order + offset, data, end)
     return data if stripped == data else stripped
+
+
+def _names_orientation(data: memoryview, place: int, order: str, offset: str) -> bool:
+    """Tells if the XMP of the entry at ``place`` lies within the file and names an orientation, which Pillow applies.
+    ``offset``: struct's letter of offsets and lengths."""
+    length, at = struct.unpack_from(order + 2 * offset, data, place + 4)
+    return at + length <= len(data) and b"tiff:Orientation" in bytes(data[at : at + length])
 
 
 _KINDS: tuple[tuple[bytes, Callable[[memoryview], bytes | bytearray | memoryview]], ...] = (

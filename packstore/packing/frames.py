@@ -220,8 +220,8 @@ def _find_evidence(columns: Mapping[str, Column], sample: Sample, orientation: i
     for name, column in columns.items():
         value = sample.values[name]
         if column.traits.lies_on_image:
-            frame = by_size.get(_read_mask_size(column, value))
-            if frame is not None:
+            mask_size = _read_mask_size(column, value)
+            if mask_size is not None and (frame := by_size.get(mask_size)) is not None:
                 frames[name] = frame
         elif not stated and not sample.relative and column.coordinates is not None:
             shapes = shapes | {_find_frame_of_extent(column, value, size)} - {None}
