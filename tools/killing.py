@@ -381,7 +381,6 @@ class Killer:
         """The same conversion again: it completes the store, and nothing else is left."""
         import packstore
         from packstore.core.errors import DestinationError
-        from packstore.core.files import remove_empty
         from packstore.stores.builder.owner import OWNER
         from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
 

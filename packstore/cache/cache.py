@@ -276,9 +276,7 @@ class Cache:
             last = f"{'more' if size > nbytes else f'{size:,} bytes'} at last"
         else:
             last = f"at last with SHA-256 {sha.hexdigest()} instead of {digest}"
-        raise DamagedObjectError(
-            f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}; packstore verify proves the store"
-        )
+        raise DamagedObjectError(f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}")
 
     def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
         """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, and :class:`CacheError` for

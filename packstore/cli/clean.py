@@ -90,10 +90,7 @@ def _describe_leftover(leftover: Leftover) -> str:
     if owner is None:
         return f"{shown}: empty"
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner.started))
-    return (
-        f"{shown}: {human_bytes(leftover.nbytes)} of {printable(owner.destination)}, started {began} "
-        f"by {owner}"
-    )
+    return f"{shown}: {human_bytes(leftover.nbytes)} of {printable(owner.destination)}, started {began} by {owner}"
 
 
 def _confirm(yes: bool) -> bool:

@@ -141,7 +141,9 @@ def describe_report(report: VerifyReport, quiet: bool = False) -> str:
                 f"then packstore select {there} --drop audit.json --drop-kinds double_key -o NEW"
             )
         elif isinstance(report.path, UrlPath):
-            lines.append("copy the objects again from an undamaged copy, or pack the store again")
+            lines.append(
+                f"to replace damaged shards from the source or another store: packstore repair {there} --from SOURCE"
+            )
         elif not quiet and any(problem.lost for problem in report.problems):
             lines.append(
                 f"a shard does not open: packstore salvage {there} --out REST recovers the rest; or pack it again"

@@ -156,9 +156,11 @@ def test_damage_beside_a_writer_is_still_damage(store: Path) -> None:
 def test_a_store_that_is_not_there_yet(tmp_path: Path, suffix: str) -> None:
     work = WorkDirectory(tmp_path / f"o{suffix}")
     try:
-        with pytest.raises(packstore.StoreError, match=rf"does not exist yet: process {os.getpid()} on .* is writing it"):
+        with pytest.raises(
+            packstore.StoreError, match=rf"does not exist yet: process {os.getpid()} on .* is writing it"
+        ):
             packstore.verify(tmp_path / f"o{suffix}")
     finally:
         work.remove()
-    with pytest.raises(packstore.StoreError, match="does not exist$"):
+    with pytest.raises(packstore.StoreError, match=r"does not exist$"):
         packstore.verify(tmp_path / f"o{suffix}")

@@ -294,9 +294,10 @@ class RemoteReader(ShardedReader):
                 self._raise_if_replaced()
                 raise StoreError(f"{self._describe_shard(shard.name)} is missing: {error}") from error
             except StoreError as error:
-                damaged = isinstance(error, DamagedObjectError)
                 said = f"{self._describe_shard(shard.name)} cannot be fetched: {error}"
-                raise (StoreError(said) if damaged else UnreachableError(said)) from error
+                if not isinstance(error, DamagedObjectError):
+                    raise UnreachableError(said) from error
+                raise StoreError(f"{said}; if it stays so, packstore repair URL --from SOURCE replaces it") from error
         with self._counting:
             self.counts.hits += not ahead and not fetched
             self.counts.misses += not ahead and bool(fetched)
