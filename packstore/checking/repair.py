@@ -26,7 +26,7 @@ from packstore.checking.store_check import StoreCheck, open_files, record_batche
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
+from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths, writing
 from packstore.core.manifest import Column, Skipped
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.parallel import default_workers
@@ -119,7 +119,7 @@ def _repair_files(
             columns=manifest.columns,
             sharded=manifest.shards is not None,
         )
-        with builder, closing(options.open_packed(source, manifest, progress)) as opened:
+        with writing(destination), builder, closing(options.open_packed(source, manifest, progress)) as opened:
             check = StoreCheck(reader, workers=options.workers or default_workers(), progress=progress)
             count = sum(1 for _ in check.find_problems())
             if not count:

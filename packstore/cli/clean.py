@@ -50,7 +50,7 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
     """
     from packstore.stores.builder.work_directory import find_leftover, find_leftovers, remove_leftover, work_path
 
-    leftovers = {}
+    leftovers: dict[Path, Leftover] = {}
     for url in (place for place in places if isinstance(place, UrlPath)):
         _clean_url(url, older_than * 86400, yes, dry_run)
     local = [place for place in places if not isinstance(place, UrlPath)]
