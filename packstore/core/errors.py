@@ -20,7 +20,13 @@ WITHOUT_TORCH = (
 
 
 class PackstoreError(Exception):
-    """Base of all packstore errors. The text is safe for a terminal, whatever file names it contains."""
+    """Base of all packstore errors. The text is safe for a terminal, whatever file names it contains.
+
+    Attributes:
+        record: Number of the record that cannot be read. None if the error is not about one record.
+    """
+
+    record: int | None = None
 
     def __str__(self) -> str:
         return _make_printable(super().__str__())
@@ -168,7 +174,7 @@ class CorruptRecordError(StoreError):
 
     def __init__(self, record: int, key: str, expected: str, found: str, what: str = "checksum of its image") -> None:
         super().__init__(record, key, expected, found, what)
-        self.record = record
+        self.record: int = record
         self.key = key
         self.expected = expected
         self.found = found

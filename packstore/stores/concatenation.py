@@ -68,6 +68,7 @@ class ConcatReader(Reader):
             self._numbers.append({name: np.append(numbers, -1) for name, numbers in pairs if numbers is not None})
         super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._join_manifests(columns))
         self.checks_records = any(reader.checks_records for reader in readers)
+        self.can_refetch = any(reader.can_refetch for reader in readers)
         self.converts_images = any(reader.converts_images for reader in readers)
         self._columns: dict[str, ColumnData] = {}
 

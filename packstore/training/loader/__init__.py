@@ -267,6 +267,7 @@ class PackedLoader:
         Of a store at a URL also:
 
         - ``cache_hits``, ``cache_misses``: shards that were in the cache, or not, when a thread came to read them.
+        - ``cache_damaged``: damaged copies in the cache, which were fetched again.
         - ``fetched_bytes``
         - ``fetch_wait_seconds``: threads waited for shards; summed.
         """

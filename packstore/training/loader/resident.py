@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError
+from packstore.core.errors import PackstoreError, StoreError
+from packstore.stores.records import DamagedCopies
 from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.by_engine import EngineGatherer
 from packstore.training.loader.device_steps import DrawnForBatch
@@ -199,6 +200,8 @@ class Resident:
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform
+        if pipeline.dataset.reader.can_refetch:
+            pipeline.dataset.reader.check_files()
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
         whole: torch.Tensor | None = None
@@ -209,9 +212,7 @@ class Resident:
                     slot = ring.acquire()
                     assert slot is not None
                     buffer = ring.get_buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-                    records = np.arange(start + first, start + last)
-                    prepared = assembler.prepare_batch(buffer, records, 0, 0, errors, check_all=True)
-                    assembler.fill_rows(prepared, 0, last - first, errors)
+                    self._fill_rows(buffer, np.arange(start + first, start + last), errors)
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
                     images = images if pre_transform is None else pre_transform(images)
@@ -236,6 +237,25 @@ class Resident:
         gathers = images.device.type == "cpu" and not pipeline.device_steps.works_on_batches and pipeline.views is None
         last = gathers and options.channels_last if pipeline.kernel is None else is_channels_last(images)
         return torch.channels_last if last and images.ndim == 4 else torch.contiguous_format
+
+    def _fill_rows(self, buffer: torch.Tensor, records: NDArray[np.int64], errors: dict[int, Exception] | None) -> None:
+        """Reads, verifies and writes ``records`` to ``buffer``. Reads again if damaged shards can be fetched again.
+
+        ``errors`` receives damaged records; None raises the first error."""
+        assembler, copies = self._pipeline.assembler, DamagedCopies(self._pipeline.dataset.reader)
+        while True:
+            failed: dict[int, Exception] | None = None if errors is None else {}
+            try:
+                prepared = assembler.prepare_batch(buffer, records, 0, 0, failed, check_all=True)
+                assembler.fill_rows(prepared, 0, len(records), failed)
+            except PackstoreError as error:
+                if not copies.refetch([error], records):
+                    raise
+            else:
+                if not copies.refetch((failed or {}).values(), records):
+                    break
+        if errors is not None:
+            errors.update(failed or {})
 
     def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
         """Yields ranges of indices, start and stop, that cover ``first`` … ``last - 1``. With ``skip``, leaves out
