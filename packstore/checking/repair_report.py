@@ -10,7 +10,7 @@ from packstore.stores.base import Problem
 
 
 class ShardCounts(NamedTuple):
-    """What a repair at a URL did.
+    """Counts of shards that a repair at a URL replaced or lost.
 
     Attributes:
         replaced: Number of shards that were replaced in place.
