@@ -381,9 +381,8 @@ class Killer:
         """The same conversion again: it completes the store, and nothing else is left."""
         import packstore
         from packstore.core.errors import DestinationError
-        from packstore.core.files import remove_empty
         from packstore.stores.builder.owner import OWNER
-        from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
+        from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
 
         try:
             resumed = run_case(case, self._images, out, overwrite=overwrite)
@@ -405,9 +404,7 @@ class Killer:
             if not verified.ok:
                 self.tally.losses.append(f"{case}: {verified.problems[0].what}")
         _remove(out)
-        # Killed in the very last moments a run may leave its work directory, with nothing in it but its owner, which
-        # packstore clean finds, or not even that: an empty directory, which the next conversion to this name takes.
-        remove_empty(work_path(out))
+        # Killed in the very last moments, a run may leave its work directory, with at most its owner in it.
         for leftover in find_leftovers(self._scratch):
             if any(p.name != OWNER for p in leftover.path.rglob("*") if not p.is_dir()):
                 self.tally.losses.append(f"{case}: {leftover.path} still holds something")

@@ -30,6 +30,8 @@ _PIECE = 1 << 20
 
 _proven: set[tuple[int, int, int, int]] = set()
 """Files that this process has proven but could not mark: device, inode, and times of the last changes."""
+_suspects: set[tuple[int, int]] = set()
+"""Files to prove again that this process could not mark: device and inode."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Cache:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_folder", CacheFolder(self.root))
 
-    def open(self, digest: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
+    def open(
+        self, digest: str, nbytes: int, fetch: Fetch, url: str = "", on_damage: Callable[[], None] = lambda: None
+    ) -> int:
         """Opens an object. Fetches it if it is absent or damaged, which may evict others.
 
         Args:
@@ -66,6 +70,7 @@ class Cache:
             fetch: Returns the bytes from the beginning. Called up to three times: again if the bytes end too early or
                 do not have the digest.
             url: Its URL, shown in listings of the cache.
+            on_damage: Called if a damaged copy is removed, before it is fetched again.
 
         Returns:
             A descriptor for reading, which the caller closes after the last use of a map. The object stays in the cache
@@ -82,7 +87,7 @@ class Cache:
         """
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256")
-        return self._open_or_fetch(digest, nbytes, fetch, digest, url)
+        return self._open_or_fetch(digest, nbytes, fetch, digest, url, on_damage)
 
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Opens an object whose digest is unknown, like :meth:`open`. Checks only the size of the fetched bytes.
@@ -126,20 +131,39 @@ class Cache:
         return self._folder.clean(keep)
 
     def mark_suspect(self, digest: str) -> None:
-        """Changes the date stamp of an object. The next opening then proves the object again.
+        """Has the next opening prove the object again: changes its date stamp, or remembers the object if it may not be
+        changed.
 
-        Ignores an object that is absent or may not be changed. Raises :class:`CacheError` for other errors of the
-        system.
+        Ignores an absent object. Raises :class:`CacheError` for other errors of the system.
         """
         path = self._folder.whole / digest
         with self._folder.raise_as_cache_errors():
             try:
-                os.utime(path, ns=(path.lstat().st_atime_ns, 1), follow_symlinks=False)
+                state = path.lstat()
+                os.utime(path, ns=(state.st_atime_ns, 1), follow_symlinks=False)
+            except FileNotFoundError:
+                return
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.EROFS, errno.EPERM, errno.EACCES):
+                if error.errno not in (errno.EROFS, errno.EPERM, errno.EACCES):
                     raise
+                _suspects.add((state.st_dev, state.st_ino))
 
-    def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
+    def has_size(self, digest: str, nbytes: int) -> bool:
+        """Returns whether an object has this size. True for an absent one, which a process may still have open."""
+        try:
+            return (self._folder.whole / digest).lstat().st_size == nbytes
+        except OSError:
+            return True
+
+    def _open_or_fetch(
+        self,
+        name: str,
+        nbytes: int,
+        fetch: Fetch,
+        digest: str | None,
+        url: str,
+        on_damage: Callable[[], None] = lambda: None,
+    ) -> int:
         """Opens a cached object, or fetches it. Raises errors like :meth:`open`.
 
         Tries again if another process fetched the object meanwhile. Tries again up to three times if the cache's folder
@@ -148,7 +172,7 @@ class Cache:
         removed = 0
         while True:
             try:
-                descriptor = self._open_cached(name, nbytes, digest)
+                descriptor = self._open_cached(name, nbytes, digest, on_damage)
                 if descriptor is None:
                     descriptor = self._fetch_object(name, nbytes, fetch, digest, url)
             except CacheError as error:
@@ -159,11 +183,12 @@ class Cache:
             if descriptor is not None:
                 return descriptor
 
-    def _open_cached(self, name: str, nbytes: int, digest: str | None) -> int | None:
+    def _open_cached(self, name: str, nbytes: int, digest: str | None, on_damage: Callable[[], None]) -> int | None:
         """Opens and locks a cached object. Returns None if there is none.
 
-        Removes a damaged object with a warning, and returns None. If ``digest`` is None, an object is damaged unless
-        its date stamp is valid. Raises :class:`CacheError` for a damaged object in a cache that is read only.
+        Removes a damaged object with a warning, calls ``on_damage``, and returns None. If ``digest`` is None, an object
+        is damaged unless its date stamp is valid. Raises :class:`CacheError` for a damaged object in a cache that is
+        read only.
         """
         descriptor = self._folder.open_object(name)
         if descriptor is None:
@@ -180,6 +205,7 @@ class Cache:
             _log.warning("the cache %s: %s is damaged, and is fetched again", printable(str(self.root)), name)
             with self._folder.raise_as_cache_errors():
                 self._folder.remove_damaged(descriptor, name)
+            on_damage()
             return None
         finally:
             if descriptor >= 0:
@@ -199,8 +225,10 @@ class Cache:
         key = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
         # A stamp from before the last boot does not count: a power failure can leave a file stamped but incomplete.
         marked = state.st_mtime_ns == compute_date_stamp(name) and state.st_ctime >= _read_boot_time()
-        if not marked and key not in _proven and (digest is None or _hash_file(descriptor) != digest):
+        suspect = key[:2] in _suspects
+        if (suspect or (not marked and key not in _proven)) and (digest is None or _hash_file(descriptor) != digest):
             return False
+        _suspects.discard(key[:2])
         try:
             os.utime(descriptor, ns=(time.time_ns(), compute_date_stamp(name)))
         except OSError as error:
@@ -276,9 +304,7 @@ class Cache:
             last = f"{'more' if size > nbytes else f'{size:,} bytes'} at last"
         else:
             last = f"at last with SHA-256 {sha.hexdigest()} instead of {digest}"
-        raise DamagedObjectError(
-            f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}; packstore verify proves the store"
-        )
+        raise DamagedObjectError(f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}")
 
     def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
         """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, and :class:`CacheError` for

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.checking.independent import ROWS, count_independently
-from packstore.checking.store_check import Batch
+from packstore.checking.store_check import Batch, try_key
 from packstore.core.columns import NUMPY_DTYPE, Buffer
-from packstore.core.errors import PackstoreError, UsageError, printable
+from packstore.core.errors import PackstoreError, SourceError, StoreError, UnreachableError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import readers_transpose
+from packstore.packing.frames import restore_aligner
 from packstore.packing.probing import make_encoder
 from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
 from packstore.packing.values import ValueConverter
@@ -60,6 +62,22 @@ def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder
         raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
 
 
+@contextmanager
+def reading_source(source: Source) -> Iterator[None]:
+    """Turns a :class:`StoreError` of a source that is itself a store into a :class:`SourceError` that names it.
+
+    Without that, it would look like a fault of the store that is checked.
+    """
+    try:
+        yield
+    except SourceError:
+        raise
+    except StoreError as error:
+        raise SourceError(
+            f"the source {printable(str(source.path))} cannot be read: {error}; repair that first, or give another one"
+        ) from error
+
+
 class Difference(Problem):
     """Problem that is a difference from the source and not damage."""
 
@@ -80,12 +98,14 @@ class Comparison:
         self.reader = reader
         self.source = source
         self.split = read_source_split(manifest)
-        self.survey = source.survey(self.split)
-        self.encoder = make_encoder_for(manifest, source, self.survey, decoder)
+        with reading_source(source):
+            self.survey = source.survey(self.split)
+            self.encoder = make_encoder_for(manifest, source, self.survey, decoder)
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
-        self.to_stored = ValueConverter(self.survey)
+        aligner = restore_aligner(manifest, source, self.survey, self.split)
+        self.to_stored = ValueConverter(self.survey, aligner=aligner)
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True
         self._counts_agree = False
@@ -144,7 +164,7 @@ class Comparison:
         Call it after :meth:`batch_records` has ended.
         """
         for record in np.flatnonzero(~self._seen).tolist():
-            yield Difference("the store has this record, the source does not", record, self.reader.key(record))
+            yield Difference("the store has this record, the source does not", record, try_key(self.reader, record))
         if not self._in_order:
             yield Difference("the records are in another order than in the source")
 
@@ -245,18 +265,45 @@ class Comparison:
             )
 
     def _sort_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Returns the sorted hashes of all keys, and the record of each."""
-        keys = (key for part in self.reader.parts() for key in part.ragged_column("key"))
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(self.reader))
+        """Returns the sorted hashes of all keys, and the record of each. A key that cannot be read has the hash 0."""
+        keys = self._iterate_keys()
+        hashes = np.fromiter(
+            (0 if key is None else xxhash.xxh3_64_intdigest(key) for key in keys), np.uint64, len(self.reader)
+        )
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
+
+    def _iterate_keys(self) -> Iterator[Buffer | None]:
+        """Yields the stored key of each record, or None if it cannot be read. Other checks report such damage.
+
+        Marks records of shards that do not open as seen, so that nothing reads them.
+        """
+        edges = [*self.reader.part_starts.tolist(), len(self.reader)]
+        for number, (start, stop) in enumerate(pairwise(edges)):
+            try:
+                part = self.reader.part(number)
+            except UnreachableError:
+                raise
+            except StoreError:
+                self._seen[start:stop] = True
+                yield from [None] * (stop - start)
+                continue
+            keys: Sequence[Buffer | None] = [None] * (stop - start)
+            with suppress(StoreError):
+                keys = part.ragged_column("key")
+            for record in range(stop - start):
+                try:
+                    yield keys[record]
+                except StoreError:
+                    yield None
 
     def _batch_entries(self) -> Iterator[list[Entry]]:
         """Yields the source's entries in batches, without those that packing skipped. Fetches files at a URL ahead."""
         skipped = {s.key for s in self.reader.manifest.skipped}
-        entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
-        while batch := list(islice(entries, BATCH_RECORDS)):
-            yield batch
+        with reading_source(self.source):
+            entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
+            while batch := list(islice(entries, BATCH_RECORDS)):
+                yield batch
 
     def _find_records(
         self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
@@ -275,17 +322,26 @@ class Comparison:
 
         A sample that cannot be read or encoded counts as a difference.
         """
-        for column, value in zip(self.survey.labels, entry.labels, strict=True):
-            own = int(value_of(column.name, record)) if column.name in self.labels else value
-            if own != value:
-                yield f"{column.name} is {own}, in the source {value}"
+        try:
+            for column, value in zip(self.survey.labels, entry.labels, strict=True):
+                own = int(value_of(column.name, record)) if column.name in self.labels else value
+                if own != value:
+                    yield f"{column.name} is {own}, in the source {value}"
+        except StoreError as error:
+            yield f"cannot be compared: {error}"
+            return
         split = self.splits.get(entry.split)
         if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
             image = self.source.read(entry)
+        except PackstoreError as error:
+            yield f"cannot be compared, since the source's sample cannot be read: {error}"
+            return
+        try:
             if isinstance(image, Sample):
-                yield from self._compare_values(record, self.to_stored(entry.key, image), value_of)
+                sample = self.to_stored.align(entry.key, image)
+                yield from self._compare_values(record, self.to_stored(entry.key, sample), value_of)
                 image = image.image
             shape = value_of("shape", record) if self.has_shapes else None
             difference = self.encoder.compare(entry.key, image, stored, shape)

@@ -18,6 +18,7 @@ from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin, Sp
 from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, ShardTable, shard_name
 from packstore.images.sniff import HeaderError, sniff
+from packstore.stores.builder.work_directory import find_writer, list_needless_files
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
@@ -150,7 +151,8 @@ def _inspect_sharded(path: Path) -> DamagedStore:
         assert whole is not None
         table, proven = _recover_table(path, whole.manifest.records, table, notes)
         names = _list_shard_names(table, proven, there)
-        notes += [f"{name} does not belong to the store, and is left out" for name in sorted(there.keys() - set(names))]
+        known = {*names, *(list_needless_files(path) if find_writer(path) is not None else ())}
+        notes += [f"{name} does not belong to the store, and is left out" for name in sorted(there.keys() - known)]
     else:
         if len(set(there.values())) != 1:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.against import make_encoder_for, read_source_split
+from packstore.checking.against import make_encoder_for, read_source_split, reading_source
 from packstore.core.checksums import row_checksum, row_columns
-from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import PackstoreError
-from packstore.core.manifest import Manifest
+from packstore.core.columns import NUMPY_DTYPE, Buffer
+from packstore.core.errors import PackstoreError, printable
+from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import EncodedImage
+from packstore.images.seek_index import index_values
 from packstore.packing.batches import Link, Linker
+from packstore.packing.frames import restore_aligner
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.store import StoreSource
@@ -49,16 +51,22 @@ class Donor:
 
     Call :meth:`locate_samples` first; the other methods use the samples that it located. Memory grows with the number
     of damaged records, not with the source.
+
+    Attributes:
+        path: Path of the source.
     """
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
         """Surveys the source. Raises :class:`UsageError` if the store's encoder does not accept the source's images."""
+        self.path = source.path
         self._source = source
         self._manifest = manifest
         self._split = read_source_split(manifest)
-        self._survey = source.survey(self._split)
-        self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
-        self._to_stored = ValueConverter(self._survey)
+        with reading_source(source):
+            self._survey = source.survey(self._split)
+            self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
+        aligner = restore_aligner(manifest, source, self._survey, self._split)
+        self._to_stored = ValueConverter(self._survey, aligner=aligner)
         self._entries: dict[int, Entry] = {}
 
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
@@ -75,18 +83,29 @@ class Donor:
             if each.key is not None:
                 by_key.setdefault(xxh3_64_intdigest(each.key), []).append(each)
             rows.update(dict.fromkeys(each.rows, each.record))
-        for entry in self._list_entries(progress) if by_key else ():
-            for each in by_key.get(xxh3_64_intdigest(_encode_key(entry)), ()):
+        for entry in self.list_entries(progress) if by_key else ():
+            for each in by_key.get(xxh3_64_intdigest(encode_key(entry)), ()):
                 if not each.rows or self._compute_row_checksum(entry) in each.rows:
                     self._entries[each.record] = entry
                     for known in each.rows:
                         rows.pop(known, None)
-        for entry in self._list_entries(progress) if rows else ():
+        for entry in self.list_entries(progress) if rows else ():
             row = self._compute_row_checksum(entry)
             if row in rows:
                 self._entries[rows.pop(row)] = entry
                 if not rows:
                     break
+
+    def make_record(self, entry: Entry) -> tuple[Any, dict[str, Any]]:
+        """Makes the record of a sample: its image, and its values of all other columns.
+
+        Raises :class:`CannotReplaceError` if the sample cannot be read or encoded, or lacks a value.
+        """
+        image, fields = self._encode_image(entry).record, self._make_fields_from(entry)
+        missing = [name for name, value in fields.items() if value is None]
+        if missing:
+            raise CannotReplaceError(f"{printable(entry.key)} of the source has no {' or '.join(missing)}")
+        return image, fields
 
     def make_image(self, record: int) -> bytes | bytearray | memoryview:
         """Reads and encodes the image for a record. Raises :class:`CannotReplaceError` if no sample was located, or if
@@ -115,12 +134,16 @@ class Donor:
         """
         return self._make_fields_from(self._find_entry(record))
 
-    def _list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
-        """Yields the source's entries of the store's split. Reports progress every 4,096 entries."""
-        for done, entry in enumerate(self._source.entries(self._split)):
-            if done % _REPORT_EVERY == 0:
-                progress(Progress("locate", done, self._survey.records, 0))
-            yield entry
+    def list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
+        """Yields the source's entries of the store's split. Reports progress every 4,096 entries.
+
+        Raises :class:`SourceError` if they cannot be read.
+        """
+        with reading_source(self._source):
+            for done, entry in enumerate(self._source.entries(self._split)):
+                if done % _REPORT_EVERY == 0:
+                    progress(Progress("locate", done, self._survey.records, 0))
+                yield entry
 
     def _find_entry(self, record: int) -> Entry:
         """Returns the sample located for a record. Raises :class:`CannotReplaceError` if there is none."""
@@ -150,7 +173,7 @@ class Donor:
         for column in row_columns(self._manifest.columns):
             value: Any = None
             if column.name == "key":
-                value = _encode_key(entry)
+                value = encode_key(entry)
             elif column.name in labels:
                 value = np.int64(labels[column.name])
             elif column.name in sampled:
@@ -174,7 +197,9 @@ class Donor:
             return {}
         try:
             sample = self._source.read(entry)
-            return self._to_stored(entry.key, sample) if isinstance(sample, Sample) else {}
+            if not isinstance(sample, Sample):
+                return {}
+            return self._to_stored(entry.key, self._to_stored.align(entry.key, sample))
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 
@@ -190,6 +215,20 @@ class Donor:
         return row_checksum(self._manifest.columns, fields)
 
 
-def _encode_key(entry: Entry) -> bytes:
+def gather_values(
+    columns: Sequence[Column], images: Sequence[Buffer], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Returns the values of some records as :meth:`StoreBuilder.append` takes them, with the images' seek indexes.
+
+    ``rows``: for each record, its values by column.
+    """
+    values: dict[str, Any] = {}
+    for column in row_columns(columns):
+        taken = [row[column.name] for row in rows]
+        values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
+    return values | index_values(columns, images)
+
+
+def encode_key(entry: Entry) -> bytes:
     """Encodes an entry's key as UTF-8, as stores do. A surrogate becomes the byte that it stands for."""
     return entry.key.encode("utf-8", "surrogateescape")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,22 +18,21 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.donor import CannotReplaceError, DamagedRecord, Donor
+from packstore.checking.donor import CannotReplaceError, DamagedRecord, Donor, gather_values
 from packstore.checking.options import RepairOptions
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
-from packstore.core.errors import DestinationError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
+from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError, printable
+from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths, writing
 from packstore.core.manifest import Column, Skipped
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
-from packstore.images.seek_index import index_values
 from packstore.packing.batches import Link
 from packstore.stores import create_store, format_of
 from packstore.stores.base import Problem, Reader
@@ -66,14 +65,15 @@ def repair(arguments: RepairArguments) -> RepairReport:
 
     At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. If
     ``source`` is a store with the same shard, the shard is copied. Other shards are rebuilt from their undamaged
-    records and ``source``.
+    records and ``source``. A shard that is missing or does not open is packed again from the samples of ``source`` that
+    no other shard has.
 
     ``image_key``, ``label_key``, ``layout``, ``ignore`` and ``columns`` that are not given are those with which the
     store was packed.
 
     Returns:
         The report. Nothing is written if nothing is damaged. Without ``partial``, nothing is written if a record is
-        lost.
+        lost. At a URL, shards are replaced even if others are lost.
 
     Raises:
         StoreError: The damaged store does not open, or a shard of it does not.
@@ -93,7 +93,7 @@ def repair(arguments: RepairArguments) -> RepairReport:
             def repair_shard(broken: Path, whole: Path) -> RepairReport:
                 return _repair_files(broken, source, whole, arguments, report)
 
-            return repair_at_url(damaged, source, repair_shard, report)
+            return repair_at_url(damaged, source, arguments, repair_shard, report)
         if arguments.destination is None:
             raise UsageError("give a destination (--out) for the repaired store: the damaged one is not changed")
         check_paths(damaged, arguments.destination, arguments.labels)
@@ -119,7 +119,7 @@ def _repair_files(
             columns=manifest.columns,
             sharded=manifest.shards is not None,
         )
-        with builder, closing(options.open_packed(source, manifest, progress)) as opened:
+        with writing(destination), builder, closing(options.open_packed(source, manifest, progress)) as opened:
             check = StoreCheck(reader, workers=options.workers or default_workers(), progress=progress)
             count = sum(1 for _ in check.find_problems())
             if not count:
@@ -206,6 +206,8 @@ class _Repair:
             self.progress(Progress("replace", done, len(damaged), 0))
             try:
                 self._fix_record(record)
+                if self.links and record in self.images:
+                    self.donor.make_link(record, self.relative_link_folder)
             except CannotReplaceError as error:
                 lost.append(Problem(str(error), record, try_key(self.reader, record)))
             else:
@@ -334,17 +336,14 @@ class _Repair:
         rows: list[Mapping[str, Any]] = []
         for record in records:
             if record in self.images or record in self.rows:
-                image, fields = self._fix_record(record)
+                with self._refuse_changed_source(record):
+                    image, fields = self._fix_record(record)
             else:
                 image = self.reader.view(record)
                 fields = {name: values.try_value(record) for name, values in self.columns.items()}
             images.append(image)
             rows.append(fields)
-        values: dict[str, Any] = {}
-        for column in row_columns(self.manifest.columns):
-            taken = [row[column.name] for row in rows]
-            values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
-        values |= index_values(self.manifest.columns, images)
+        values = gather_values(self.manifest.columns, images, rows)
         if self.links:
             values |= self._make_link_values(records)
             checksums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
@@ -352,6 +351,17 @@ class _Repair:
         else:
             self.builder.append(images, values, split)
         return sum(memoryview(image).nbytes for image in images)
+
+    @contextmanager
+    def _refuse_changed_source(self, record: int) -> Iterator[None]:
+        """Raises :class:`SourceError` if the source cannot replace a record now that it could replace before."""
+        try:
+            yield
+        except CannotReplaceError as error:
+            raise SourceError(
+                f"the source {printable(str(self.donor.path))} has changed during the repair: record {record} "
+                f"({try_key(self.reader, record)}): {error}; nothing was written, so give the same command again"
+            ) from error
 
     def _make_link_values(self, records: list[int]) -> dict[str, Any]:
         """Returns the link columns of some records.
@@ -361,7 +371,8 @@ class _Repair:
         rows = []
         for record in records:
             if record in self.images:
-                link = self.donor.make_link(record, self.relative_link_folder)
+                with self._refuse_changed_source(record):
+                    link = self.donor.make_link(record, self.relative_link_folder)
             else:
                 values = read_link_values(self.reader, np.array([record]), self.relative_link_folder)
                 link = Link(*(values[name][0] for name in self.links))

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from packstore.checking.repair_report import RepairReport
+from packstore.checking.options import RepairOptions
+from packstore.checking.repack import repack_shards
+from packstore.checking.repair_report import RepairReport, ShardCounts
 from packstore.core.checksums import file_digest
 from packstore.core.errors import DestinationError, MissingStoreError, PackstoreError, StoreError
+from packstore.core.files import writing
+from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
@@ -26,18 +31,24 @@ from packstore.stores.builder.assembly import list_shards
 from packstore.stores.opening import open_reader
 from packstore.stores.remote.head import read_head
 from packstore.stores.remote.names import shard_object_name
+from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.remote.publish import open_shard_file, upload_shard
 
 Repair = Callable[[Path, Path], RepairReport]
 """Writes an undamaged store, its second argument, from a damaged one, its first."""
 
 
-def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: ProgressCallback) -> RepairReport:
+def repair_at_url(
+    url: UrlPath, source: Path, options: RepairOptions, repair: Repair, progress: ProgressCallback
+) -> RepairReport:
     """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones. Reports
     progress.
 
-    If ``source`` is a store with the same shard, takes the shard from there. Otherwise ``repair`` rebuilds the shard
-    from its undamaged records. Shards that could not be replaced are lost in the report.
+    - If ``source`` is a store with the same shard, takes the shard from there.
+    - If the shard opens, ``repair`` rebuilds it from its undamaged records.
+    - Otherwise packs it again from ``source``.
+
+    Shards that could not be replaced are lost in the report.
 
     Raises:
         DestinationError: The URL is read only, or holds a copy of a local store.
@@ -47,47 +58,103 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
     if not objects.can_write:
         raise DestinationError(f"{objects.url} is read only: repair the store at a URL that can be written")
     try:
-        manifest = read_head(objects).manifest
+        head = read_head(objects)
     except MissingStoreError:
         raise DestinationError(
             f"{objects.url} holds no store that packstore published there: repair the local store that it is a copy of"
         ) from None
-    table = manifest.shards
+    table = head.manifest.shards
     assert table is not None
     damaged, done_bytes = [], 0
     for number, shard in enumerate(table):
         if not _is_shard_intact(objects, shard):
-            damaged.append((int(table.starts[number]), shard))
+            damaged.append(number)
         done_bytes += shard.nbytes
         progress(Progress("verify", number + 1, len(table), done_bytes))
-    known = _locate_shards(source)
-    replaced: list[Problem] = []
-    lost: list[Problem] = []
-    for first, shard in damaged:
-        with ExitStack() as stack:
-            try:
-                if shard.digest in known:
-                    file = stack.enter_context(open_shard_file(known[shard.digest], shard, manifest.format))
-                    fixed = [Problem("taken whole from another store", shard=shard.name)]
-                else:
-                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packstore-")))
-                    file, fixed = _rebuild_shard(objects, shard, manifest.format, repair, folder)
-                upload_shard(objects, shard, file)
-            except PackstoreError as error:
-                lost.append(Problem(f"{shard.records:,} records: {error}", shard=shard.name))
-            else:
-                at = [None if each.record is None else first + each.record for each in fixed]
-                replaced += [replace(each, record=record) for each, record in zip(fixed, at, strict=True)]
-    bad = sum(shard.records for _, shard in damaged)
+    shards = _ShardRepairs(objects, head.manifest)
+    with tempfile.TemporaryDirectory(prefix="packstore-") as folder:
+        gone = shards.rebuild(damaged, _locate_shards(source), repair, Path(folder))
+        if gone:
+            with reopen_remote(url, head) as reader:
+                shards.repack(gone, repack_shards(reader, gone, source, options, Path(folder), progress))
+    lost_records = sum(table[number].records for number in shards.lost)
+    bad = sum(table[number].records for number in damaged)
     return RepairReport(
         url,
-        url if damaged and not lost else None,
+        url if damaged and not shards.lost else None,
         len(damaged),
-        manifest.records - bad,
-        tuple(replaced),
-        tuple(lost),
-        bool(damaged) and not lost,
+        head.manifest.records - bad,
+        tuple(shards.replaced),
+        tuple(shards.lost.values()),
+        bool(damaged) and not shards.lost,
+        ShardCounts(len(damaged) - len(shards.lost), len(shards.lost), lost_records),
     )
+
+
+class _ShardRepairs:
+    """Replaces shards of a store at a URL, and notes what was replaced and what was lost.
+
+    Attributes:
+        replaced: Replaced records of rebuilt shards, and whole shards.
+        lost: By number, why a shard could not be replaced.
+    """
+
+    def __init__(self, objects: ObjectStore, manifest: Manifest) -> None:
+        assert manifest.shards is not None
+        self._objects = objects
+        self._format = manifest.format
+        self._table = manifest.shards
+        self.replaced: list[Problem] = []
+        self.lost: dict[int, Problem] = {}
+
+    def rebuild(
+        self, damaged: Sequence[int], known: Mapping[str, ShardPlace], repair: Repair, folder: Path
+    ) -> list[int]:
+        """Replaces the damaged shards that are in ``known``, and rebuilds those that open.
+
+        Returns the numbers of the others, of which nothing is left.
+        """
+        gone = []
+        for number in damaged:
+            shard = self._table[number]
+            with self._noting_loss([number]), ExitStack() as stack:
+                if shard.digest in known:
+                    file = stack.enter_context(open_shard_file(known[shard.digest], shard, self._format))
+                    fixed = [Problem("taken whole from another store", shard=shard.name)]
+                else:
+                    own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+                    broken = _download_broken(self._objects, shard, self._format, own)
+                    if broken is None:
+                        gone.append(number)
+                        continue
+                    file, fixed = _rebuild_shard(broken, shard, self._format, repair)
+                upload_shard(self._objects, shard, file)
+                first = int(self._table.starts[number])
+                at = [None if each.record is None else first + each.record for each in fixed]
+                self.replaced += [replace(each, record=record) for each, record in zip(fixed, at, strict=True)]
+        return gone
+
+    def repack(self, gone: Sequence[int], packed: Iterator[Path]) -> None:
+        """Uploads the shards ``gone`` from ``packed``, which packs them again one after the other."""
+        waiting = deque(gone)
+        with self._noting_loss(waiting):
+            for path in packed:
+                number = waiting.popleft()
+                with self._noting_loss([number]):
+                    shard, file = self._table[number], FORMATS[self._format].data_file(path)
+                    _refuse_other_bytes(file, shard, "packed again from the source")
+                    upload_shard(self._objects, shard, file)
+                    self.replaced.append(Problem("packed again from the source", shard=shard.name))
+
+    @contextmanager
+    def _noting_loss(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Notes the shards ``numbers`` as lost if the block raises a :class:`PackstoreError`."""
+        try:
+            yield
+        except PackstoreError as error:
+            for number in numbers:
+                shard = self._table[number]
+                self.lost[number] = Problem(f"{shard.records:,} records: {error}", shard=shard.name)
 
 
 def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
@@ -116,32 +183,45 @@ def _locate_shards(source: Path) -> dict[str, ShardPlace]:
         return {}
 
 
-def _rebuild_shard(
-    objects: ObjectStore, shard: Shard, format: str, repair: Repair, folder: Path
-) -> tuple[Path, list[Problem]]:
-    """Downloads a damaged shard into ``folder`` and repairs it there. Returns the rebuilt data file, and the records
-    that were replaced.
+def _download_broken(objects: ObjectStore, shard: Shard, format: str, folder: Path) -> Path | None:
+    """Downloads a damaged shard into ``folder``, and returns its path. Returns None if it is missing or does not open.
 
-    Raises the errors of ``repair``, and :class:`StoreError` in these cases:
-    - The shard is missing.
-    - Records are lost.
-    - The rebuilt file has other bytes than the shard had.
+    Raises :class:`DestinationError` if it cannot be written.
     """
-    again = "packstore convert SOURCE URL --overwrite packs the store again"
-    broken, whole = folder / shard.name, folder / f"whole-{shard.name}"
+    broken = folder / shard.name
     file = FORMATS[format].data_file(broken)
-    file.parent.mkdir(exist_ok=True)
+    with writing(file):
+        file.parent.mkdir(exist_ok=True)
+        try:
+            with file.open("wb") as target:
+                target.writelines(objects.stream(shard_object_name(shard)))
+        except MissingObjectError:
+            return None
     try:
-        with file.open("wb") as target:
-            target.writelines(objects.stream(shard_object_name(shard)))
-    except MissingObjectError:
-        raise StoreError(f"it is missing, and the source is not a store that has it; {again}") from None
+        open_reader(broken).close()
+    except StoreError:
+        return None
+    return broken
+
+
+def _rebuild_shard(broken: Path, shard: Shard, format: str, repair: Repair) -> tuple[Path, list[Problem]]:
+    """Repairs the damaged shard at ``broken``. Returns the rebuilt data file, and the records that were replaced.
+
+    Raises the errors of ``repair``, and :class:`StoreError` if records are lost, or if the rebuilt file has other bytes
+    than the shard had.
+    """
+    whole = broken.with_name(f"whole-{shard.name}")
     report = repair(broken, whole)
     if report.lost:
         raise StoreError(f"{len(report.lost):,} of its records are lost, the first: {report.lost[0].what}")
     made = FORMATS[format].data_file(whole)
-    if report.destination is None or file_digest(made) != (shard.nbytes, shard.digest):
-        raise StoreError(
-            f"it was rebuilt, but not with the same bytes, perhaps because libraries have other versions; {again}"
-        )
+    _refuse_other_bytes(None if report.destination is None else made, shard, "rebuilt")
     return made, [replace(each, shard=shard.name) for each in report.replaced]
+
+
+def _refuse_other_bytes(made: Path | None, shard: Shard, how: str) -> None:
+    """Raises :class:`StoreError` if a shard that was made again is not the one in the store's table."""
+    if made is None or file_digest(made) != (shard.nbytes, shard.digest):
+        raise StoreError(
+            f"it was {how}, but not with the same bytes: the source has changed, or libraries have other versions"
+        )

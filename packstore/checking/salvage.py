@@ -25,7 +25,7 @@ from packstore.core.arguments import check_bools
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_nested_paths
+from packstore.core.files import check_paths, refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.seek_index import index_values
@@ -125,7 +125,7 @@ def salvage(
         columns=manifest.columns,
         shard_size=store.shard_size,
     )
-    with builder, progress_callback(progress) as report:
+    with writing(destination), builder, progress_callback(progress) as report:
         return _Salvage(damaged, store, builder, unproven, report).save_records(destination)
 
 

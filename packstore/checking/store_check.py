@@ -8,6 +8,7 @@ result has the column's digest, the records are undamaged.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,12 +33,13 @@ from packstore.core.checksums import (
     row_columns,
 )
 from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.errors import PackstoreError, StoreError, UnreachableError
+from packstore.core.errors import PackstoreError, StoreError, UnreachableError, printable
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
-from packstore.stores.builder.work_directory import list_needless_files
+from packstore.stores.builder.owner import Owner
+from packstore.stores.builder.work_directory import find_writer, list_needless_files
 from packstore.stores.linked import LinkError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.sharded import ShardedReader
@@ -117,6 +119,7 @@ class StoreCheck:
         rows: Records whose other fields are damaged.
         damaged: Columns that do not match their digest, or cannot be read, in some file.
         unproven: Damaged columns of which no checksum tells the damaged records.
+        writer: The process that writes to the store now, or replaces it. None if there is none.
         key_digests: Digests of the keys that were read, by the first record of each file; 16 bytes a record.
     """
 
@@ -150,6 +153,7 @@ class StoreCheck:
         self.rows: set[int] = set()
         self.damaged: set[str] = set()
         self.unproven: set[str] = set()
+        self.writer: Owner | None = None
         self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
     def find_problems(self) -> Iterator[Problem]:
@@ -167,11 +171,8 @@ class StoreCheck:
                 key = try_key(self._reader, problem.record)
             yield self._mark_reported(replace(problem, key=key))
         remote = isinstance(self._reader, RemoteReader)
-        if left := () if remote else list_needless_files(self._reader.path):
-            yield Problem(
-                f"an interrupted append left {len(left):,} files in the store: give its command again, or run "
-                "packstore clean"
-            )
+        if not remote:
+            yield from self._check_surplus_files()
         self._progress(Progress("verify", 0, records, 0))
         reached = 0
         batches = None if self._image_checks is None else self._image_checks.batches
@@ -205,6 +206,24 @@ class StoreCheck:
             self.checks.append(f"{what} was read (--quick): damage in them is not found")
         else:
             self.checks.append(f"checksums of {count}" + (", their labels and keys" if rows else ""))
+
+    def _check_surplus_files(self) -> Iterator[Problem]:
+        """Yields a problem for the files that a killed append left, and one for each foreign file in the store.
+
+        Fills :attr:`writer`. The files of an append that is running are no problem.
+        """
+        path = self._reader.path
+        surplus = self._reader.list_surplus_files() if isinstance(self._reader, ShardedReader) else []
+        added = set(list_needless_files(path))  # after surplus, since an append notes its files before it adds them
+        self.writer = find_writer(path)
+        if self.writer is None and (left := list_needless_files(path)):  # asked again: the append may have just ended
+            yield Problem(
+                f"an interrupted append left {len(left):,} files in the store ({left[0]} …): give its command again, "
+                "or run packstore clean"
+            )
+        for name in surplus:
+            if name not in added and os.path.lexists(path / name):
+                yield Problem(f"{printable(name)!r} does not belong to the store")
 
     def _mark_reported(self, problem: Problem) -> Problem:
         """Adds the problem's record to the reported ones; returns the problem."""

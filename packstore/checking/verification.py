@@ -31,7 +31,10 @@ from packstore.images.seek_index import make_indexes
 from packstore.packing.keys import find_duplicates
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
+from packstore.stores.opening import read_manifest
 
+_TRIES = 3
+"""Most times that a store is checked which other processes replace meanwhile."""
 _MAX_PROBLEMS = 10_000
 """Most problems whose text is kept; further ones are only counted."""
 
@@ -47,6 +50,8 @@ class VerifyReport:
         problem_count: Number of problems, differences included; 0 means that the store is undamaged.
         differences: Number of problems that are differences from the source, and no damage.
         double_keys: Number of problems that are records with the key of an earlier record.
+        writer: The process that writes to the store now, or replaces it, as text; None if there is none. The report is
+            on the store as it was before.
         problems: The first 10,000 problems, differences from the source last.
         checked_bytes: Bytes of records whose checksums were computed.
         quick: Whether no image was read; ``ok`` then says nothing about images.
@@ -61,6 +66,7 @@ class VerifyReport:
     quick: bool = False
     differences: int = 0
     double_keys: int = 0
+    writer: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -97,7 +103,7 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
     - within the tolerance stated in :func:`packstore.images.encode.Encoder.compare`, for other encodings.
 
     ``image_key``, ``label_key``, ``layout``, ``ignore`` and ``columns`` that are not given are those with which the
-    store was packed.
+    store was packed. If another process replaces the store meanwhile, or appends to it, checks the new one.
 
     Returns:
         The report; damage is in it, not raised.
@@ -115,8 +121,26 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
     elsewhere = against is None or isinstance(against, UrlPath) or find_bridge(against) is not None
     if not elsewhere and not os.path.lexists(str(against)):
         raise UsageError(f"{printable(str(against))}: no such file or directory")
-    with open_store(arguments.path) as reader, progress_callback(arguments.progress) as report:
-        return _Verification(reader, arguments, against, report).verify_store()
+    with progress_callback(arguments.progress) as progress:
+        for left in reversed(range(_TRIES)):
+            with open_store(arguments.path) as reader:
+                try:
+                    report = _Verification(reader, arguments, against, progress).verify_store()
+                except StoreError:
+                    if not left or not _was_replaced(reader):
+                        raise
+                else:
+                    if report.ok or not left or not _was_replaced(reader):
+                        break
+        return report
+
+
+def _was_replaced(reader: Reader) -> bool:
+    """Returns whether another store is now at the path of an open one. False for a URL, whose objects stay."""
+    try:
+        return not isinstance(reader.path, UrlPath) and read_manifest(reader.path).digest != reader.manifest.digest
+    except StoreError:
+        return False
 
 
 class _Verification:
@@ -184,6 +208,7 @@ class _Verification:
             options.quick,
             self.difference_count,
             doubles,
+            None if check.writer is None else str(check.writer),
         )
 
     def describe_checks(self, check: StoreCheck) -> Iterator[str]:

@@ -22,7 +22,8 @@ from packstore.cli.common import (
     wrap_text,
 )
 from packstore.cli.options import Command, OptionsOf, cache_options, json_option
-from packstore.core.errors import printable
+from packstore.core.arguments import check_numbers
+from packstore.core.errors import UsageError, printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     from packstore.diagnose.bench_options import BenchOptions
 
     if step_ms is not None:
+        check_numbers("--step-ms", step_ms)
+        if step_ms <= 0:
+            raise UsageError(f"--step-ms should be above 0, got {step_ms:g}")
         if options["target"] is not None:
             raise click.UsageError("--target and --step-ms mean the same: give one of them")
         options["target"] = options["batch_size"] / step_ms * 1000

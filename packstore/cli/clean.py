@@ -6,12 +6,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from packstore.cli.common import StorePath, human_bytes, pluralize
 from packstore.core.errors import UsageError, printable
 from packstore.core.urls import UrlPath
+
+if TYPE_CHECKING:
+    from packstore.stores.builder.work_directory import Leftover
 
 _LISTED = 10
 
@@ -28,10 +32,10 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
     """Remove leftovers of interrupted runs.
 
     A killed run leaves a hidden directory, .NAME.packstore, beside the store it was writing; the same
-    command would resume from it. PLACE is a directory to search, or the name of an unfinished store; by
-    default the current directory. Lists only directories that are certainly packstore's own and that no
-    process uses, and asks before it removes them. Files that a killed append has added to a store are
-    removed too.
+    command would resume from it. PLACE is a directory to search, or the name of a store or export; by
+    default the current directory. Lists only directories that are certainly packstore's own or empty, and
+    that no process uses, and asks before it removes them. Files that a killed append has added to a store
+    are removed too.
 
     If PLACE is the URL of a store, removes leftovers of killed uploads and conversions, and of replaced stores.
     Keeps all objects of the newest version, and of versions that were replaced within the last DAYS. Reads each
@@ -44,38 +48,30 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
       packstore clean imagenet.lmdb --yes      this store's, without asking
       packstore clean s3://bucket/imagenet.lmdb
     """
-    from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
+    from packstore.stores.builder.work_directory import find_leftover, find_leftovers, remove_leftover, work_path
 
-    leftovers = {}
+    leftovers: dict[Path, Leftover] = {}
     for url in (place for place in places if isinstance(place, UrlPath)):
         _clean_url(url, older_than * 86400, yes, dry_run)
     local = [place for place in places if not isinstance(place, UrlPath)]
     if places and not local:
         return
     for place in local or (Path(),):
-        directory, name = (place, None) if place.is_dir() and not _is_store(place) else (place.parent, place.name)
-        if not directory.is_dir():
-            raise UsageError(f"{printable(str(directory))}: no such directory")
-        wanted = {
-            leftover.path: leftover
-            for leftover in find_leftovers(directory)
-            if name in (None, leftover.owner.destination)
-        }
-        if name is not None and not wanted and not os.path.lexists(place):
+        if not place.is_dir() and not place.parent.is_dir():
+            raise UsageError(f"{printable(str(place.parent))}: no such directory")
+        found = list(find_leftovers(place)) if place.is_dir() and not _is_store(place) else []
+        if (beside := find_leftover(work_path(place))) is not None:
+            found.append(beside)
+        if not found and not os.path.lexists(place):
             raise UsageError(
                 f"{printable(str(place))}: no such directory, and no interrupted run was writing a store of that name"
             )
-        leftovers.update(wanted)
+        leftovers.update((leftover.path, leftover) for leftover in found)
     if not leftovers:
         click.echo("there are no leftovers of interrupted runs")
         return
     for leftover in leftovers.values():
-        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(leftover.owner.started))
-        click.echo(
-            f"{printable(str(leftover.path))}: {human_bytes(leftover.nbytes)} of "
-            f"{printable(leftover.owner.destination)}, started {began} "
-            f"by process {leftover.owner.pid} on {printable(leftover.owner.host)}"
-        )
+        click.echo(_describe_leftover(leftover))
         if leftover.in_store:
             some = ", ".join(map(printable, leftover.in_store[:5])) + (", …" if len(leftover.in_store) > 5 else "")
             click.echo(f"  and {len(leftover.in_store):,} unneeded files in that store: {some}")
@@ -86,6 +82,15 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
     for leftover in leftovers.values():
         remove_leftover(leftover)
         click.echo(f"removed {printable(str(leftover.path))}")
+
+
+def _describe_leftover(leftover: Leftover) -> str:
+    """Formats a leftover as text: its directory and size, and who began it."""
+    shown, owner = printable(str(leftover.path)), leftover.owner
+    if owner is None:
+        return f"{shown}: empty"
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner.started))
+    return f"{shown}: {human_bytes(leftover.nbytes)} of {printable(owner.destination)}, started {began} by {owner}"
 
 
 def _confirm(yes: bool) -> bool:

@@ -220,6 +220,8 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
     ]
     if oriented := m.options.get("exif_oriented"):
         rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}"))
+        if unknown := [c.name for c in m.columns if c.traits.moves and c.frame is None]:
+            rows.append(("", f"in which frame {', '.join(unknown)} count was not recorded (stored or upright image)"))
     rows += [("", text) for text in describe_conversions(read_conversion_counts(m))]
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))

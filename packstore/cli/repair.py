@@ -21,7 +21,7 @@ from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
 if TYPE_CHECKING:
-    from packstore.checking.repair_report import RepairReport
+    from packstore.checking.repair_report import RepairReport, ShardCounts
 
 EXIT_PARTIAL = 3
 _LISTED = 50
@@ -48,7 +48,8 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
     changed is refused by name. Images are encoded again with the options in the store's manifest. If all
     damaged records are replaced, FIXED is byte for byte the undamaged store; otherwise nothing is written
     (see --partial). DAMAGED is only read. If it does not open at all, use packstore salvage.
-    If DAMAGED is a URL, its damaged and missing shards are replaced in place by their original bytes.
+    If DAMAGED is a URL, its damaged and missing shards are replaced in place by their original bytes, as
+    many as SOURCE allows.
     Exits with 0 if nothing is lost, 1 if records are lost, 3 if FIXED was written without them.
 
     \b
@@ -88,6 +89,8 @@ def describe_report(report: RepairReport) -> str:
     lines += [f"lost      {describe_problem(problem)}" for problem in report.lost[:_LISTED]]
     if len(report.lost) > _LISTED:
         lines.append(f"lost      … and {len(report.lost) - _LISTED:,} more (--json lists them)")
+    if report.shards is not None:
+        return "\n".join([*lines, _describe_shards(report.problem_count, report.shards, damaged)])
     counts = f"{report.copied:,} copied, {len(report.replaced):,} replaced, {len(report.lost):,} lost"
     if report.destination is None:
         lines.append(f"{damaged}: {counts}; nothing was written (--partial writes the rest)")
@@ -96,3 +99,14 @@ def describe_report(report: RepairReport) -> str:
     lines.append(f"{printable(str(report.destination))}: {pluralize(report.copied + len(report.replaced), 'record')}, "
                  f"{counts}{same}")  # fmt: skip
     return "\n".join(lines)
+
+
+def _describe_shards(damaged: int, shards: ShardCounts, url: str) -> str:
+    """Formats what was done to the damaged shards of a store at a URL, and what to do about the lost ones."""
+    counts = f"{url}: {pluralize(damaged, 'damaged shard')}, {shards.replaced:,} replaced in place"
+    if not shards.lost:
+        return f"{counts}; the digest is that of the undamaged store"
+    return (
+        f"{counts}, {shards.lost:,} lost with {pluralize(shards.lost_records, 'record')}; repair again --from a source "
+        "that has them, or pack the store again: packstore convert SOURCE URL --overwrite"
+    )

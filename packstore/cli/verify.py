@@ -95,6 +95,7 @@ def report_to_json(report: VerifyReport) -> dict[str, Any]:
         "problem_count": report.problem_count,
         "differences": report.differences,
         "double_keys": report.double_keys,
+        "writer": report.writer,
         "problems": [asdict(problem) for problem in report.problems],
         "skipped_at_packing": [asdict(skipped) for skipped in report.manifest.skipped],
     }
@@ -112,6 +113,8 @@ def describe_report(report: VerifyReport, quiet: bool = False) -> str:
         lines.append(
             f"note     {pluralize(len(manifest.skipped), 'sample')} skipped when it was packed (packstore info)"
         )
+    if report.writer is not None:
+        lines.append(f"note     {report.writer} is writing to this store now; what was there before was checked")
     # A store of another dataset or with another encoding differs in every record: a few are enough.
     differing = {problem.record for problem in report.problems} - {None}
     another = (
@@ -138,7 +141,9 @@ def describe_report(report: VerifyReport, quiet: bool = False) -> str:
                 f"then packstore select {there} --drop audit.json --drop-kinds double_key -o NEW"
             )
         elif isinstance(report.path, UrlPath):
-            lines.append("copy the objects again from an undamaged copy, or pack the store again")
+            lines.append(
+                f"to replace damaged shards from the source or another store: packstore repair {there} --from SOURCE"
+            )
         elif not quiet and any(problem.lost for problem in report.problems):
             lines.append(
                 f"a shard does not open: packstore salvage {there} --out REST recovers the rest; or pack it again"

@@ -61,7 +61,7 @@ def _build_manifest(
     """
     encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.
-    columns = [replace(column, nbytes=0, digest=None) for column in list_store_columns(plan, encoder)]
+    columns = [replace(column, nbytes=0, digest=None, hides_boxes=None) for column in list_store_columns(plan, encoder)]
     nbytes = sum_counts(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
     options, store = dict(options_to_record(plan)), plan.survey.store
@@ -82,8 +82,17 @@ def _build_manifest(
     parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
-    others = [replace(column, nbytes=nbytes[column.name]) for column in columns[1:]]
+    others = [
+        replace(column, nbytes=nbytes[column.name], hides_boxes=_find_hidden_boxes(filled, column.name))
+        for column in columns[1:]
+    ]
     return build_sharded_manifest(base, parts, [image, *others], skipped=skipped)
+
+
+def _find_hidden_boxes(filled: Sequence[TaskReceipt], name: str) -> bool | None:
+    """Returns :attr:`Column.hides_boxes` of a column in all shards."""
+    facts = [receipt.hidden_boxes.get(name) for receipt in filled]
+    return True if True in facts else None if None in facts else False
 
 
 def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> list[Shard]:

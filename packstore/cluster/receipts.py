@@ -27,6 +27,7 @@ class TaskReceipt:
         split: Split of the entries; ``""`` in a source without splits.
         shard: The uploaded shard; None if all samples were skipped.
         columns: Bytes of the values of each column but ``image``.
+        hidden_boxes: :attr:`Column.hides_boxes` of the columns that may hide boxes.
         keys: The XXH3-64 of each key, little-endian, in base64.
         labels: Number of records by first label, as text; class 0 without labels.
         skipped: Samples that were left out.
@@ -43,6 +44,7 @@ class TaskReceipt:
     split: str
     shard: Shard | None
     columns: Mapping[str, int] = field(default_factory=dict)
+    hidden_boxes: Mapping[str, bool] = field(default_factory=dict)
     keys: str = ""
     labels: Mapping[str, int] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
@@ -100,6 +102,7 @@ _SCHEMA: Schemas = {
         "split": str,
         "shard": (Shard, None),
         "columns": _COUNTS,
+        "hidden_boxes": {"*": bool},
         "keys": str,
         "labels": _COUNTS,
         "skipped": [Skipped],

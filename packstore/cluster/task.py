@@ -57,6 +57,7 @@ class ClusterJob:
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
         opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
         opening |= {**options.array_names, "columns": options.columns, "frames": options.frames}
+        opening["crowds"] = options.crowds
         versions = list_library_versions(self.plan)
         return _rebuild_job, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
 
@@ -133,8 +134,8 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
     """Uploads the shard at ``path``, which was sealed and read back.
 
-    Returns the receipt with these facts added: the shard, hashes of its keys, and the bytes of each column except the
-    main image.
+    Returns the receipt with these facts added: the shard, hashes of its keys, and for each column except the main image
+    its bytes and whether it hides boxes.
     """
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))
@@ -144,7 +145,8 @@ def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects:
         keys = encode_keys(hash_keys([reader]))
     upload_shard(objects, shard, format.data_file(path))
     columns = {column.name: column.nbytes for column in manifest.columns[1:]}
-    return replace(receipt, shard=shard, columns=columns, keys=keys)
+    hidden = {column.name: column.hides_boxes for column in manifest.columns if column.hides_boxes is not None}
+    return replace(receipt, shard=shard, columns=columns, hidden_boxes=hidden, keys=keys)
 
 
 def _labels_to_text(counts: Counter[int]) -> dict[str, int]:

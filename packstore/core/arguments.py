@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from numbers import Real
 from operator import index
 from typing import Any, TypeVar
 
 from packstore.core.errors import UsageError
 
 Options = TypeVar("Options")
+
+MOST_NUMBER = (1 << 64) - 1
+"""Largest whole number of an option; seeds have 64 bits."""
+_MOST_VALUES = 1000
+_MOST_SHOWN = 200
 
 
 def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Options:
@@ -26,7 +32,7 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     """Converts ``value`` to an ``int``. A ``least`` of None allows any number.
 
     Raises :class:`UsageError` for a bool, for a float (also 3.0), for anything else that is no ``int``, and for a
-    number below ``least``. Accepts numpy's whole numbers.
+    number below ``least`` or of more than 64 bits. Accepts numpy's whole numbers.
     """
     try:
         number = None if isinstance(value, bool) else index(value)
@@ -35,7 +41,52 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     if number is None or (least is not None and number < least):
         at_least = "" if least is None else f" of at least {least}"
         raise UsageError(f"{name} should be a whole number{at_least}, got {show_value(value)}")
+    if not -MOST_NUMBER <= number <= MOST_NUMBER:
+        raise UsageError(f"{name} should be a whole number of at most 64 bits, got {show_value(value)}")
     return number
+
+
+def check_numbers(name: str, value: Any, most: int = MOST_NUMBER, *, bools: bool = False, texts: bool = True) -> None:
+    """Checks all numbers in ``value``, at any depth of lists, tuples and mappings of up to 1,000 values.
+
+    Raises :class:`UsageError` for NaN and infinity, and for numbers beyond ``most`` on either side. Unless allowed,
+    raises it for a bool where a number is meant, and for a text.
+    """
+    for each in _iterate_values(value):
+        if isinstance(each, bool) or type(each).__name__ == "bool_":
+            if not bools:
+                raise UsageError(f"{name} should be a number, got {show_value(value)}")
+        elif isinstance(each, str):
+            if not texts:
+                raise UsageError(f"{name} should be a number, got {show_value(value)}")
+        elif isinstance(each, Real) and not _is_within(each, most):
+            raise UsageError(f"{name} should be a finite number of at most {most:.3g}, got {show_value(value)}")
+
+
+def _is_within(number: Any, most: int) -> bool:
+    """Tells if a number is from ``-most`` to ``most``. False for NaN."""
+    return bool(-most <= number <= most)
+
+
+def refuse_numbers(name: str, value: Any) -> None:
+    """Raises :class:`UsageError` for a number in ``value``, where none is meant. Looks as deep as
+    :func:`check_numbers`."""
+    if any(isinstance(each, Real) for each in _iterate_values(value)):
+        raise UsageError(f"{name} takes no number, got {show_value(value)}")
+
+
+def _iterate_values(value: Any) -> Iterator[Any]:
+    """Yields the values in lists, tuples and mappings of up to 1,000 values, at any depth; else the value itself.
+
+    Longer ones are lists of indices.
+    """
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, list | tuple | Mapping):
+            yield each
+        elif len(each) <= _MOST_VALUES:
+            waiting.extend(each.values() if isinstance(each, Mapping) else each)
 
 
 def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
@@ -54,11 +105,13 @@ def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
 
 
 def show_value(value: Any) -> str:
-    """Returns the ``repr`` of an argument for messages. Describes numbers with more digits than Python prints."""
+    """Returns the ``repr`` of an argument for messages, of at most 200 characters. Describes numbers with more digits
+    than Python prints."""
     try:
-        return repr(value)
+        text = repr(value)
     except ValueError:
         return "a number with thousands of digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def check_bools(**values: Any) -> None:

@@ -21,7 +21,8 @@ type            stored as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +49,15 @@ LINK_COLUMNS = (
 length in bytes; and the file's size in bytes and modification time in nanoseconds at packing (for an object, see
 :func:`packstore.stores.link_files.derive_object_state`). Not part of the dataset's digest."""
 LINK_LENGTH = "link_length"
+CROWD = "iscrowd"
+"""Column of flags of boxes, as COCO names it: 1 for a region that is no ordinary object, such as a crowd or an area to
+ignore."""
+_CROWDS = re.compile(r"(^|_)is_?crowd$", re.I)
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+DIFFICULT = "difficult"
+"""Column of flags of boxes, as Pascal VOC has them: 1 for an object that is hard to recognise."""
+FLAGS = (CROWD, DIFFICULT)
+"""Columns of class numbers that are flags of boxes, not their classes."""
 INTERNAL = (
     *("image", "key", "checksum", "row_checksum", "seek_index", "shape"),
     *(column.name for column in LINK_COLUMNS),
@@ -55,9 +65,42 @@ INTERNAL = (
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
 
 
+def join_hidden_boxes(columns: Iterable[Column]) -> bool | None:
+    """Returns :attr:`Column.hides_boxes` of all values of the same column in several stores."""
+    facts = {column.hides_boxes for column in columns}
+    return True if True in facts else None if None in facts else False
+
+
 def find_file_columns(columns: Sequence[Column]) -> list[Column]:
     """Returns the columns of image files, or lists of image files, beside the main image."""
     return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
+
+
+def is_crowd_name(name: str) -> bool:
+    """Tells by its name if a column or an entry of objects flags crowd regions: ``iscrowd``, ``objects_is_crowd``."""
+    return _CROWDS.search(name) is not None
+
+
+def find_crowd_column(columns: Sequence[Column]) -> tuple[Column, str] | None:
+    """Returns the column that flags crowd regions, and the name of the column of their boxes; None if there is none.
+
+    By its name it may be a foreign one: ``objects_is_crowd`` of TFDS, whose numbers do not say which boxes they
+    describe. These are the only boxes of the store.
+    """
+    boxes = [column.name for column in columns if column.traits.rows_are_objects]
+    for column in columns:
+        of = column.parallel or (boxes[0] if len(boxes) == 1 else None)
+        flags = column.kind == "ragged" and not column.shape and column.dtype not in _FLOATS
+        if of and flags and (column.traits.has_classes or column.type == "array") and is_crowd_name(column.name):
+            return column, of
+    return None
+
+
+def find_class_column(columns: Sequence[Column], objects: str | None) -> Column | None:
+    """Returns the first column with the classes of the rows of the column ``objects``, such as boxes; None if there is
+    none. Flags such as ``iscrowd`` are no classes."""
+    beside = (column for column in columns if objects is not None and column.parallel == objects)
+    return next((column for column in beside if column.traits.has_classes and column.name not in FLAGS), None)
 
 
 def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[str], Any]) -> RowClasses | None:
@@ -66,7 +109,7 @@ def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[
     Returns None if there is no such column, or if ``read`` returns None. ``read`` returns the value of a column by
     name.
     """
-    class_column = next((each for each in columns if each.parallel == column.name and each.traits.has_classes), None)
+    class_column = find_class_column(columns, column.name)
     numbers = None if class_column is None else read(class_column.name)
     return None if class_column is None or numbers is None else RowClasses(np.asarray(numbers), class_column.classes)
 

@@ -6,6 +6,7 @@ record, what was found, what was expected and what to do next; the CLI prints it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +20,16 @@ WITHOUT_TORCH = (
 
 
 class PackstoreError(Exception):
-    """Base of all packstore errors. The text is safe for a terminal, whatever file names it contains."""
+    """Base of all packstore errors. The text is safe for a terminal, whatever file names it contains.
+
+    Attributes:
+        record: Number of the record that cannot be read. None if the error is not about one record.
+    """
+
+    record: int | None = None
 
     def __str__(self) -> str:
-        return "\n".join(map(printable, super().__str__().split("\n")))
+        return _make_printable(super().__str__())
 
 
 class UsageError(PackstoreError, ValueError):
@@ -83,7 +90,7 @@ class SampleError(SourceError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{printable(self.key)}: {self.reason}"
+        return f"{printable(self.key)}: {_make_printable(self.reason)}"
 
 
 class DecodeError(PackstoreError):
@@ -167,7 +174,7 @@ class CorruptRecordError(StoreError):
 
     def __init__(self, record: int, key: str, expected: str, found: str, what: str = "checksum of its image") -> None:
         super().__init__(record, key, expected, found, what)
-        self.record = record
+        self.record: int = record
         self.key = key
         self.expected = expected
         self.found = found
@@ -184,10 +191,30 @@ def printable(text: str) -> str:
     """Escapes control characters, newlines and undecodable bytes. Terminals show the result safely.
 
     File names come from strangers; a newline or an escape sequence in a name must not forge a line of a report.
+    Replaces Python's text on numbers with too many digits, which gives advice for programmers.
     """
+    if "set_int_max_str_digits" in text:
+        text = _TOO_LONG.sub(_describe_long_number, text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
+def _make_printable(text: str) -> str:
+    """Escapes a text as :func:`printable` does, but keeps its newlines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _describe_long_number(match: re.Match[str]) -> str:
+    """Returns words for a number that Python does not convert, for Python's own."""
+    digits = f" of {int(match[2]):,} digits" if match[2] else ""
+    return f"a number{digits} is too long; at most {int(match[1]):,} digits are read"
+
+
+_TOO_LONG = re.compile(
+    r"Exceeds the limit \((\d+) digits\) for integer string conversion(?:: value has (\d+) digits)?;"
+    r" use sys\.set_int_max_str_digits\(\) to increase the limit"
+)
 
 
 def error_line(error: BaseException) -> str:

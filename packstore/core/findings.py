@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packstore.core.errors import UsageError, printable
+from packstore.core.plainjson import load_json
 from packstore.core.registry import COLUMN_TYPES
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{shown} is larger than any report of packstore audit")
-        report = json.loads(path.read_bytes())
+        report = load_json(path.read_bytes(), "is not JSON")
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{shown} is not JSON: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{shown} {error}") from None
     if not isinstance(report, dict) or report.get(FORMAT) != VERSION or not isinstance(report.get("drop"), dict):
         raise UsageError(f"{shown} is not a report of packstore audit --json FILE")
     if report.get("dataset_digest") != dataset_digest:

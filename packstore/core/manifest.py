@@ -8,7 +8,6 @@ Its field ``digest`` is the SHA-256 of all other fields.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from packstore.core.column import (
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.modes import MAX_CHANNELS
-from packstore.core.plainjson import build_unique_dict, from_plain, sha256_json, to_canonical_json, to_plain
+from packstore.core.plainjson import build_unique_dict, from_plain, load_json, sha256_json, to_canonical_json, to_plain
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.shards import ShardTable
 
@@ -299,7 +298,7 @@ class Manifest:
         names = ("encoding", "records", "splits", "normalization", "records_digest")
         derived = {SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS)}
         columns = [
-            {k: v for k, v in column.items() if k not in ("nbytes", "digest")}
+            {k: v for k, v in column.items() if k not in ("nbytes", "digest", "frame", "hides_boxes")}
             for column in d["columns"]
             if column["name"] not in derived
         ]
@@ -336,9 +335,9 @@ class Manifest:
         if separators > _MAX_JSON_VALUES:
             raise ManifestError(f"the manifest has more than {_MAX_JSON_VALUES} values")
         try:
-            plain = json.loads(text, object_pairs_hook=build_unique_dict)
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(f"the manifest is not JSON: {error}") from None
+            plain = load_json(text, "is not JSON", object_pairs_hook=build_unique_dict)
+        except ValueError as error:
+            raise ManifestError(f"the manifest {error}") from None
         if not isinstance(plain, dict):
             raise ManifestError(f"the manifest is not a JSON object but {type(plain).__name__}")
         version = plain.get("format_version")
@@ -439,6 +438,8 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "coordinates": (str, type(None)),
         "parallel": (str, type(None)),
         "mode": (str, type(None)),
+        "frame": (str, type(None)),
+        "hides_boxes": (bool, type(None)),
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},

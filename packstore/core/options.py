@@ -30,7 +30,15 @@ from typing import (
     get_type_hints,
 )
 
-from packstore.core.arguments import check_texts, whole_number
+from packstore.core.arguments import (
+    MOST_NUMBER,
+    check_bools,
+    check_numbers,
+    check_texts,
+    refuse_numbers,
+    show_value,
+    whole_number,
+)
 from packstore.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +66,7 @@ class Description:
         flag: Name on the command line; empty: ``--`` and the name of the field.
         metavar: Placeholder of the value on the command line; None: that of its type.
         least: Smallest number.
-        most: Largest number, for the docstring; :func:`check_options` does not check it.
+        most: Largest number.
         group: Heading of the option in the help of a command with headings.
     """
 
@@ -152,10 +160,12 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
 
 def check_options(options: Any, *names: str) -> None:
     """Checks the options ``names`` by the types and least numbers of their fields: flags, choices, numbers and texts.
+    Checks the numbers of all options, as :func:`check_option_numbers` does.
 
     Raises :class:`UsageError` for a value that is not allowed.
     """
     described = _describe_options(type(options))  # type: ignore[arg-type]  # of mypy, for type[Any]
+    check_option_numbers(type(options), {name: getattr(options, name) for name in described})
     for name in names:
         kind, description = described[name]
         value = getattr(options, name)
@@ -168,16 +178,61 @@ def check_options(options: Any, *names: str) -> None:
         elif choices and NoneType in parts:
             choices.append(None)
         if choices:
-            if value not in choices:
+            if isinstance(value, float) or value not in choices:
                 *most, last = map(repr, choices)
-                raise UsageError(f"{name} should be {', '.join(most)} or {last}, got {value!r}")
+                raise UsageError(f"{name} should be {', '.join(most)} or {last}, got {show_value(value)}")
         elif int in parts:
             whole_number(name, value, description.least)
         elif float in parts:
+            check_numbers(name, value)
             if not isinstance(value, int | float) or not value >= (description.least or 0):
-                raise UsageError(f"{name} should be a number of at least {description.least}, got {value!r}")
+                raise UsageError(f"{name} should be a number of at least {description.least or 0}, got {value!r}")
         else:
             check_texts(**{name: value})
+
+
+def check_option_numbers(
+    options: type, values: Mapping[str, Any], owner: str = "", most_number: int = MOST_NUMBER
+) -> None:
+    """Checks the numbers and bools among ``values``, which are fields of ``options``. See :func:`check_numbers`.
+
+    Also checks the least and the largest number of a field, and refuses numbers in fields that take none. Leaves all
+    else, and None, to the options themselves.
+
+    Args:
+        options: The dataclass.
+        values: Values by field.
+        owner: Begins messages, such as ``Resize: ``.
+        most_number: Largest number of any field.
+    """
+    for name, (kind, description) in _describe_options(options).items():
+        value, kinds = values.get(name), _list_kinds(kind)
+        if value is None:
+            continue
+        if {*split_union(kind)} <= {str, NoneType}:
+            check_texts(**{f"{owner}{name}": value})
+        elif not kinds & {int, float, bool, object, Any}:
+            refuse_numbers(f"{owner}{name}", value)
+        elif kind is bool:
+            check_bools(**{f"{owner}{name}": value})
+        elif kinds & {int, float}:
+            texts = bool(kinds & {str, Any}) or any(get_origin(each) is Literal for each in kinds)
+            if {*split_union(kind)} <= {int, float, NoneType} and isinstance(value, list | tuple | Mapping):
+                raise UsageError(f"{owner}{name} should be a single number, got {show_value(value)}")
+            check_numbers(f"{owner}{name}", value, most_number, bools=bool in kinds, texts=texts)
+            least, most = description.least, description.most
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and ((least is not None and value < least) or (most is not None and value > most)):
+                span = f" of at least {least}" if most is None else f" from {least} to {most:,}"
+                whole = "" if float in kinds else "whole "
+                raise UsageError(f"{owner}{name} should be a {whole}number{span}, got {show_value(value)}")
+
+
+@functools.cache
+def _list_kinds(kind: Any) -> frozenset[Any]:
+    """Returns all types inside a type, such as float in ``Sequence[float] | None``."""
+    inner = () if get_origin(kind) in (Literal, Callable) else get_args(kind)
+    return frozenset({kind}).union(*map(_list_kinds, inner)) if inner else frozenset({kind})
 
 
 @functools.cache
@@ -236,7 +291,9 @@ def _take(
             signature.bind(*values, **keywords)
         except TypeError as error:
             raise TypeError(f"{function.__qualname__}() {error}") from None
-        return function(*values[: len(first)], arguments(*values[len(first) :], **keywords))
+        given = values[len(first) :]
+        check_option_numbers(cast("type", arguments), {**dict(zip(taken, given, strict=False)), **keywords})
+        return function(*values[: len(first)], arguments(*given, **keywords))
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     types = {name: kind for name, kind, _, _ in list_options(cast("type", arguments))}

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,32 @@ Schemas = Mapping[type, Mapping[str, Any]]
 
 
 _SCALARS = (str, int, float, bool, type(None))
+
+
+def load_json(data: str | bytes, fault: str = "is not valid JSON", **hooks: Any) -> Any:
+    """Parses JSON, as :func:`json.loads` with ``hooks``.
+
+    Raises :class:`ValueError` for invalid JSON, too many levels, and numbers with more digits than Python converts. Its
+    text follows the name of the data: ``is not valid JSON: …``. ``fault``: Words for what is no JSON.
+    """
+    try:
+        return json.loads(data, **hooks)
+    except RecursionError:
+        raise ValueError(f"{fault}: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(find_long_number(data) or f"{fault}: {error}") from None
+
+
+def find_long_number(data: str | bytes) -> str:
+    """Finds a number with more digits than Python converts, which is a matter of time and no fault of the data. Returns
+    words for it, that follow the name of the data; ``""`` if there is none."""
+    most = sys.get_int_max_str_digits()
+    text = data if isinstance(data, str) else data.decode("latin-1")
+    found = re.search(rf"\d{{{most + 1},}}", text, re.ASCII) if most else None
+    if found is None:
+        return ""
+    line = f" in line {text.count(chr(10), 0, found.start()) + 1}" if "\n" in text.strip() else ""
+    return f"has a number of {len(found[0]):,} digits{line}, which is too long; at most {most:,} are read"
 
 
 def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -53,9 +81,9 @@ def parse_with_digest(data: bytes) -> dict[str, Any]:
     Raises :class:`ManifestError` if ``data`` is no JSON object, or its digest differs.
     """
     try:
-        plain: dict[str, Any] = json.loads(data)
+        plain: dict[str, Any] = load_json(data)
         differs = plain.pop("digest") != sha256_json(plain)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(str(error)) from None
     if differs:
         raise ManifestError("its SHA-256 differs")

@@ -28,7 +28,7 @@ class _Element:
 
 
 def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
-    """Parses an XML document. Returns name and value of its root element.
+    """Parses an XML document in UTF-8, whatever encoding it declares. Returns name and value of its root element.
 
     The value of an element without children and attributes is its text, stripped. The value of any other element is a
     dict: children by name (a list if a name repeats), ``@name`` for an attribute, ``#text`` for its own text.
@@ -39,7 +39,7 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
     """
     if len(data) > max_bytes:
         raise ValueError(f"has {len(data)} bytes; expected XML of at most {max_bytes}")
-    parser = expat.ParserCreate()
+    parser = expat.ParserCreate("utf-8")  # declared encodings are decoded before, :mod:`packstore.sources.encodings`
     parser.buffer_text = True
     open_elements = [_Element("", {})]
 
@@ -61,7 +61,7 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
     parser.StartDoctypeDeclHandler = document_type
     try:
         parser.Parse(data, True)
-    except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
+    except expat.ExpatError as error:
         raise ValueError(f"is not XML: {error}") from None
     (root,) = open_elements[0].children.items()
     return root[0], root[1][0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def decode_run_lengths(text: bytes) -> list[int]:
@@ -51,3 +53,40 @@ def compute_run_lengths_box(counts: Sequence[int], height: int, width: int) -> l
     ).any()  # a run continues from the bottom of a column at the top of the next
     top, bottom = (0, height) if spans else (int((begin % height).min()), int((last % height).max()) + 1)
     return [float(begin[0] // height), float(top), float(last[-1] // height + 1), float(bottom)]
+
+
+def fill_run_lengths(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
+    """Sets the pixels of run lengths in ``mask`` to 1.
+
+    Raises :class:`ValueError` unless they have the mask's size and fill it exactly.
+    """
+    if list(segmentation.get("size", ())) != list(mask.shape):
+        raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
+    counts = segmentation.get("counts")
+    if isinstance(counts, (str, bytes)):
+        lengths = np.asarray(decode_run_lengths(counts.encode() if isinstance(counts, str) else counts), np.int64)
+    else:
+        lengths = np.asarray(counts)
+        if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and len(lengths)):
+            raise ValueError("run lengths are neither a list of whole numbers nor a string")
+    if (lengths < 0).any() or (lengths > mask.size).any() or int(lengths.sum()) != mask.size:
+        raise ValueError(f"run lengths do not add up to the {mask.size} pixels of the image")
+    values = np.arange(len(lengths), dtype=np.int64) & 1
+    mask |= np.repeat(values.astype(np.uint8), lengths.astype(np.int64)).reshape(mask.shape[::-1]).T
+
+
+def encode_run_lengths(mask: NDArray[np.bool_], corner: tuple[int, int] = (0, 0), sides: Any = None) -> list[int]:
+    """Encodes a mask as COCO's run lengths: column by column, beginning with the background.
+
+    Args:
+        mask: Mask ``(H, W)``, or a part of it that has all its pixels.
+        corner: Top and left of the part.
+        sides: Height and width of the whole mask; None for those of ``mask``.
+    """
+    height, width = mask.shape if sides is None else sides
+    columns, rows = np.nonzero(mask.T)
+    flat = (columns + corner[1]) * height + rows + corner[0]
+    breaks = np.flatnonzero(np.diff(flat) != 1)
+    edges = np.sort(np.concatenate([flat[:1], flat[breaks] + 1, flat[breaks + 1], flat[-1:] + 1]))
+    lengths: list[int] = np.diff([0, *edges.tolist(), height * width]).tolist()
+    return lengths if lengths[-1] else lengths[:-1]

@@ -45,7 +45,12 @@ class BenchOptions:
     )
     workers: int | None = option(None, "Threads of the loader.", none="one per core", metavar="N", least=1)
     seconds: float = option(
-        2.0, "Time for each stage; some take half of it.", "Time for each of about ten stages.", metavar="S"
+        2.0,
+        "Time for each stage; some take half of it.",
+        "Time for each of about ten stages.",
+        metavar="S",
+        least=0,
+        most=86_400,
     )
     device: str = option("cpu", "Device of the batches.", None)
     target: float | None = option(None, "Images a second that the model takes.", metavar="IMG/S")

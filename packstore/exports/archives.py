@@ -55,14 +55,14 @@ class _ArchiveExport(FilesExport):
 
     one_file = True
     _out: IO[bytes] | None = None
-    _writer: TarWriter | ZipWriter
+    _opened: TarWriter | ZipWriter | None = None
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Creates the archive at the first call, unless :meth:`resume` has opened it. Returns a writer that appends a
         shard. Ignores ``number`` and ``split``."""
         if self._out is None:
             self._out = open_file(self.path, "wb")
-            self._writer = self.new_writer(self._out)
+            self._opened = self.new_writer(self._out)
         return _ArchiveWriter(self)
 
     def resume(self, size: int) -> None:
@@ -71,13 +71,19 @@ class _ArchiveExport(FilesExport):
         self._out = open_file(self.path, "r+b")
         self._out.truncate(size)
         self._out.seek(size)
-        self._writer = self.new_writer(self._out)
+        self._opened = self.new_writer(self._out)
 
     def sync(self, shard: ShardWriter) -> None:
         """Flushes the whole archive to disk, whatever the shard."""
         assert self._out is not None
         self._out.flush()
         os.fsync(self._out.fileno())
+
+    @property
+    def _writer(self) -> TarWriter | ZipWriter:
+        """The writer of the open archive."""
+        assert self._opened is not None
+        return self._opened
 
     @abstractmethod
     def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
@@ -110,7 +116,8 @@ class _ArchiveExport(FilesExport):
     def abort(self) -> None:
         """Closes the archive without writing its end."""
         if self._out is not None and not self._out.closed:
-            self._writer.abort()
+            if self._opened is not None:
+                self._opened.abort()
             drop(self._out)
 
 

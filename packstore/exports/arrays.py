@@ -12,7 +12,7 @@ import io
 import tempfile
 import zipfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -26,6 +26,7 @@ from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter
 from packstore.exports.names import can_be_strings, safe_name, shorten_name
+from packstore.stores.hdf5.output import FailureHidingFile
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
 _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}
@@ -241,7 +242,7 @@ class NpzExport(_ShardFilesExport):
 
 
 class _Hdf5ShardWriter(_ArraysWriter):
-    """Writes a shard as an HDF5 file. The HDF5 library does not see failed writes, see :class:`_FailureHidingFile`."""
+    """Writes a shard as an HDF5 file. The HDF5 library does not see failed writes."""
 
     def write_shard(self) -> None:
         """Writes the shard's HDF5 file. Raises the :class:`OSError` of the first failed write."""
@@ -250,14 +251,14 @@ class _Hdf5ShardWriter(_ArraysWriter):
         with beyond_standard_streams():
             out = self.path.open("w+b", buffering=0)
         with out:
-            held = _FailureHidingFile(out)
+            held = FailureHidingFile(out)
             try:
                 with h5py.File(held, "w") as file:
                     self._write_arrays(file, held)
             finally:
                 held.raise_failure()
 
-    def _write_arrays(self, file: Any, held: _FailureHidingFile) -> None:
+    def _write_arrays(self, file: Any, held: FailureHidingFile) -> None:
         """Writes all arrays to the HDF5 ``file``. After a failed write, raises its :class:`OSError` before the next
         block of images."""
         import h5py
@@ -280,51 +281,6 @@ class _Hdf5ShardWriter(_ArraysWriter):
             file.create_dataset(name, data=array)
         if (names := storable_class_names(self.manifest)) is not None:
             file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
-
-
-class _FailureHidingFile:
-    """Wraps a file for the HDF5 library, and hides failed writes from the library. :meth:`raise_failure` raises the
-    first.
-
-    After a failed write, the library would fail to close the file. When its objects are freed, it would crash the
-    process.
-    """
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self._failure: OSError | None = None
-        self.seek, self.tell, self.read, self.readinto = file.seek, file.tell, file.read, file.readinto
-
-    def raise_failure(self) -> None:
-        """Raises the :class:`OSError` of the first failed write. Does nothing if no write has failed."""
-        if self._failure is not None:
-            raise self._failure
-
-    def write(self, data: memoryview) -> int:
-        """Writes ``data``, unless a write has failed. Always returns the size of ``data``."""
-        self._call_unless_failed(self._write_all, data)
-        return data.nbytes
-
-    def truncate(self, nbytes: int) -> None:
-        """Makes the file ``nbytes`` long, unless a write has failed."""
-        self._call_unless_failed(self._file.truncate, nbytes)
-
-    def flush(self) -> None:
-        """Does nothing: the file has no buffer."""
-
-    def _write_all(self, data: memoryview) -> None:
-        """Writes ``data``, with several system calls if needed."""
-        while data.nbytes:
-            data = data[self._file.write(data) :]
-
-    def _call_unless_failed(self, call: Callable[[Any], object], argument: Any) -> None:
-        """Calls a method of the file unless an earlier call has failed. Stores an :class:`OSError` instead of raising
-        it."""
-        if self._failure is None:
-            try:
-                call(argument)
-            except OSError as error:
-                self._failure = error
 
 
 class Hdf5Export(_ShardFilesExport):

@@ -32,6 +32,7 @@ class CocoExport(ObjectsExport):
     name = "coco"
     help = "COCO: images and annotations/instances_*.json"
     extra = "json"
+    crowds = True
 
     def visible_columns(self) -> Sequence[str]:
         """Returns the columns of boxes, labels, keypoints and captions that the store has."""
@@ -115,10 +116,9 @@ class CocoExport(ObjectsExport):
 
         Leaves out objects whose boxes or keypoints are not finite.
         """
-        objects = self.object_columns
         number = 0
         for record in range(start, stop):
-            for obj in objects.read_objects(partial(self.read_value, record)) or ():
+            for obj in self.read_objects(partial(self.read_value, record)) or ():
                 number += 1
                 yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
 
@@ -137,15 +137,15 @@ class CocoExport(ObjectsExport):
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
     """Returns the annotation of an object, without ids.
 
-    Category, box and keypoints come from the store's columns. All other entries come from the object's JSON. Without
-    it, ``area`` is the area of the box, and ``iscrowd`` is 0.
+    Category, box, keypoints and ``iscrowd`` come from the store's columns. All other entries come from the object's
+    JSON, and ``iscrowd`` of a region to ignore, too. Without the JSON, ``area`` is the area of the box.
 
     Keypoints without visibility get 2, visible.
     """
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
-    annotation = {"area": (right - left) * (bottom - top), "iscrowd": 0} | kept
+    annotation = {"area": (right - left) * (bottom - top), "iscrowd": int(obj.crowd)} | kept
     annotation |= {"category_id": obj.label + 1, "bbox": [left, top, right - left, bottom - top]}
     if obj.keypoints is not None:
         points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column import Column
+from packstore.core.column import DIFFICULT, Column, find_class_column, find_crowd_column
 from packstore.core.errors import UsageError
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
-from packstore.images.decoders.orientation import upright_size
-from packstore.images.sniff import HeaderError
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.encode.options import keeps_exif, readers_transpose
+from packstore.images.sniff import HeaderError, sniff
+from packstore.images.turning import UPRIGHT, make_turn
 from packstore.stores.base import Reader
 
 _MAX_CLASSES = 1 << 20
@@ -35,12 +37,16 @@ class LabelledObject:
         label: Its class number; 0 if it has no label.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
         extra: Its value in the JSON column: an annotation of COCO, or a polygon. None for none.
+        crowd: It is no ordinary object, but a crowd or a region to ignore.
+        difficult: It is hard to recognise, see Pascal VOC.
     """
 
     box: tuple[float, float, float, float]
     label: int
     keypoints: list[list[float]] | None
     extra: Any
+    crowd: bool = False
+    difficult: int = 0
 
 
 class ObjectColumns:
@@ -54,6 +60,8 @@ class ObjectColumns:
         classes: Class names of the labels, or None.
         shape: Shape of an object's keypoints; None without keypoints.
         extra: Name of the JSON column, or None.
+        crowds: Name of the column that flags crowd regions, or None.
+        difficult: Name of the column that flags difficult objects, or None.
     """
 
     def __init__(self, manifest: Manifest, extra: str) -> None:
@@ -65,11 +73,14 @@ class ObjectColumns:
         columns = manifest.columns
         self.boxes: str | None = next((column.name for column in columns if column.coordinates == "xyxy"), None)
         beside = [column for column in columns if self.boxes is not None and column.parallel == self.boxes]
-        labels = next((column for column in beside if column.traits.has_classes), None)
+        labels, crowds = find_class_column(beside, self.boxes), find_crowd_column(columns)
         points = next((column for column in beside if column.coordinates and len(column.shape) == 2), None)
         self.labels = None if labels is None else labels.name
         self.keypoints = None if points is None else points.name
+        self.crowds = crowds[0].name if crowds is not None and crowds[1] == self.boxes else None
         self.classes = labels.classes if labels is not None else None
+        difficult = (c.name for c in beside if c.name == DIFFICULT and c.traits.has_classes)
+        self.difficult = next(difficult, None)
         self.shape = points.shape if points is not None else None
         texts = {column.name for column in columns if column.traits.extension == "json"}
         self.extra = extra if extra in texts and self.boxes is not None else None
@@ -91,13 +102,15 @@ class ObjectColumns:
         if boxes is None:
             return None
         columns: list[Sequence[Any]] = []
-        for name in (self.labels, self.keypoints):
+        for name in (self.labels, self.keypoints, self.crowds, self.difficult):
             values = None if name is None else item(name)
             columns.append([None] * len(boxes) if values is None or len(values) != len(boxes) else values.tolist())
         extra = self._read_extra(item, len(boxes))
         return [
-            LabelledObject(tuple(box), label or 0, points, each)
-            for box, label, points, each in zip(np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True)
+            LabelledObject(tuple(box), label or 0, points, each, (crowd or 0) > 0, difficult or 0)
+            for box, label, points, crowd, difficult, each in zip(
+                np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True
+            )
             if all(map(math.isfinite, (*box, *(value for point in points or () for value in point))))
         ]
 
@@ -141,12 +154,17 @@ class ObjectsExport(FilesExport):
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
+        crowds: The format marks crowd regions. If False, they are left out: other readers would train on them.
         images: The folder of the images.
+        upright_kinds: Kinds of image files that the format's own tools turn upright by their orientation, so that their
+            labels count in the upright image. Labels of other files count in the frame of the store.
     """
 
     shard_bytes = None
     extra = ""
+    crowds = False
     images = "images"
+    upright_kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         super().__init__(path, manifest, reader, recoded=recoded)
@@ -173,20 +191,32 @@ class ObjectsExport(FilesExport):
         return self.object_columns.class_names(self.largest_label)
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the names of the columns of boxes, labels and keypoints that the store has."""
-        return self.object_columns.visible_columns
+        """Returns the names of the columns of boxes, labels and keypoints that the store has. Adds the column of crowd
+        regions if the format marks them."""
+        objects = self.object_columns
+        return [*objects.visible_columns, *([objects.crowds] if self.crowds and objects.crowds else [])]
 
     def describe_hidden(self, name: str) -> str:
         """Describes a column that is not written. For the column ``json``, adds that polygons of COCO in it are not
-        written."""
+        written. For the column of crowd regions, adds their number, which reads the column."""
+        if name == self.object_columns.crowds and self.object_columns.boxes in self.visible_columns():
+            return f"{name!r} (crowd regions are left out of the labels: {self._count_crowds():,})"
         if name == _COCO_COLUMN and self.object_columns.boxes:
             return f"{name!r} (polygons in it, as COCO has them, are not written)"
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on the order of records and on keys. If the store has no boxes, returns a text on boxes before
-        it."""
+        """Returns a text on the order of records and on keys. Before it, texts on missing boxes, and on the frame of
+        labels if images have an orientation."""
         lost = [] if self.object_columns.boxes else ["objects: the store has no boxes"]
+        oriented = self.manifest.options.get("exif_oriented")
+        if oriented and keeps_exif(self.manifest) and self.visible_columns():
+            frame = "upright" if readers_transpose(self.manifest) else "stored"
+            of = f" (of {', '.join(sorted(self.upright_kinds))}: the upright image)" if self.upright_kinds else ""
+            lost.append(
+                f"that labels count in the {frame} image{of}, where EXIF has an orientation ({oriented:,} of "
+                f"{self.manifest.records:,})"
+            )
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:
@@ -230,6 +260,18 @@ class ObjectsExport(FilesExport):
         """Reads the value of record ``number`` in the column ``name`` from the store. Returns None if it is missing."""
         return self.reader.item(name, number)
 
+    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
+        """Reads the objects of a record, see :meth:`ObjectColumns.read_objects`. Leaves out crowd regions if the format
+        cannot mark them."""
+        objects = self.object_columns.read_objects(item)
+        return objects if self.crowds or objects is None else [each for each in objects if not each.crowd]
+
+    def _count_crowds(self) -> int:
+        """Counts the crowd regions in the store."""
+        name = self.object_columns.crowds
+        flags = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
+        return sum(int(np.count_nonzero(values > 0)) for values in flags if values is not None)
+
     def largest_label(self) -> int:
         """Returns the largest class number of objects in the store; 0 if there is none. Reads all labels."""
         name = self.object_columns.labels
@@ -251,7 +293,23 @@ class ObjectsWriter(ShardWriter):
         path = self._export.image_path(record)
         self.create_parent(path)
         self._export.write_export_file(path, data)
-        return {"file": path, **self._export.write_labels(record, path, _read_upright_size(data))}
+        record, size = self._turn_labels(record, data)
+        return {"file": path, **self._export.write_labels(record, path, size)}
+
+    def _turn_labels(self, record: Record, data: bytes) -> tuple[Record, tuple[int, int]]:
+        """Returns the record with its values in the frame that the format needs, and width and height of the image in
+        this frame; (0, 0) if ``data`` is no image."""
+        try:
+            info = sniff(data)
+        except HeaderError:
+            return record, (0, 0)
+        size, orientation = (info.width, info.height), read_orientation(data, info)
+        upright = readers_transpose(self._export.manifest)
+        if not upright and info.kind in self._export.upright_kinds and orientation != 1:
+            turn, upright = make_turn(orientation, size, UPRIGHT), True
+            columns = {name: column for name, column in record.columns.items() if name in record.stored}
+            record = replace(record, stored=turn.move_stored_values(columns, record.stored))
+        return record, size[::-1] if upright and swaps_sides(orientation) else size
 
     def create_parent(self, path: str) -> None:
         """Creates the folder of the file ``path`` unless this writer has created it already."""
@@ -263,14 +321,6 @@ class ObjectsWriter(ShardWriter):
     def close(self) -> None:
         """Does nothing: each file is closed once it is written."""
         return
-
-
-def _read_upright_size(data: bytes) -> tuple[int, int]:
-    """Returns width and height of the upright image. Returns (0, 0) if ``data`` is no image."""
-    try:
-        return upright_size(data)
-    except HeaderError:
-        return 0, 0
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:

@@ -108,7 +108,8 @@ def export(arguments: ExportArguments) -> ExportReport:
     refuse_empty(arguments.store)
     refuse_empty(arguments.destination)
     place = location(arguments.destination)
-    with progress_callback(arguments.progress) as report, ExitStack() as stack:
+    # Around everything, since ending a failed export writes, too.
+    with progress_callback(arguments.progress) as report, writing(place), ExitStack() as stack:
         path, publish = stack.enter_context(local_destination(place, overwrite=arguments.overwrite))
         done = run_export(plan_export(location(arguments.store), path, arguments, stack), report, started)
         publish(report)

@@ -29,6 +29,7 @@ class YoloExport(ObjectsExport):
     name = "yolo"
     help = "YOLO: images, labels and data.yaml"
     extra = "polygons"
+    upright_kinds = frozenset(("jpeg", "tiff"))  # see YoloSource.annotation_frame
 
     def visible_columns(self) -> Sequence[str]:
         """Returns the columns of boxes, labels, keypoints and polygons that the store has."""
@@ -40,7 +41,7 @@ class YoloExport(ObjectsExport):
 
         Without a value of boxes, and for an image of unknown size, writes nothing and returns an empty mapping.
         """
-        objects = self.object_columns.read_objects(record.__getitem__)
+        objects = self.read_objects(record.__getitem__)
         if objects is None or not all(size):
             return {}
         path = label_path(image)

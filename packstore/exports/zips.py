@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from packstore.core.files import drop
+
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
 _END64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 _SIZES = struct.Struct("<2H2Q")
@@ -80,7 +82,7 @@ class ZipWriter:
 
     def abort(self) -> None:
         """Deletes the temporary file. Leaves the output file open, without a directory."""
-        self._directory.close()
+        drop(self._directory)
 
     def _write_header(self, name: str, check: int, size: int) -> None:
         """Writes the local header of a file and adds its entry to the directory. ``check`` is its CRC-32."""

@@ -25,8 +25,8 @@ class ImageInfo(NamedTuple):
     Attributes:
         kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif``, ``jp2`` (JPEG 2000),
             ``jxl`` (JPEG XL), ``exr``, ``hdr`` (Radiance) or ``npy``.
-        width: Width in pixels, at least 1.
-        height: Height in pixels, at least 1.
+        width: Width in pixels as decoded, at least 1. EXIF is not applied; a TIFF's own orientation is.
+        height: Height in pixels as decoded, at least 1.
         components: Samples per pixel as stored. 1: gray, or a palette. 2: gray with alpha. 3: colours. 4: CMYK in a
             JPEG, elsewhere colours with alpha.
         precision: Bits per sample. A palette index counts as a sample; 24-bit BMP says 8.
@@ -36,6 +36,7 @@ class ImageInfo(NamedTuple):
         app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 without one.
         app1_alone: That segment is the only APP1, and no stray bytes lie between segments.
         mpf_at: Offset of the index of further pictures in a JPEG, see :mod:`packstore.images.mpf`; 0 without one.
+        tiff_orientation: Orientation of a TIFF, 1 … 8, which every decoder applies; 1 for other kinds.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class ImageInfo(NamedTuple):
     app1_at: int = 0
     app1_alone: bool = False
     mpf_at: int = 0
+    tiff_orientation: int = 1
 
     @property
     def progressive(self) -> bool:

@@ -10,12 +10,15 @@ _SCANNED_PIXELS = 1 << 31
 """Limit of pixels times scans: some seconds of decoding."""
 # APP0 (JFIF) and APP14 (Adobe) tell the colour space; the others (EXIF, MPF, ICC, XMP ...) do not touch pixels.
 _METADATA = frozenset((_COM, *range(0xE1, 0xEE), 0xEF))
+_SIGNED = {0xE0: (b"JFIF\0", 14), 0xEE: (b"Adobe", 12)}
+"""First bytes and shortest content of segments that tell the colour space."""
 _NO_LENGTH = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # ends a scan: neither a data byte 0xFF nor a restart
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
     """Returns the JPEG ``data`` without metadata: EXIF, MPF, ICC, XMP, comments, and stray bytes between segments.
+    Also without segments of JFIF and Adobe that are too short, which libjpeg ignores.
 
     Returns ``data`` itself if it has none of these, or no scan."""
     kept: list[memoryview] = [data[:2]]
@@ -30,12 +33,18 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
             marker, stop = 0, match.start()
         if marker == _SOS:
             return b"".join((*kept, data[at:])) if dropped else data
-        if marker in _METADATA:
+        if marker in _METADATA or (marker in _SIGNED and not _is_signed(data[at + 4 : stop], marker)):
             dropped = True
         elif not stray:  # libjpeg skips stray bytes, but Pillow wants a marker behind the start of the image
             kept.append(data[at:stop])
         at = stop
     return data
+
+
+def _is_signed(content: memoryview, marker: int) -> bool:
+    """Tells if an APP0 segment is one of JFIF, or an APP14 segment one of Adobe."""
+    name, least = _SIGNED[marker]
+    return len(content) >= least and bytes(content[: len(name)]) == name
 
 
 def excess_scans_message(data: memoryview, pixels: int) -> str | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError
 from packstore.images.engine import png_rows
+from packstore.images.metadata import strip_metadata
 from packstore.images.sniff import MAX_PIXELS, excess_pixels_message
 
 if TYPE_CHECKING:
@@ -26,15 +27,7 @@ if TYPE_CHECKING:
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = struct.Struct(">8xI4sIIBBBBB")
 _GREY, _PALETTE = 0, 3
-_PLAIN_CHUNKS = {
-    **dict.fromkeys((b"tEXt", b"tIME", b"bKGD", b"sBIT", b"hIST", b"eXIf"), range(1 << 16)),
-    b"IEND": range(1),
-    b"gAMA": range(4, 5),
-    b"pHYs": range(9, 10),
-    b"sRGB": range(1, 2),
-    b"cHRM": range(32, 33),
-}
-"""Chunks besides pixels and palette that Pillow accepts with any content, and their allowed lengths."""
+_ANIMATION = (b"acTL", b"fcTL", b"fdAT")
 _CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}
 
 
@@ -116,7 +109,7 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
     try:
         # Image.open would check the image against a limit of the whole process, which is not the dataset's.
-        image: Image = PngImageFile(io.BytesIO(data))
+        image: Image = PngImageFile(io.BytesIO(strip_metadata(memoryview(data))))
         image.load()
     except MemoryError:
         raise
@@ -126,16 +119,21 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
 
 def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
-    """Returns the content of the IDAT chunks, with verified checksums of all chunks.
+    """Returns the content of the IDAT chunks, with verified checksums of all chunks on which pixels depend.
 
-    Returns None for any chunk that Pillow might refuse. Pillow then judges the file."""
+    Returns None for any such chunk that Pillow might refuse. Pillow then judges the file."""
     view, place, kind = memoryview(data), len(_SIGNATURE), b""
     chunks: list[memoryview] = []
     while kind != b"IEND":
         end = place + 8 + int.from_bytes(view[place : place + 4], "big")
         before, kind = kind, bytes(view[place + 4 : place + 8])
         content = view[place + 8 : end]
-        if end + 4 > len(view) or zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+        if end + 4 > len(view):
+            return None
+        if kind[0] & 0x20 and kind not in (b"tRNS", *_ANIMATION):  # metadata
+            kind, place = before, end + 4
+            continue
+        if zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
             return None
         if kind == b"IDAT":
             if chunks and before != kind:
@@ -150,7 +148,7 @@ def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
         elif kind == b"tRNS":
             if chunks or not (1 if header.palette else 2) <= len(content) <= 256:
                 return None
-        elif len(content) not in _PLAIN_CHUNKS.get(kind, ()):
+        elif kind != b"IEND" or len(content):
             return None
         place = end + 4
     return b"".join(chunks)

@@ -97,6 +97,10 @@ or as in Pillow, a colour wherever the centre of a pixel is outside, next to rep
 the colour: red, green, blue from the lowest."""
 
 
+MOST_FACTOR = 1e6
+"""Largest factor of a step that changes colours; the engine refuses larger ones."""
+
+
 def new_program(count: int, steps: int = 1) -> Program:
     """Returns a program of ``steps`` identity steps for each of ``count`` images."""
     return np.zeros((count, steps), STEP)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.arguments import check_numbers
 from packstore.core.column import Column
 from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
@@ -81,8 +82,10 @@ class Reading:
                 )
             if value is not None and (not isinstance(value, str) or pattern.fullmatch(value) is None):
                 raise UsageError(f"{name} should be {EXPECTED[name]}, got {value!r}")
-        if self.depth is not None and self.window is not None and not self.window[0] < self.window[1]:
-            raise UsageError(f"depth should be a window from a lower to a higher value, got {self.depth!r}")
+        if self.depth is not None and self.window is not None:
+            check_numbers("depth", self.window)
+            if not self.window[0] < self.window[1]:
+                raise UsageError(f"depth should be a window from a lower to a higher value, got {self.depth!r}")
 
     @property
     def pixels(self) -> Mode:

@@ -151,21 +151,27 @@ def resize_to_fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
 
 
 def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int]) -> Pixels:
-    """Computes the central ``size`` of ``resize(image, *covering)`` with equal pixels, without computing the rest.
+    """Computes the central ``size`` of ``resize(image, *covering)``, as :func:`resize_window`."""
+    top, left = (_find_centre_start(*lengths) for lengths in zip(covering, size, strict=True))
+    return resize_window(image, covering, (top, left, *size))
+
+
+def resize_window(image: Pixels, covering: tuple[int, int], window: tuple[int, int, int, int]) -> Pixels:
+    """Computes a part of ``resize(image, *covering)`` with equal pixels, without computing the rest.
 
     Args:
         image: uint8 ``(H, W, C)``.
         covering: ``(height, width)``, neither smaller than the image's.
-        size: ``(height, width)`` of the result. Its height or its width equals that of ``covering``.
+        window: Top, left, height and width of the part, which lies within ``covering`` and has pixels.
     """
     # As torch: first along the rows, then along the columns, rounded to uint8 in between.
-    height, width = image.shape[:2]
-    rows = _compute_taps(height, covering[0], _find_centre_start(covering[0], size[0]), size[0])
+    (height, width), (top, left, tall, wide) = image.shape[:2], window
+    rows = _compute_taps(height, covering[0], top, tall)
     image = image[rows.first : rows.last]
-    if covering[1] == size[1]:
-        image = resize(image, len(image), size[1])
+    if covering[1] == wide:
+        image = resize(image, len(image), wide)
     else:
-        columns = _compute_taps(width, covering[1], _find_centre_start(covering[1], size[1]), size[1])
+        columns = _compute_taps(width, covering[1], left, wide)
         image = _apply_taps(image[:, columns.first : columns.last], columns, 1)
     return _apply_taps(image, rows, 0)
 

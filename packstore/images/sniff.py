@@ -16,6 +16,7 @@ from packstore.images.header import Data, HeaderError, ImageInfo
 from packstore.images.heif import BadBoxesError, is_heif, parse_heif_header
 from packstore.images.jpeg_header import parse_jpeg_header
 from packstore.images.kinds import KINDS
+from packstore.images.metadata import is_sound_chunk
 from packstore.images.tiff_header import READABLE_TIFF_BITS, parse_tiff_header
 from packstore.images.unread import find_unread_kind, unread_kind_message
 
@@ -143,24 +144,46 @@ def _parse_header(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_png(data: bytes, whole: bool) -> ImageInfo:
-    """Parses IHDR. With ``whole``, also walks the chunks to IEND.
+    """Parses IHDR. With ``whole``, also walks the chunks to IEND, and checks those on which pixels depend.
 
     Raises :class:`HeaderError` for damage; a truncated header raises :class:`struct.error`."""
     length, name, width, height, depth, color = struct.unpack_from(">I4sIIBB", data, 8)
     if name != b"IHDR" or length != 13 or color not in _PNG_COMPONENTS:
         raise HeaderError(f"is damaged: a PNG that begins with {name!r} of {length} bytes and color type {color}")
-    if whole and data[-12:] != b"\0\0\0\0IEND\xaeB`\x82":
-        at = 8
-        while name != b"IEND":
-            if at + 12 > len(data):
-                raise HeaderError("is truncated: PNG without IEND")
-            length, name = struct.unpack_from(">I4s", data, at)
-            at += 12 + length
-        if at > len(data):
-            raise HeaderError("is truncated: PNG that ends inside IEND")
+    if depth not in _PNG_DEPTHS[color]:
+        raise HeaderError(f"is damaged: a PNG of {depth} bits and color type {color}")
+    if whole:
+        _check_png_chunks(data, color == _PALETTE)
     return ImageInfo("png", width, height, _PNG_COMPONENTS[color], depth)
 
 
+def _check_png_chunks(data: bytes, palette: bool) -> None:
+    """Raises :class:`HeaderError` unless a PNG has all chunks up to IEND, with pixels and ``palette``.
+
+    Checks the sums of all chunks on which pixels depend but IDAT, which only decoding proves."""
+    at, name, names = 8, b"", set()
+    view = memoryview(data)
+    while name != b"IEND":
+        if at + 12 > len(data):
+            raise HeaderError(f"is truncated: PNG without {'IDAT and ' if b'IDAT' not in names else ''}IEND")
+        length, name = struct.unpack_from(">I4s", data, at)
+        end = at + 12 + length
+        if not name.isalpha():
+            raise HeaderError(f"is damaged: a PNG chunk {name!r} at byte {at}")
+        if end > len(data):
+            raise HeaderError(f"is truncated: a PNG chunk {name!r} that ends at byte {end}, the file has {len(data)}")
+        if name in _PNG_CHECKED and not is_sound_chunk(view, at, end):
+            raise HeaderError(f"is damaged: the checksum of a PNG's chunk {name!r} at byte {at} is wrong")
+        names.add(name)
+        at = end
+    missing = {b"IDAT", *([b"PLTE"] if palette else [])} - names
+    if missing:
+        raise HeaderError(f"is damaged: a PNG without {' and '.join(sorted(each.decode() for each in missing))}")
+
+
+_PALETTE = 3
+_PNG_CHECKED = frozenset((b"IHDR", b"PLTE", b"tRNS"))
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from packstore.images import pillow_tags
 from packstore.images.header import HeaderError, ImageInfo
 
 if TYPE_CHECKING:
@@ -13,41 +16,35 @@ if TYPE_CHECKING:
 
 READABLE_TIFF_BITS = (1, 2, 4, 8, 16, 32, 64)
 """Bits per sample of TIFF files that packstore reads."""
+PIXEL_TAGS = frozenset((
+    *(254, 255, 256, 257, 258, 259, 262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325),
+    *(332, 333, 334, 336, 338, 339, 340, 341, 347, *range(512, 522), *range(529, 533), 32995, 32996, 32997, 32998),
+    *(34016, 34017, 34018, *range(34022, 34030), 42113, 50674),
+))  # fmt: skip
+"""Tags on which the pixels depend; others are metadata."""
 _MAX_SAMPLES = 16
-_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
+_XMP = 700
+_SHORT = 3
+_TAGS = frozenset((256, 257, 258, 273, pillow_tags.ORIENTATION, 277, 279, 324, 325))
 _MAX_TAGS = 0xFFFF  # the maximum of a TIFF; a BigTIFF could claim more
 _WIDTHS = {**dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), 1)), 16: 8, 17: 8, 18: 8}  # bytes a value
+Entry = tuple[int, int, int, int]
+"""Tag, type, number of values and their offset in the file."""
 _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct and numpy alike
 
 
 def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the first directory. With ``whole``, also checks that all values, strips and tiles lie within the file.
+    """Parses the first directory. With ``whole``, also checks that strips, tiles and other values on which pixels
+    depend lie within the file.
+
+    The size is that of the upright image, as decoders return it.
 
     Raises :class:`HeaderError`, and :class:`struct.error` for a truncated header."""
-    order = "<" if data[:2] == b"II" else ">"
-    big = 43 in data[2:4]
+    order, big = _read_layout(data)
     at = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
-    count_format, size, inline = (order + "Q", 20, 8) if big else (order + "H", 12, 4)
-    if at + struct.calcsize(count_format) > len(data):
-        raise HeaderError(f"is truncated: TIFF directory at byte {at}, the file has {len(data)}")
-    count = struct.unpack_from(count_format, data, at)[0]
-    at += struct.calcsize(count_format)
-    if at + count * size > len(data):
-        raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}, the file has {len(data)}")
-    if count > _MAX_TAGS:
-        raise HeaderError(f"is damaged: a TIFF directory of {count} entries")
-    tags: dict[int, tuple[str, int, int]] = {}  # type, number of values, offset of the values
-    for entry in range(at, at + count * size, size):
-        tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
-        if kind not in _WIDTHS or not length or not (whole or tag in _TAGS):
-            continue
-        value = entry + size - inline
-        width = _WIDTHS[kind]
-        if length * width > inline:
-            value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
-            if value + length * width > len(data):  # of any tag: a decoder may need the values, such as JPEG tables
-                end = value + length * width
-                raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
+    tags: dict[int, tuple[str, int, int]] = {}  # format, number of values, offset of the values
+    entries = list(_read_entries(data, at, PIXEL_TAGS if whole else _TAGS))
+    for tag, kind, length, value in entries:
         if tag in _TAGS and kind in _NUMBERS:
             tags.setdefault(tag, (order + _NUMBERS[kind], length, value))
 
@@ -67,7 +64,9 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
         letter, length, value = tags[258]
         bits = list(struct.unpack_from(f"{letter[0]}{min(length, _MAX_SAMPLES)}{letter[1]}", data, value))
     precision = next((each for each in bits if each not in READABLE_TIFF_BITS), bits[0])
-    info = ImageInfo("tiff", first(256), first(257), first(277, 1), precision)
+    sides, orientation = (first(256), first(257)), _find_orientation(data, at, entries)
+    width, height = sides[::-1] if orientation >= 5 else sides
+    info = ImageInfo("tiff", width, height, first(277, 1), precision, tiff_orientation=orientation)
     if whole:
         for offsets, counts in ((273, 279), (324, 325)):  # strips, tiles
             if offsets in tags and counts in tags:
@@ -75,6 +74,64 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
         if 273 not in tags and 324 not in tags:
             raise HeaderError("is damaged: a TIFF without pixels")
     return info
+
+
+def read_tiff_orientation(data: bytes | memoryview, at: int) -> int:
+    """Reads the orientation of the page whose directory begins at byte ``at``, 1 … 8, as Pillow applies it.
+
+    Returns 1 if it is missing or invalid. Raises :class:`HeaderError` for a truncated directory."""
+    return _find_orientation(data, at, list(_read_entries(data, at, (pillow_tags.ORIENTATION,))))
+
+
+def _find_orientation(data: bytes | memoryview, at: int, entries: list[Entry]) -> int:
+    """Finds the orientation among the entries of the directory at byte ``at``, else in its XMP."""
+    found = [entry[1:] for entry in entries if entry[0] == pillow_tags.ORIENTATION]
+    if [entry[:2] for entry in found] == [(_SHORT, 1)]:
+        orientation: int = struct.unpack_from(_read_layout(data)[0] + "H", data, found[0][2])[0]
+        return orientation if 1 <= orientation <= 8 else 1
+    texts = []
+    with suppress(HeaderError):  # XMP beyond the end of the file is no reason to refuse its pixels
+        texts = [] if found else [data[value : value + size] for _, _, size, value in _read_entries(data, at, (_XMP,))]
+    if not found and not any(b"tiff:Orientation" in bytes(text) for text in texts):
+        return 1
+    # Versions of Pillow differ about other types, two entries, and XMP.
+    for _ in _read_entries(data, at, None):  # Pillow gives up at values that a part of the file lacks; this raises
+        pass
+    return pillow_tags.read_tiff_orientation(memoryview(data), at)
+
+
+def _read_layout(data: bytes | memoryview) -> tuple[str, bool]:
+    """Returns the byte order for struct, and True for a BigTIFF."""
+    return "<" if data[:2] == b"II" else ">", 43 in data[2:4]
+
+
+def _read_entries(data: bytes | memoryview, at: int, wanted: Container[int] | None) -> Iterator[Entry]:
+    """Yields entries of the directory at byte ``at``: those of the tags in ``wanted``, or all for None.
+
+    Raises :class:`HeaderError` for a damaged directory, and for values of a yielded entry beyond the end of the
+    file."""
+    order, big = _read_layout(data)
+    count_format, size, inline = (order + "Q", 20, 8) if big else (order + "H", 12, 4)
+    if at + struct.calcsize(count_format) > len(data):
+        raise HeaderError(f"is truncated: TIFF directory at byte {at}, the file has {len(data)}")
+    count = struct.unpack_from(count_format, data, at)[0]
+    at += struct.calcsize(count_format)
+    if at + count * size > len(data):
+        raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}, the file has {len(data)}")
+    if count > _MAX_TAGS:
+        raise HeaderError(f"is damaged: a TIFF directory of {count} entries")
+    for entry in range(at, at + count * size, size):
+        tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
+        if kind not in _WIDTHS or not length or not (wanted is None or tag in wanted):
+            continue
+        value = entry + size - inline
+        width = _WIDTHS[kind]
+        if length * width > inline:
+            value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
+            if value + length * width > len(data):  # of any tag: a decoder may need the values, such as JPEG tables
+                end = value + length * width
+                raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
+        yield tag, kind, length, value
 
 
 def _check_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:

@@ -119,6 +119,10 @@ class AddedSource(Source):
                 labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
             yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
 
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns the wrapped source's convention."""
+        return self._source.annotation_frame(kind)
+
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         """Returns the wrapped source's name of an image file beside the main image, or None."""
         return self._source.further_file_name(entry, column, number)

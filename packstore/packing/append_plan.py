@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from packstore.core.column import CROWD
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
@@ -115,7 +116,9 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
         columns=split_column_options(options.columns)[0],
         frames=str(options.frames) if options.frames in OF_SOURCES else None,
         skip_bad=options.on_error == "skip",
+        crowds=True if manifest.has_column(CROWD) else None,
     )
+    opened.follow_store(manifest)
     recorded = manifest.options.get("frames")
     if options.frames is None and opened.store_manifest is None and isinstance(recorded, str):
         opened = take_frames(opened, recorded)

@@ -132,6 +132,7 @@ def pack_batch(
                     entry = seen[-1] = entry._replace(ref=None)
                     key = entry.key if content.key is None else content.key
                     source_bytes += converter.count_further_bytes(content)
+                    content = converter.align(key, content)
                     stored_values = converter(key, content)
                     image = content.image
                 else:

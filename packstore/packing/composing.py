@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column import join_hidden_boxes
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import check_space, sync_file_system, writing
 from packstore.core.manifest import Column, Manifest, Origin
@@ -223,7 +224,11 @@ class Composition:
             totals = sum_linked_columns(self.columns, self.pieces)
             for column in () if copied is None else copied.columns:
                 totals[column.name] += column.nbytes
-            columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
+            written = [] if copied is None else [copied]
+            columns = [
+                replace(column, nbytes=totals[column.name], hides_boxes=self._find_hidden_boxes(column.name, written))
+                for column in self.columns
+            ]
             head = build_sharded_manifest(self.base, parts, columns, skipped=self.base.skipped)
             progress(Progress("publish", 0, 1, 0))
             with writing(self.destination):
@@ -235,6 +240,11 @@ class Composition:
             staging.discard()
             raise
         return head
+
+    def _find_hidden_boxes(self, name: str, written: Sequence[Manifest]) -> bool | None:
+        """Returns :attr:`Column.hides_boxes` of a column, by the manifests ``written`` and of linked shards' stores."""
+        linked = [piece.manifest for piece in self.pieces if isinstance(piece, LinkedShards)]
+        return join_hidden_boxes(manifest.column(name) for manifest in (*written, *linked))
 
     def make_shards(
         self, path: Path, progress: ProgressCallback, *, first: int = 0, links: LinkGetter | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from packstore.core.arguments import check_numbers, show_value
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP
 from packstore.core.options import check_options, format_option, option, overwrite_option
@@ -138,9 +139,13 @@ class SelectOptions:
         if self.drop is None and tuple(self.drop_kinds) != DEFAULT_DROP:
             raise UsageError("drop_kinds chooses findings of an audit: give its report, too, as drop")
         if self.splits is not None:
+            if not isinstance(self.splits, Mapping):
+                shown = show_value(self.splits)
+                raise UsageError(f"splits should give the share of each split by its name, got {shown}")
             shares = list(self.splits.values())
+            check_numbers("splits", shares, texts=False)
             if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6 or "" in self.splits:
-                raise UsageError(f"the shares of the splits should add up to 1, got {dict(self.splits)}")
+                raise UsageError(f"the shares of the splits should add up to 1, got {show_value(dict(self.splits))}")
         if self.stratify and self.splits is None and self.sample is None:
             raise UsageError("stratify says how splits or a sample are drawn: give one of them")
         if self.whole_shards:

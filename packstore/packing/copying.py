@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from packstore.core.checksums import ROW_CHECKSUM, hash_values, row_checksums, row_columns
 from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
-from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError
+from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.seek_index import index_values, reads_gray
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values
+from packstore.stores.records import DamagedCopies
 
 _RECORDS, _BYTES = 1024, 8 << 20
 LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
@@ -104,18 +105,7 @@ class RecordCopier:
         adds_index = {c.name for c in own} - {c.name for c in given} == {SEEK_INDEX.name}
         unread = linked and not adds_index and reads_gray(own) == reads_gray(given)
         for some in _batch_records(reader, records):
-            checksums = reader.values("checksum", some)
-            images: Sequence[Buffer] = [b""] * len(some)
-            if not unread:
-                images = reader.views(some)
-                sums = hash_values(images, len(images))
-                _check_checksums(reader, some, sums, checksums, "checksum of its image")
-            columns = row_columns(reader.manifest.columns)
-            values = dict(_read_values(reader, columns, some))
-            if reader.manifest.has_column(ROW_CHECKSUM.name):
-                hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
-                sums = row_checksums(reader.manifest.columns, values | hashes, len(some))
-                _check_checksums(reader, some, sums, reader.values(ROW_CHECKSUM.name, some), ROW_CHECKSUM_NOUN)
+            checksums, images, values = _read_proven(reader, some, unread)
             for name, numbers in (labels or {}).items():
                 values[name] = renumber_classes(values[name], numbers)
                 if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
@@ -144,6 +134,36 @@ def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
     if isinstance(labels, np.ndarray):
         return numbers[labels]
     return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]
+
+
+def _read_proven(
+    reader: Reader, some: NDArray[np.int64], unread: bool
+) -> tuple[NDArray[np.uint64], Sequence[Buffer], dict[str, Any]]:
+    """Reads some records, and compares them with their checksums. Returns the images' checksums, the images, and all
+    other fields.
+
+    With ``unread``, reads no images, and returns empty ones. Reads again if damaged shards can be fetched again.
+    """
+    copies = DamagedCopies(reader)
+    while True:
+        try:
+            checksums = reader.values("checksum", some)
+            images: Sequence[Buffer] = [b""] * len(some)
+            if not unread:
+                images = reader.views(some)
+                sums = hash_values(images, len(images))
+                _check_checksums(reader, some, sums, checksums, "checksum of its image")
+            columns = row_columns(reader.manifest.columns)
+            values = dict(_read_values(reader, columns, some))
+            if reader.manifest.has_column(ROW_CHECKSUM.name):
+                hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
+                sums = row_checksums(reader.manifest.columns, values | hashes, len(some))
+                _check_checksums(reader, some, sums, reader.values(ROW_CHECKSUM.name, some), ROW_CHECKSUM_NOUN)
+        except StoreError as error:
+            if not copies.refetch([error], some):
+                raise
+        else:
+            return checksums, images, values
 
 
 def _batch_records(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

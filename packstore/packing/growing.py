@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from packstore.core.column import join_hidden_boxes
 from packstore.core.errors import printable
 from packstore.core.manifest import Column, Manifest, Skipped
 from packstore.core.progress import ProgressCallback
@@ -108,7 +109,14 @@ def build_grown_manifest(plan: AppendPlan, parts: ShardList, added: AddedShards)
     return build_sharded_manifest(
         manifest,
         parts,
-        [replace(column, nbytes=column.nbytes + nbytes[column.name]) for column in plan.columns],
+        [
+            replace(
+                column,
+                nbytes=column.nbytes + nbytes[column.name],
+                hides_boxes=join_hidden_boxes((column, added.manifest.column(column.name))),
+            )
+            for column in plan.columns
+        ],
         options=options,
         skipped=(*manifest.skipped, *added.skipped),
         versions=_merge_versions(manifest, origin),

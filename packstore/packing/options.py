@@ -62,6 +62,16 @@ class ReadingOptions:
         metavar="N",
         group=_PIXELS,
     )
+    annotation_frame: Literal["stored", "upright"] | None = option(
+        None,
+        "Frame of boxes, points, masks and polygons of images with an EXIF orientation: ``stored`` if they count in "
+        "the pixels as files store them, ``upright`` if they count in the upright image. Only used for images whose "
+        "annotations do not tell it, by the size that they state or by the convention of their format. None asks. "
+        "Annotations are moved to the frame of the images, which follows from ``exif_transpose``.",
+        "For turned photos whose annotations do not tell: do boxes and masks count in the stored pixels, or in the "
+        "upright image?",
+        group="Source",
+    )
     check: Literal["header", "decode", "none"] = option(
         "header",
         "Check of each file. ``header``: its kind, header and end. ``decode``: every pixel, too. ``none``: nothing.",
@@ -146,8 +156,10 @@ class EncodingOptions:
     exif_transpose: bool = option(
         False,
         "Apply the EXIF orientation. Pixels are rotated now; files that ``original`` keeps are rotated when they are "
-        "loaded. A store whose files are transposed at loading stays such a store.",
-        "Turn images upright by their EXIF orientation; files that stay unchanged are turned when loaded.",
+        "loaded. Boxes, points, masks and polygons are turned with them. A store whose files are transposed at loading "
+        "stays such a store.",
+        "Turn images upright by their EXIF orientation, and their boxes and masks with them; files that stay unchanged "
+        "are turned when loaded.",
         group=_IMAGES,
     )
     index: bool | None = option(

@@ -17,6 +17,7 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import reads_gray, wants_index
+from packstore.packing.frames import FrameAligner, state_frames
 from packstore.packing.further_images import resolve_column_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
@@ -77,6 +78,11 @@ class Plan:
         """Makes the encoder of the plan."""
         return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
 
+    def make_aligner(self) -> FrameAligner:
+        """Makes what moves annotations to the frame of the images."""
+        answer, split = self.options.annotation_frame, self.options.split
+        return FrameAligner(self.source, self.survey, self.encode.exif_transpose, answer, split)
+
 
 def make_plan(
     source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
@@ -122,6 +128,7 @@ def plan_source(
             survey = opened.survey(options.split)
         survey = resolve_column_modes(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
+        survey = state_frames(survey, encode.exif_transpose)
         probe = SampleProbe(opened, options)
         shape = resolve_uniform_shape(encode, survey, probe)
         plan = Plan(

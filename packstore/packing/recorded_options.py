@@ -33,6 +33,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "exif_transpose": encode.exif_transpose,
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
+        **({} if plan.options.annotation_frame is None else {"annotation_frame": plan.options.annotation_frame}),
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
         **({"link": "absolute" if plan.relative_link_folder is None else "relative"} if plan.options.link else {}),
         **encode.reading.answers(),

@@ -120,7 +120,8 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
     if plan.options.link and not plan.index and type(plan.source).fetch is Source.fetch:
         limits = (PASS_RECORDS, LINK_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
-    converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
+    checks = FileChecks(plan.survey, plan.encode, plan.options) or None
+    converter = ValueConverter(plan.survey, checks, plan.make_aligner())
     linker = Linker(source, plan.relative_link_folder) if plan.options.link else None
     return ordered_flat_map(
         lambda batch: pack_batch(batch, source, encoder, converter, skip, plan.index, linker),

@@ -74,7 +74,8 @@ class SourceArguments:
         (),
         "Meanings of a table's columns that their values do not tell: ``["
         '"image=photo", "label=kind", "boxes=x1,y1,x2,y2"]``. Also options of a single column of further image files, '
-        '``mode``, ``depth``, ``alpha`` and ``frames``: ``["near.depth=keep", "thermal.depth=scale"]``.',
+        '``mode``, ``depth``, ``alpha`` and ``frames``: ``["near.depth=keep", "thermal.depth=scale"]``. For WebDataset '
+        "``key=last-dot``: dots belong to the names of samples, but for the last.",
         "Tables: role of a column: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… "
         "Further images: NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable.",
         flag="--column",
@@ -85,8 +86,8 @@ class SourceArguments:
         None,
         "Order of the images' axes in a source of named arrays: ``NHWC``, ``NCHW`` or ``NHW``. For boxes in Parquet "
         "and Arrow: their convention, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``, ``xywh`` …), or "
-        "``json`` to keep them unchanged.",
-        "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh.",
+        "``json`` to keep them unchanged. For Pascal VOC: ``voc`` if boxes count from 1, ``xyxy`` from 0.",
+        "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh. Pascal VOC: voc or xyxy.",
         metavar="AXES",
         group="Source",
     )
@@ -111,6 +112,7 @@ class SourceArguments:
         frames: str | None = None,
         packed_as: Manifest | None = None,
         skip_bad: bool = False,
+        crowds: bool | None = None,
         progress: ProgressCallback = no_progress,
     ) -> Source:
         """Opens the source at ``path`` with these options, see :func:`packstore.sources.open_source`. ``columns``
@@ -130,6 +132,7 @@ class SourceArguments:
             ignore=self.ignore,
             columns=self.columns if columns is None else columns,
             frames=frames,
+            crowds=crowds,
             progress=progress,
         )
 

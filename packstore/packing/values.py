@@ -11,6 +11,8 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
 from packstore.core.errors import DecodeError, SampleError
 from packstore.images.masks import read_mask_header
+from packstore.images.sniff import HeaderError, check_header
+from packstore.packing.frames import FrameAligner
 from packstore.sources.base import Sample, Survey
 from packstore.sources.values import nbytes_of
 
@@ -22,10 +24,23 @@ class ValueConverter:
 
     Attributes:
         masks: The columns of masks, volumes and clips.
+        align: Moves the annotations of a sample, with its key, to the frame of its image, see
+            :meth:`FrameAligner.align`. Call it before the sample is converted.
     """
 
-    def __init__(self, survey: Survey, check_files: Callable[[str, Mapping[str, Any]], None] | None = None) -> None:
-        """``check_files``, if given, is called with the key and the stored values of each sample, and may raise."""
+    def __init__(
+        self,
+        survey: Survey,
+        check_files: Callable[[str, Mapping[str, Any]], None] | None = None,
+        aligner: FrameAligner | None = None,
+    ) -> None:
+        """
+        Args:
+            survey: Survey of the source.
+            check_files: Called with the key and the stored values of each sample, and may raise.
+            aligner: Moves annotations to the frame of the images; None leaves them.
+        """
+        self.align: Callable[[str, Sample], Sample] = (lambda _, sample: sample) if aligner is None else aligner.align
         sampled = [column for column in survey.columns if column.name in survey.sampled]
         companions = {each.name for column in sampled for each in column.companions}
         # Each with its number of classes; 0 if a value is no class number.
@@ -123,6 +138,10 @@ def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, i
         shape = np.shape(value)
         return shape[-2], shape[-1]
     header = read_mask_header(value, max_pixels)
+    try:
+        check_header(value)
+    except HeaderError as error:
+        raise DecodeError(f"the mask {error.reason}") from None
     return header.height, header.width
 
 

@@ -1,6 +1,6 @@
 """HTML of a store, a dataset or a loader in a notebook: a few thumbnails, and tables of splits and classes.
 
-Rendering takes less than a tenth of a second for any number of records. All text from the store is escaped.
+Rendering takes about as long for any number of records: at most eight are read. All text from the store is escaped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from packstore.stores.base import Reader
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 
-_THUMBNAILS, _SIDE = 8, 96
+_THUMBNAILS, _LEAST_THUMBNAILS, _SIDE = 8, 4, 96
 _SECONDS = 0.05
-"""Time after which no further thumbnail is started."""
+"""Time after which no further thumbnail is started, beyond the least number: the first one imports the decoders."""
 _CLASSES, _SPLITS = 12, 20
 _COUNTED = 4_000_000
 """Most records for which classes are counted. With many shards they are not counted, since that would open all."""
@@ -89,16 +89,16 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
     """Renders thumbnails of up to eight evenly spread records on this machine, and the number shown. Empty without
     records.
 
-    Fetches no shards, and begins no thumbnail after 50 ms. Damaged records show their error. Leaves out records without
-    an image.
+    Fetches no shards. After 50 ms, begins no further thumbnail beyond the first four. Damaged records show their error.
+    Leaves out records without an image.
     """
     if not len(records):
         return ""
     pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
-    cells = []
+    cells: list[str] = []
     end = perf_counter() + _SECONDS
     for record in spread_local_records(reader, records.start, records.stop, _THUMBNAILS).tolist():
-        if perf_counter() > end:
+        if len(cells) >= _LEAST_THUMBNAILS and perf_counter() > end:
             break
         try:
             image = make_thumbnail(pictures, reader, record, _SIDE)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, UsageError, printable
 from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest
@@ -25,7 +26,7 @@ from packstore.sources.archives import cache_archives, cache_folders
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
 from packstore.sources.clips import ClipsSource
-from packstore.sources.column_options import check_columns
+from packstore.sources.column_options import KEY, check_columns
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import find_encoding, use_encoding
 from packstore.sources.file_rows import TreeRowSource
@@ -72,6 +73,7 @@ def open_source(
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] = (),
     frames: str | None = None,
+    crowds: bool | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Source:
     """Opens the source at ``path``.
@@ -100,6 +102,7 @@ def open_source(
             all texts that are not UTF-8.
         frames: ``all`` makes each frame of the image files a sample. ``clips`` makes each file of frames, or each
             folder of numbered frames, a sample; see :class:`ClipsSource`.
+        crowds: See :class:`SourceOptions`. None means False if a store ``packed_as`` has no such column.
         progress: Called when an object is fetched.
 
     Raises:
@@ -111,6 +114,8 @@ def open_source(
     place = RemotePath(path) if isinstance(path, UrlPath) else path
     files_as = None if packed_as is not None and _is_packed(place) else packed_as
     named = check_columns(columns) or _recorded_texts(files_as, "columns")
+    if packed_as is not None and crowds is None and not packed_as.has_column(CROWD):
+        crowds = False
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     recorded = None if packed_as is None else packed_as.options.get("frames")
@@ -127,6 +132,7 @@ def open_source(
             layout,
             ignore,
             others,
+            crowds,
             progress,
             clips=(recorded if frames is None else frames) == CLIPS,
         )
@@ -172,6 +178,7 @@ def _open_files(
     layout: str | None,
     ignore: str | Sequence[str],
     columns: tuple[str, ...],
+    crowds: bool | None,
     progress: ProgressCallback,
     *,
     clips: bool,
@@ -199,12 +206,15 @@ def _open_files(
         layout=layout,
         ignore=check_patterns(ignore) or _recorded_texts(packed_as, "ignore"),
         columns=columns,
+        crowds=crowds,
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         raise _unused_option_error(named, options)
     if find_bridge(place) is not None:
-        if named is not None or options != SourceOptions(max_pixels=max_pixels, skip_bad=skip_bad, layout=layout):
+        if named is not None or options != SourceOptions(
+            max_pixels=max_pixels, skip_bad=skip_bad, layout=layout, crowds=crowds
+        ):
             raise UsageError(
                 f"{printable(str(place))} is read by another library: leave source_kind, labels, image_key, label_key, "
                 "ignore and columns out"
@@ -343,6 +353,9 @@ def _unused_option_error(kind: Kind, options: SourceOptions) -> UsageError:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
         )
+    if options.columns and (kind.takes_columns or all(each.startswith(KEY) for each in options.columns)):
+        having = ", ".join(each.name for each in SOURCES.values() if each.takes_key)
+        return UsageError(f"a source of kind {kind.name} has no names whose dot ends a key; kinds that have: {having}")
     if options.columns:
         return UsageError(f"a source of kind {kind.name} has no table: leave --column out, or use --source table")
     if options.says_boxes:

@@ -25,7 +25,8 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.arrays.flat import is_layout
-from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED
+from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
+from packstore.sources.column_options import KEY
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -66,13 +67,16 @@ class SourceOptions:
         image_key: Name of the array with the images, for kinds that read named arrays.
         label_key: Name of the array with the class numbers, for the same kinds.
         layout: Order of the axes of the image array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …. In tables with boxes, the
-            convention of the boxes, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps boxes as JSON.
+            convention of the boxes, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps boxes as JSON. In
+            Pascal VOC, ``voc`` for boxes that count from 1, ``xyxy`` from 0.
         ignore: Patterns of files and folders to treat as absent, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
         frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`;
             ``clips`` or ``clips:files``: each file or folder is a sample, see
             :class:`packstore.sources.clips.ClipsSource`.
+        crowds: The column ``iscrowd`` of boxes is declared: True, also if no box is a crowd, as a store that has the
+            column needs it; False, never, for a store that was packed before there was one; None, if any is a crowd.
     """
 
     labels: Path | None = None
@@ -85,6 +89,7 @@ class SourceOptions:
     ignore: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     frames: str | None = None
+    crowds: bool | None = None
 
     def __post_init__(self) -> None:
         check_texts(**self.array_names)
@@ -92,16 +97,16 @@ class SourceOptions:
         if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
-                f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)} "
-                f"or {NOT_CONVERTED}; got {self.layout!r}"
+                f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)}, "
+                f"{VOC} or {NOT_CONVERTED}; got {self.layout!r}"
             )
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
 
     @property
     def says_boxes(self) -> bool:
-        """True if ``layout`` is a convention of boxes in tables."""
-        return self.layout in (*CONVENTIONS, NOT_CONVERTED)
+        """True if ``layout`` is a convention of boxes."""
+        return self.layout in (*CONVENTIONS, VOC, NOT_CONVERTED)
 
     @property
     def array_names(self) -> dict[str, str | None]:
@@ -122,7 +127,8 @@ class Kind:
         takes_labels: The kind uses :attr:`SourceOptions.labels`, which is None for all other kinds.
         takes_arrays: The kind uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
         takes_boxes: The kind uses a ``layout`` of boxes.
-        takes_columns: The kind uses :attr:`SourceOptions.columns`.
+        takes_columns: The kind uses :attr:`SourceOptions.columns`, except for ``key=``.
+        takes_key: The kind uses ``key=`` in :attr:`SourceOptions.columns`.
         in_objects: The kind also reads folders in object stores, entirely through its tree.
         sidecar_extensions: Extensions, without the first dot, of annotation files beside their image with its name. An
             archive of such files looks like WebDataset.
@@ -136,6 +142,7 @@ class Kind:
     takes_arrays: bool = False
     takes_boxes: bool = False
     takes_columns: bool = False
+    takes_key: bool = False
     in_objects: bool = False
     sidecar_extensions: frozenset[str] = frozenset()
 
@@ -148,7 +155,8 @@ class Kind:
 
         False if a layout of boxes is given together with labels, or together with names of arrays."""
         given = any(value is not None for value in options.array_names.values())
-        if options.columns and not self.takes_columns:
+        keys = [each for each in options.columns if each.startswith(KEY)]
+        if (keys and not self.takes_key) or (len(keys) < len(options.columns) and not self.takes_columns):
             return False
         if options.says_boxes:
             return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
@@ -189,6 +197,7 @@ class Sample(NamedTuple):
         at_rest: The values already are in stored form, companions included.
         number: Index in its split, in sources that are Python datasets; else None.
         unified: Conversions of its images by the source, see :data:`packstore.images.losses.UNIFIED`.
+        relative: The source has multiplied fractions with the sides of the upright image to get coordinates.
     """
 
     image: ImageData
@@ -197,6 +206,7 @@ class Sample(NamedTuple):
     at_rest: bool = False
     number: int | None = None
     unified: tuple[str, ...] = ()
+    relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +336,11 @@ class Source(ABC):
         sample = self.read(entry)
         return sample.image if isinstance(sample, Sample) else sample
 
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns the frame in which the format's own tools count coordinates and draw masks, ``stored`` or
+        ``upright``, for an image file of a kind such as ``jpeg``. Returns None if the format has no such convention."""
+        return None
+
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         """Returns the name of file ``number`` of a further column, for messages. Returns None if it has no name, and
         always in this base."""
@@ -355,6 +370,11 @@ class Source(ABC):
         ``records // count``, so the last entries may be left out."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
+
+    def follow_store(self, manifest: Manifest) -> None:
+        """Takes over what the store of ``manifest`` recorded about its source, to which this source will be appended,
+        as far as the options do not say it. Does nothing in this base."""
+        return
 
     def identity(self) -> str:
         """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and

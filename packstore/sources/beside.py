@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -11,6 +10,7 @@ from typing import Any
 
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.fields import Image, Mask
+from packstore.core.plainjson import load_json
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -116,10 +116,9 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
     :func:`read_text`."""
     data = read_text(tree, file, max_bytes)
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SourceError(f"{tree.name(file)} is not valid JSON: {printable(reason)}") from None
+        return load_json(data)
+    except ValueError as error:
+        raise SourceError(f"{tree.name(file)} {printable(str(error))}") from None
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:

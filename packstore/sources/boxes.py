@@ -17,6 +17,8 @@ from packstore.images.sniff import sniff
 
 CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")
 """Left, top, right, bottom; left, top, width, height; centre, width, height; and the same as fractions."""
+CORNERS, VOC = "xyxy", "voc"
+"""Corners; and Pascal VOC's: they count pixels from 1, and both belong to the object."""
 NOT_CONVERTED = "json"
 """Takes the place of a convention: boxes stay in a JSON column."""
 BOX_NAMES = ("bbox", "bboxes", "boxes", "bounding_boxes")
@@ -99,11 +101,13 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
 
 
 def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
-    """Converts boxes to left, top, right, bottom, without a change of unit. ``convention`` is ``xyxy``, ``xywh`` or
-    ``cxcywh``."""
+    """Converts boxes to left, top, right, bottom, without a change of unit. ``convention`` is ``xyxy``, ``xywh``,
+    ``cxcywh`` or ``voc``."""
     first, second = boxes[:, :2], boxes[:, 2:]
-    if convention == "xyxy":
+    if convention == CORNERS:
         return boxes.copy()
+    if convention == VOC:
+        return boxes - [1, 1, 0, 0]
     if convention == "cxcywh":
         first = first - second / 2
     return np.concatenate([first, first + second], 1)

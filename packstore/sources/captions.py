@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import tempfile
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
+from packstore.core.plainjson import load_json
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
@@ -213,9 +213,8 @@ def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
         for number, line in _parse_lines(file, data):
             yield line._replace(file=clean_path(line.file))
             last = number
-    except (ValueError, csv.Error, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise SourceError(f"{tree.name(file)}, after line {last}: {reason}") from None
+    except (ValueError, csv.Error) as error:
+        raise SourceError(f"{tree.name(file)}, after line {last}: {printable(str(error))}") from None
 
 
 def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
@@ -274,7 +273,7 @@ def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
     captions, and optionally a split and counters. Raises :class:`ValueError` for any other line."""
     if not text.strip():
         return
-    record = json.loads(text)
+    record = load_json(text, "not JSON")
     columns = _find_columns([*record]) if isinstance(record, dict) else None
     if columns is None:
         raise ValueError("expected an object with a file, a caption or captions, and optionally a split")

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from packstore.core.errors import UsageError, printable
 from packstore.sources.encodings import find_encoding
 
-ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding")
+ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding", "key")
+KEY = "key="
+"""Beginning of the option that says which dot ends keys of WebDataset: ``--column key=last-dot``."""
 
 
 def check_columns(given: object) -> tuple[str, ...]:
@@ -33,7 +35,7 @@ def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
                 f"--column {printable(each)!r}: expected {', '.join(f'{role}=COL' for role in ROLES)}, each once; "
                 "boxes=X1,Y1,X2,Y2 and keypoints=X1,Y1,X2,Y2,… have several columns"
             )
-        if role in ("image", "label", "split", "encoding") and len(names) > 1:
+        if role in ("image", "label", "split", "encoding", "key") and len(names) > 1:
             raise UsageError(f"--column {printable(each)!r}: {role} is one column")
         if (role == "boxes" and len(names) not in (1, 4)) or (role == "keypoints" and len(names) % 2):
             raise UsageError(f"--column {printable(each)!r}: boxes are one column or four, keypoints pairs of x and y")

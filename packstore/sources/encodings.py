@@ -1,4 +1,5 @@
-"""Converts texts to UTF-8 from UTF-16 with its mark, or from the encoding that ``--column encoding=NAME`` names.
+"""Converts texts, and names in archives, to UTF-8: from UTF-16 with its mark, from the encoding that XML declares, or
+from the one that ``--column encoding=NAME`` names.
 
 All bytes of a text decide. A text in another encoding raises a question, since a byte is a different letter in each
 encoding: the message shows a word of the text in the possible ones.
@@ -17,10 +18,28 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, Usa
 
 ROLE = "encoding="
 """Beginning of the option that names the encoding of texts: ``--column encoding=cp1252``."""
-_TEXT = re.compile(r".*\.(csv|tsv|txt|lst|json|jsonl|ndjson|odgt|caption|cap)", re.I)
+_TEXT = re.compile(r".*\.(csv|tsv|txt|lst|json|jsonl|ndjson|odgt|caption|cap|xml)", re.I)
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_CANDIDATES = ("cp1252", "cp1251", "gb18030", "shift_jis", "cp949")
+_CANDIDATES = ("cp1252", "cp1251", "gb18030", "shift_jis", "big5", "cp949")
+_OF_NAMES = ("gb18030", "shift_jis", "big5", "cp949", "cp437", "cp866", "cp1252", "cp1251")
+"""Candidates for names in archives. Programs of DOS and Windows write those of the machine's code page."""
+_WIDER = {
+    **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "cp932"), "cp932"),
+    **dict.fromkeys(("euc_kr", "cp949"), "cp949"),
+    **dict.fromkeys(("big5", "cp950"), "big5hkscs"),
+}
+"""Extensions of encodings that are often declared in their stead, as in https://encoding.spec.whatwg.org."""
+_OF_PAIRS = {*_WIDER, *_WIDER.values(), "euc_jp", "euc_jis_2004", "shift_jis_2004", "johab"}
+"""Encodings in which two bytes are one letter. Two such bytes may be one letter of UTF-8, too."""
+_NO_TEXTS = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined", "mbcs", "oem")
+"""Encodings of Python in which no file is written."""
+_LONG = re.compile(rb"[\xe0-\xff]")
+"""Byte that begins three or four bytes of UTF-8. Such bytes are hardly ever valid by chance."""
+_DECLARED = re.compile(rb"""(?:\xef\xbb\xbf)?\s*<\?xml\b[^>]{0,200}?\bencoding\s*=\s*["']([A-Za-z][\w.-]{0,39})["']""")
+_UTF16_XML = {b"<\0?\0": "utf-16-le", b"\0<\0?": "utf-16-be"}
 _STEP = 1 << 20
+_SHOWN_NAMES, _SHOWN_LETTERS = 3, 60
 _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
 
 
@@ -53,7 +72,7 @@ def active_encoding() -> str | None:
 
 
 def is_text(file: str) -> bool:
-    """Tells by its suffix if a file is a text. XML is none, since it names its own encoding."""
+    """Tells by its suffix if a file is a text."""
     return _TEXT.fullmatch(file) is not None
 
 
@@ -68,7 +87,7 @@ def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
     """Returns the encoding of a text for Python's ``open``. ``given`` is the encoding that the user has named, or None.
 
     - UTF-16 if the text begins with its mark.
-    - UTF-8 if ``given`` is None, or all bytes are valid UTF-8.
+    - UTF-8 if ``given`` is None, or all bytes are valid UTF-8, see :func:`_is_utf8`.
     - Otherwise ``given``.
     """
     first = next(chunks, b"")
@@ -77,18 +96,21 @@ def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
     if given is None:
         return "utf-8-sig"
     decoder = codecs.getincrementaldecoder("utf-8")()
+    is_ascii, has_long = True, not _reads_pairs(given)
     try:
         for chunk in chain([first], chunks):
             decoder.decode(chunk)
+            is_ascii = is_ascii and chunk.removeprefix(codecs.BOM_UTF8).isascii()
+            has_long = has_long or _LONG.search(chunk) is not None
         decoder.decode(b"", True)
     except UnicodeDecodeError:
         return given
-    return "utf-8-sig"
+    return "utf-8-sig" if is_ascii or has_long else given
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
-    """Converts a text to UTF-8 from UTF-16 or ``encoding``; UTF-8 stays as it is. A text with NUL bytes is not UTF-8 if
-    ``encoding`` is given. ``shown`` names the file in messages.
+    """Converts a text to UTF-8: from UTF-16, from the encoding that XML declares, or from ``encoding``. UTF-8 stays as
+    it is. A text with NUL bytes is not UTF-8 if ``encoding`` is given. ``shown`` names the file in messages.
 
     Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None. Raises :class:`SourceError` for a text
     that is neither UTF-8 nor in ``encoding``.
@@ -102,7 +124,12 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
     """Converts a text as :func:`to_utf8` does, but returns the error; None without one. If there is an error, the text
     is decoded by a possible encoding."""
+    declared = _decode_as_declared(data)
+    if declared is not None:
+        return declared, None
     place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
+    if place is None and encoding is not None and not _is_utf8(data, encoding):
+        place = 0
     if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
         return data, None
     if place is None or encoding is not None:
@@ -115,7 +142,7 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     begin = len(re.split(_BETWEEN, data[max(0, place - 20) : place])[-1])
     end = len(re.split(_BETWEEN, data[place : place + 20])[0])
     word = data[place - begin : place + end]
-    possible = [name for name in _CANDIDATES if _can_decode(data, name)] or ["latin-1"]
+    possible = _find_possible(_CANDIDATES, data, word)
     readings = ", ".join(f"{printable(word.decode(name, 'replace'))!r} in {name}" for name in possible)
     question = AmbiguousSourceError(
         f"{shown}{_describe_line(data, place)}: not UTF-8: {readings}. Name the encoding of such texts with "
@@ -123,6 +150,83 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
         [Answer(("--column", ROLE + name)) for name in possible],
     )
     return data.decode(possible[0]).encode(), question
+
+
+def choose_name_encoding(names: Sequence[bytes], given: str | None, shown: str) -> str:
+    """Chooses the one encoding of all names in an archive that do not state theirs.
+
+    - UTF-8 if all are valid UTF-8, see :func:`_is_utf8`.
+    - Otherwise ``given``, which the user has named.
+
+    Raises :class:`AmbiguousSourceError` if ``given`` is None; shows some names in each possible encoding. Raises
+    :class:`SourceError` if the names are not in ``given`` either. ``shown`` names the archive.
+    """
+    joined = b"\n".join(names)
+    if _is_utf8(joined, given):
+        return "utf-8"
+    if given is not None:
+        if not _can_decode(joined, given):
+            raise SourceError(f"{shown}: its names of files are neither UTF-8 nor {given}")
+        return given
+    some = [name for name in names if not name.isascii()][:_SHOWN_NAMES]
+    possible = _find_possible(_OF_NAMES, joined, b"".join(some))
+    readings = "; ".join(
+        f"{', '.join(repr(printable(name.decode(each)[-_SHOWN_LETTERS:])) for name in some)} in {each}"
+        for each in possible
+    )
+    raise AmbiguousSourceError(
+        f"{shown}: its names of files are not UTF-8, and it does not name their encoding: {readings}. Name it "
+        "with --column encoding=NAME, or pack the archive again with names in UTF-8",
+        [Answer(("--column", ROLE + name)) for name in possible],
+    )
+
+
+def decode_names(names: list[bytes], given: str, shown: str) -> list[bytes]:
+    """Converts names in an archive to UTF-8 by :func:`choose_name_encoding`. Returns ``names`` itself if all are UTF-8.
+    Raises :class:`SourceError` for names in neither encoding."""
+    encoding = choose_name_encoding([name for name in names if not name.isascii()], given, shown)
+    return names if encoding == "utf-8" else [name.decode(encoding).encode() for name in names]
+
+
+def _is_utf8(data: bytes, given: str | None) -> bool:
+    """Tells if all bytes are UTF-8.
+
+    Short texts in an encoding of two bytes a letter may be valid UTF-8 by chance: letters of two bytes. If the user
+    has named such an encoding, a text of letters of two bytes alone is no UTF-8, provided that it is valid in
+    ``given``.
+    """
+    if _find_non_utf8(data) is not None:
+        return False
+    rest = data.removeprefix(codecs.BOM_UTF8)
+    by_chance = rest is data and not rest.isascii() and _LONG.search(rest) is None
+    return not (by_chance and _reads_pairs(given) and _can_decode(data, str(given)))
+
+
+def _reads_pairs(name: str | None) -> bool:
+    """Tells if two bytes are one letter in an encoding."""
+    return name is not None and codecs.lookup(name).name in _OF_PAIRS
+
+
+def _decode_as_declared(data: bytes) -> bytes | None:
+    """Converts XML to UTF-8 from the encoding that it declares. Returns None if it declares none or UTF-8, if it is no
+    XML, or if its bytes contradict the declaration."""
+    if data[:4] in _UTF16_XML:
+        return data.decode(_UTF16_XML[data[:4]], "replace").encode()
+    found = _DECLARED.match(data)
+    if found is None or (_LONG.search(data) is not None and _find_non_utf8(data) is None):
+        return None  # what is valid UTF-8 with such bytes is UTF-8, whatever it declares
+    try:
+        name = codecs.lookup(found[1].decode("ascii")).name
+    except LookupError:
+        return None
+    if name in _NO_TEXTS or name.startswith(("utf-", "utf_")):
+        return None  # UTF-16 would not begin so
+    for each in dict.fromkeys((name, _WIDER.get(name, name))):
+        try:
+            return data.decode(each).encode()
+        except (ValueError, LookupError):  # LookupError: no encoding of texts, such as base64
+            continue
+    return None
 
 
 def _describe_line(data: bytes, place: int) -> str:
@@ -140,6 +244,16 @@ def _find_non_utf8(data: bytes) -> int | None:
         except UnicodeDecodeError as error:
             return begin - kept + error.start
     return None
+
+
+def _find_possible(candidates: Sequence[str], data: bytes, word: bytes) -> list[str]:
+    """Finds the candidates in which all bytes are valid. Those in which ``word`` has most letters come first."""
+
+    def count_others(name: str) -> int:
+        return sum(not (letter.isascii() or letter.isalpha()) for letter in word.decode(name, "replace"))
+
+    possible = [name for name in candidates if _can_decode(data, name)] or ["latin-1"]
+    return sorted(possible, key=count_others)
 
 
 def _can_decode(data: bytes, name: str) -> bool:

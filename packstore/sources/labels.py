@@ -30,7 +30,7 @@ FILE_COLUMNS = (
     *("path", "filepath", "file_path", "image_path"),
 )
 LABEL_COLUMNS = ("label", "class", "category", "target", "class_name", "label_name", "classname", "labels", "y")
-_INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
+_INTEGER = re.compile("(-?)(0|[1-9][0-9]*)")
 _MAX_LABEL = (1 << 63) - 1
 _SHOWN = 80
 _MAX_SPLITS = 100
@@ -278,8 +278,8 @@ class LabelsFile:
 
 
 def parse_number(label: str) -> int | None:
-    """Parses ``label`` as an integer, with or without a sign. Returns None for a name. Returns 2^64 or -2^64 for any
-    number of 20 or more digits."""
+    """Parses ``label`` as an integer in its usual form. Returns None for a name, and for another form, such as ``007``.
+    Returns 2^64 or -2^64 for any number of 20 or more digits."""
     # Python takes quadratic time to parse digits, and refuses many.
     match = _INTEGER.fullmatch(label)
     if match is None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
+from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import is_file, join
@@ -43,7 +44,7 @@ _CITYSCAPES = {
     "polygons": "_{}_polygons.json",
 }
 _FEW = 4
-_HEADER = 1 << 16
+_HEADER, _MAX_BYTES = 1 << 16, 1 << 30
 
 
 class OtherSizeError(ValueError):
@@ -293,12 +294,17 @@ def _find_images_below(tree: Tree, top: str) -> Iterator[str]:
 
 
 def _have_same_size(tree: Tree, image: str, mask: str) -> bool:
-    """Tells if image and mask have the same size, by their headers. True if a header cannot be read."""
+    """Tells if image and mask have the same size, by their headers. The mask may also have the size of the upright
+    image. True if a header cannot be read."""
     try:
         one, other = sniff(tree.first_bytes(image, _HEADER)), sniff(tree.first_bytes(mask, _HEADER))
     except HeaderError:
         return True
-    return (one.width, one.height) == (other.width, other.height)
+    if (one.width, one.height) == (other.width, other.height):
+        return True
+    # The whole file: some kinds have EXIF at its end.
+    swapped = (one.width, one.height) == (other.height, other.width)
+    return swapped and swaps_sides(read_annotation_orientation(tree.first_bytes(image, _MAX_BYTES)))
 
 
 def _list_folders(tree: Tree, base: str) -> list[str]:

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from packstore.core.column import CROWD
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
-from packstore.core.fields import Field
+from packstore.core.fields import Field, Labels
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, Survey, round_up_size, stamp_files
@@ -91,7 +92,8 @@ class RowSource(Source):
     @abstractmethod
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the values of a row by the names of :meth:`fields`. Values need not have the stored form of their
-        columns. Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
+        columns. Missing values are left out or None. May contain
+        :data:`~packstore.sources.schema.RELATIVE`. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
         :class:`OSError` for a row that cannot be read."""
 
     def files(self) -> Iterable[Path]:
@@ -177,16 +179,35 @@ class RowSource(Source):
     def schema(self) -> Schema:
         """Schema that converts rows to records. Made once, from the fields and the first 16 rows of each split, without
         rows that cannot be read. Raises :class:`SourceError` if fields and rows do not fit each other."""
-        declared = self.fields()
+        declared = self._with_crowds(self.fields())
         probes = chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits())
         samples = []
         for row in probes:
             with suppress(OSError, ValueError, SampleError):  # reported when it is read
-                samples.append(dict(self.read_values(row.ref)))
+                samples.append(self._read_declared_values(row.ref))
         try:
             return make_schema(samples or [{}], declared, picks=False, max_pixels=self.options.max_pixels)
         except UsageError as error:  # the user declared nothing: the source is not of this kind
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
+
+    def _with_crowds(self, fields: Mapping[str, Field]) -> dict[str, Field]:
+        """Adds or removes the column of crowd regions as the option ``crowds`` says. Its place is behind the labels."""
+        kept = {name: field for name, field in fields.items() if name != CROWD or self.options.crowds is not False}
+        if self.options.crowds is not True or CROWD in kept or "boxes" not in kept:
+            return kept
+        place = [*kept].index("labels" if "labels" in kept else "boxes") + 1
+        pairs = [*kept.items()]
+        return dict([*pairs[:place], (CROWD, Labels(of="boxes", optional=True)), *pairs[place:]])
+
+    def _read_declared_values(self, ref: Any) -> dict[str, Any]:
+        """Reads the values of a row by :meth:`read_values`. Adds or removes flags of crowd regions as the option
+        ``crowds`` says."""
+        values = dict(self.read_values(ref))
+        if self.options.crowds is False:
+            values.pop(CROWD, None)
+        elif self.options.crowds and values.get("boxes") is not None:
+            values.setdefault(CROWD, [0] * len(values["boxes"]))
+        return values
 
     def _choose_splits(self, split: str | None) -> Sequence[str]:
         """Returns the name of one split, or the names of all for None. Accepts a name in upper case for a split in
@@ -212,7 +233,7 @@ class RowSource(Source):
         """Reads a row, and converts it to a sample by the schema. Raises the errors of :meth:`read_values`. Raises
         :class:`SampleError` for a row without an image, and :class:`ValueError` for a value that does not fit the
         schema."""
-        values = self.read_values(entry.ref)
+        values = self._read_declared_values(entry.ref)
         if values.get(self.schema.main) is None:
             raise SampleError(entry.key, "has no image")
         return self.schema.make_sample(entry.key, self.schema.assign_names(values))

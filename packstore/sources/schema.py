@@ -58,6 +58,11 @@ class FieldError(ValueError):
         self.field, self.reason, self.item = field, reason, item
 
 
+RELATIVE = "relative coordinates"
+"""Name of a value without a field. It is True if coordinates are fractions that the source has multiplied with the
+sides of the upright image."""
+
+
 class NamedSample(NamedTuple):
     """Sample whose values have the names of fields.
 
@@ -66,12 +71,14 @@ class NamedSample(NamedTuple):
         values: Values as the user gave them, or after :meth:`Schema.to_plain`.
         nbytes: Estimated memory of the values.
         unified: Conversions of its images to the modes of their fields, see :data:`packstore.images.losses.UNIFIED`.
+        relative: Its value :data:`RELATIVE`.
     """
 
     key: str | None
     values: dict[str, Any]
     nbytes: int
     unified: tuple[str, ...] = ()
+    relative: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ class Schema:
         - for the reasons of :func:`name_values`.
         """
         key, values = name_values(raw, self.positions, self.fields)
+        relative = values.pop(RELATIVE, False) is True
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
@@ -157,7 +165,7 @@ class Schema:
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
             nbytes += nbytes_of(value)
-        return NamedSample(key, by_field, nbytes)
+        return NamedSample(key, by_field, nbytes, relative=relative)
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them. Does not read files.
@@ -221,7 +229,7 @@ class Schema:
             except (ValueError, TypeError) as error:
                 raise FieldError(name, str(error)) from error
         image = values.pop(self.main)
-        return Sample(image, values, taken.key, unified=taken.unified)
+        return Sample(image, values, taken.key, unified=taken.unified, relative=taken.relative)
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:

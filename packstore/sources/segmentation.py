@@ -6,7 +6,6 @@ Mask files stay unchanged, unless a palette maps their colours to classes.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Mask, Text
+from packstore.core.plainjson import load_json
 from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
@@ -131,9 +131,9 @@ class SegmentationSource(FileRowSource):
         values = {name: value for name, value in super().read_values(ref).items() if name in self._field_names}
         if values.get("polygons") is not None:
             try:
-                values["polygons"] = json.loads(values["polygons"])
-            except RecursionError:
-                raise ValueError("its polygons are nested too deeply") from None
+                values["polygons"] = load_json(values["polygons"], "are no JSON")
+            except ValueError as error:
+                raise ValueError(f"its polygons {error}") from None
         if self._palette is not None and values["mask"] is not None:
             values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
         return values

@@ -1,68 +1,59 @@
 """Reads WebDataset: tar shards in which files of equal names are a sample (https://github.com/webdataset/webdataset).
 
 A sample's key is the path of its files up to the first dot of the file name; the rest names the value. Its files
-follow each other. Values are decoded like by the library's ``basichandlers``, except that pickles are refused.
+usually follow each other; those that lie apart in a shard are joined. Values are decoded like by the library's
+``basichandlers``, except that pickles are refused.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
-from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.archives.tar import OpenTar
+from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.encodings import active_encoding
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
 from packstore.sources.records.shards import ShardSource, find_shards
-from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
 from packstore.sources.values import infer_field
 from packstore.sources.webdataset_files import (
-    LABELS,
     ShardIndex,
     content_kind,
     decode_file,
-    has_image,
-    has_image_pair,
-    is_hidden,
     make_own_column,
     make_usual_column,
     read_shard_index,
-    split_key,
+    refuse_scattered_samples,
 )
+from packstore.sources.webdataset_keys import ask_about_dots, find_key_end
+from packstore.sources.webdataset_recognition import SUFFIXES, recognise_webdataset
 from packstore.stores.link_files import Location
 
 _log = logging.getLogger(__name__)
 
 _CLASSES = "classnames.txt"
-_LOOKED_AT = 64
-"""Number of files of the first shard that recognition reads."""
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
 """Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
 _PROBED = 16
-_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
 _FURTHER = "further_images"
 _PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
-_NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
 class WebDatasetSource(ShardSource):
@@ -82,13 +73,15 @@ class WebDatasetSource(ShardSource):
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
         more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
-        self.evidence = f"files of one name after each other in {self.shards[0][1].name}{more}"
+        self.evidence = f"files of one name in {self.shards[0][1].name}{more}"
+        self._key_end = find_key_end(options.columns)
+        self._encoding = active_encoding()
         self._extensions: list[str] = []  # of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
 
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each tar at the source's path. Raises the errors of :func:`find_shards`."""
-        return find_shards(self.path, _SUFFIXES).files
+        return find_shards(self.path, SUFFIXES).files
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each sample of a shard, with the sample's own key. Sizes are those in the headers. The first
@@ -148,7 +141,7 @@ class WebDatasetSource(ShardSource):
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
         """Decodes the content of a file of column ``name`` by its extension. Raises :class:`ValueError` for damaged
         content."""
-        return decode_file(extension, data)
+        return decode_file(extension, data, self._encoding)
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the shards, and the list of class names as evidence."""
@@ -186,7 +179,10 @@ class WebDatasetSource(ShardSource):
         """Indexes of all shards. The first use reads the headers of all members. Raises :class:`SourceError` for a
         damaged shard, pickles, and no samples in any shard."""
         numbers: dict[str, int] = {}
-        indexes = [read_shard_index(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
+        indexes = [
+            read_shard_index(self._open(shard), path, numbers, self._key_end)
+            for shard, (_, path) in enumerate(self.shards)
+        ]
         self._extensions = list(numbers)
         pickles = next((name for name in self._extensions if content_kind(name) == "pickle"), None)
         if pickles is not None:
@@ -196,7 +192,23 @@ class WebDatasetSource(ShardSource):
             )
         if not any(members.keys for members in indexes):
             raise SourceError(f"{printable(str(self.path))}: its shards hold no samples")
+        self._check_samples(indexes)
         return indexes
+
+    def _check_samples(self, indexes: Sequence[ShardIndex]) -> None:
+        """Raises :class:`SourceError` if the files of a sample are in several shards. Raises
+        :class:`AmbiguousSourceError` if the dots of names seem to belong to the keys, and no option says which."""
+        kinds = {extension: content_kind(extension) for extension in self._extensions}
+        refuse_scattered_samples([path for _, path in self.shards], indexes, [*kinds.values()])
+        if self._key_end is None:
+            counts: Counter[tuple[str, ...]] = Counter()
+            for index in indexes:
+                for numbers, count in index.alike.items():
+                    counts[tuple(self._extensions[number] for number in numbers)] += count
+            largest = max((max(index.counts, default=0), n) for n, index in enumerate(indexes))[1]
+            sizes = indexes[largest].counts
+            example = indexes[largest].keys[max(range(len(sizes)), key=sizes.__getitem__)]
+            ask_about_dots(self.path, counts, kinds, example)
 
     @cached_property
     def _columns(self) -> dict[str, str]:
@@ -211,7 +223,10 @@ class WebDatasetSource(ShardSource):
         for extension, name in columns.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
         shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(columns)
-        return {ext: make_own_column(ext) if name in shared else name for ext, name in columns.items()} | self._places
+        columns = {ext: make_own_column(ext) if name in shared else name for ext, name in columns.items()}
+        columns |= self._places
+        # the order of files that lie apart means nothing
+        return dict(sorted(columns.items())) if any(index.joined for index in self._shard_indexes) else columns
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -281,14 +296,18 @@ class WebDatasetSource(ShardSource):
         return "image" if "image" in images else images[0]
 
     def _read_first_samples(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yields the values of the first 16 samples of a shard, without files that cannot be read."""
+        """Yields the values of the first 16 samples of a shard, without files that cannot be read. Raises
+        :class:`AmbiguousSourceError` for a text in an unknown encoding."""
         for _, files in islice(self._list_samples(number), _PROBED):
             raw: dict[str, Any] = {}
             for extension, place, size, _ in files:
-                with suppress(OSError, ValueError):
-                    raw[self._columns[extension]] = decode_file(
-                        extension, self._open(number).read(place, min(size, _MAX_VALUE))
-                    )
+                try:
+                    data = self._open(number).read(place, min(size, _MAX_VALUE))
+                    raw[self._columns[extension]] = decode_file(extension, data, self._encoding)
+                except AmbiguousSourceError:
+                    raise  # of the encoding
+                except (OSError, ValueError):
+                    continue  # reported when it is read
             yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
@@ -365,58 +384,6 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
     return None
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 64 files of the first tar. A key is a file's path without its extensions.
-
-    - ``CERTAIN``: the files of a key follow each other. At least half of the keys have an image and another known file.
-      If the files are in several folders, each key must have a label: folders alone may be classes.
-    - ``PARTIAL``: several numbered tars of images alone.
-    - ``POSSIBLE``: a folder of tars of which the first is damaged or repeats a key. Also tars that :func:`find_shards`
-      refuses.
-    - ``NO``: anything else. Also a folder with images beside the tars, and a tar of a kind with annotations beside each
-      image (LabelMe).
-    """
-    try:
-        shards = find_shards(path, _SUFFIXES).files
-    except SourceError:
-        return Certainty.POSSIBLE
-    if not shards or not is_tar(first_bytes(shards[0][1], 512)):
-        return Certainty.NO
-    if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
-        return Certainty.NO
-    try:
-        names = read_first_names(shards[0][1], _LOOKED_AT)
-    except (*TAR_FAULTS, SourceError):
-        return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
-    samples: dict[str, set[str]] = {}
-    last = None
-    for name in names:
-        if not is_hidden(name):
-            key, extension = split_key(name)
-            if key != last and key in samples:  # the files of a sample follow each other
-                return Certainty.POSSIBLE if path.is_dir() else Certainty.NO
-            samples.setdefault(key, set()).add(extension)
-            last = key
-    extensions = frozenset[str]().union(*samples.values())
-    if path.is_file() and _is_of_sidecar_kind(path, options, extensions):
-        return Certainty.NO
-    pairs = sum(1 for each in samples.values() if has_image_pair(each))
-    folders = {key.rpartition("/")[0] for key in samples}
-    numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
-    if numbered and samples and len(folders) == 1 and not pairs:
-        return Certainty.PARTIAL if all(map(has_image, samples.values())) else Certainty.NO
-    sure = len(folders) == 1 or all(each & LABELS for each in samples.values())
-    return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
-
-
-def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
-    """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe).
-
-    ``extensions``: those in the archive. Kinds whose annotations have none of these extensions are not asked."""
-    kinds = (kind for kind in SOURCES.values() if kind.sidecar_extensions & extensions)
-    return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
-
-
 class ExportedWebDataset(ExportedRows, WebDatasetSource):
     """Tar shards that packstore exported. Files are named after the store's columns: ``cls``, ``txt``, ``json``, or
     ``column.ext``, and ``column.0.ext`` … for lists."""
@@ -424,6 +391,9 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
     _main = "image"
 
     _places: Mapping[str, str] = {}  # type: ignore[assignment]
+
+    def _check_samples(self, indexes: Sequence[ShardIndex]) -> None:
+        """Does nothing: the export manifest tells what is a sample."""
 
     @cached_property
     def _list_columns(self) -> dict[str, bool]:
@@ -475,4 +445,5 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         )
 
 
-KIND = Kind("webdataset", "tar shards of WebDataset", _recognise, open_with(WebDatasetSource, ExportedWebDataset))
+_open = open_with(WebDatasetSource, ExportedWebDataset)
+KIND = Kind("webdataset", "tar shards of WebDataset", recognise_webdataset, _open, takes_key=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import tarfile
 import tokenize
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,12 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
+from packstore.sources.webdataset_keys import split_key
 
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
 LABELS, _TEXTS, _JSON = (
@@ -32,6 +34,8 @@ LABELS, _TEXTS, _JSON = (
 )
 _NUMBERS = frozenset({"count", "index", "inx", "id"})
 _PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
+_PER_FILE = 4
+"""Numbers of a file in :attr:`ShardIndex.files`."""
 _KNOWN = LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
 
 
@@ -46,6 +50,7 @@ class ShardIndex:
         left: Number of members that are not part of a sample, by reason.
         alike: Number of samples with the same extensions, by the numbers of the extensions. Questions about all samples
             need no loop over them.
+        joined: True if files of a sample lay apart in the shard.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -53,14 +58,23 @@ class ShardIndex:
     files: array[int] = field(default_factory=lambda: array("q"))
     left: Counter[str] = field(default_factory=Counter)
     alike: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    joined: bool = False
+
+    def walk_samples(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yields the key of each sample, and the numbers of its files' extensions."""
+        extensions = iter(self.files[::_PER_FILE])
+        return ((key, tuple(islice(extensions, count))) for key, count in zip(self.keys, self.counts, strict=True))
 
 
-def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> ShardIndex:
-    """Reads the index of a shard from the headers of its members. ``numbers`` has the number of each extension; adds
-    new extensions. Raises :class:`SourceError` for a damaged tar."""
+def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int], key_end: str | None = None) -> ShardIndex:
+    """Reads the index of a shard from the headers of its members. Files of one key are a sample, wherever they lie.
+
+    ``numbers`` has the number of each extension; adds new extensions. ``key_end``: the dot that ends a key. Raises
+    :class:`SourceError` for a damaged tar.
+    """
     index = ShardIndex()
     try:
-        named = ((*split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, index.left))
+        named = ((*split_key(m.name, key_end), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, index.left))
         for key, group in groupby(named, key=itemgetter(0)):
             files = [(extension, member) for _, extension, member in group]
             index.keys.append(key)
@@ -69,10 +83,65 @@ def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> Shard
                 number = numbers.setdefault(extension, len(numbers))
                 modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
                 index.files.extend((number, member.offset_data, member.size, modified))
-            index.alike[tuple(numbers[extension] for extension, _ in files)] += 1
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
+    if len({*index.keys}) < len(index.keys):
+        _join_parts(index)
+    index.alike.update(numbers for _, numbers in index.walk_samples())
     return index
+
+
+def _join_parts(index: ShardIndex) -> None:
+    """Joins the samples of one key whose files lie apart in the tar. The first file gives the sample its place.
+
+    A sample does not get a second file of an extension: the key is then that of another sample.
+    """
+    starts = [0, *(_PER_FILE * total for total in accumulate(index.counts))]
+    parts: list[list[int]] = []
+    by_key: dict[str, list[list[int]]] = {}
+    for part, key in enumerate(index.keys):
+        own = {*index.files[starts[part] : starts[part + 1] : _PER_FILE]}
+        for sample in by_key.setdefault(key, []):
+            if all(own.isdisjoint(index.files[starts[n] : starts[n + 1] : _PER_FILE]) for n in sample):
+                sample.append(part)
+                break
+        else:
+            parts.append([part])
+            by_key[key].append(parts[-1])
+    files: array[int] = array("q")
+    for sample in parts:
+        for part in sample:
+            files.extend(index.files[starts[part] : starts[part + 1]])
+    index.joined = len(parts) < len(index.keys)
+    index.counts = array("q", [sum(index.counts[part] for part in sample) for sample in parts])
+    index.keys, index.files = [index.keys[sample[0]] for sample in parts], files
+
+
+def refuse_scattered_samples(paths: Sequence[Path], indexes: Sequence[ShardIndex], kinds: Sequence[str]) -> None:
+    """Raises :class:`SourceError` if a sample has its image in one shard and other files in another.
+
+    ``kinds``: kind of content of each extension, by its number.
+    """
+    without: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for shard, index in enumerate(indexes):
+        if not all(_has_kind(numbers, kinds, "image") for numbers in index.alike):  # few shards have such samples
+            samples = index.walk_samples()
+            without |= {key: (shard, its) for key, its in samples if not _has_kind(its, kinds, "image")}
+    for shard, index in enumerate(indexes if without else ()):
+        for key, numbers in index.walk_samples():
+            other, further = without.get(key, (shard, ()))
+            if other != shard and _has_kind(numbers, kinds, "image") and {*numbers}.isdisjoint(further):
+                names = " and ".join(printable(paths[each].name) for each in (shard, other))
+                raise SourceError(
+                    f"{printable(str(paths[shard].parent))}: the files of {printable(key)} are in {names}, but a "
+                    "sample belongs in one shard. Unpack all shards into one folder F, and pack them again sorted by "
+                    "name: tar --sort=name -cf sorted.tar -C F ."
+                )
+
+
+def _has_kind(numbers: Iterable[int], kinds: Sequence[str], kind: str) -> bool:
+    """Tells if one of the extensions, given by number, is of a kind of content."""
+    return any(kinds[number] == kind for number in numbers)
 
 
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
@@ -104,14 +173,6 @@ def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
     if not member.isdir():
         left["hidden members" if member.isreg() else "members that are links or devices"] += 1
     return False
-
-
-def split_key(name: str) -> tuple[str, str]:
-    """Splits a path into key and extension, at the first dot of the file's name. Removes ``./`` at the start of the
-    path. The extension is in lower case."""
-    folder, slash, base = name.removeprefix("./").rpartition("/")
-    stem, _, extension = base.partition(".")
-    return f"{folder}{slash}{stem}", extension.lower()
 
 
 def is_hidden(name: str) -> bool:
@@ -150,10 +211,16 @@ def make_own_column(extension: str) -> str:
     return f"{name}_" if name == "image" else name
 
 
-def decode_file(extension: str, data: bytes) -> Any:
+def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any:
     """Decodes the content of a file by its extension. Decodes numbers, texts, JSON and ``.npy``; other content stays
-    bytes. Raises :class:`ValueError` for damaged content."""
+    bytes. Raises :class:`ValueError` for damaged content, and :class:`AmbiguousSourceError` for a text in an unknown
+    encoding.
+
+    ``encoding``: Encoding of texts that are not UTF-8; None if the user has named none.
+    """
     kind = content_kind(extension)
+    if kind in ("text", "json"):
+        data = to_utf8(data, encoding, f".{extension}")
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()
         if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
@@ -163,9 +230,9 @@ def decode_file(extension: str, data: bytes) -> Any:
         return data.decode("utf-8")
     if kind == "json":
         try:
-            return json.loads(data)
-        except RecursionError:
-            raise ValueError(f".{extension} is nested too deeply") from None
+            return load_json(data)
+        except ValueError as error:
+            raise ValueError(f".{extension} {error}") from None
     if kind == "array":
         try:
             return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

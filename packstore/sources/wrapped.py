@@ -52,11 +52,17 @@ class WrappedSource(Source):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         return self._source.survey(split, progress)
 
+    def follow_store(self, manifest: Manifest) -> None:
+        self._source.follow_store(manifest)
+
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         return self._source.entries(split)
 
     def read(self, entry: Entry) -> ImageData | Sample:
         return self._source.read(entry)
+
+    def annotation_frame(self, kind: str) -> str | None:
+        return self._source.annotation_frame(kind)
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         return self._source.further_file_name(entry, column, number)

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.errors import UsageError
+from packstore.core.errors import MissingStoreError, UsageError
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
-from packstore.core.urls import location
+from packstore.core.urls import UrlPath, location
 from packstore.stores import opening
 from packstore.stores.base import FileWriter, Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import ConversionIdentity
+from packstore.stores.builder.work_directory import find_writer
 
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
@@ -58,7 +59,14 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     """
     check_checksums(checksums)
     refuse_empty(path)
-    return with_checksums(opening.open_reader(location(path)), checksums)
+    place = location(path)
+    try:
+        return with_checksums(opening.open_reader(place), checksums)
+    except MissingStoreError as error:
+        writer = None if isinstance(place, UrlPath) else find_writer(place)
+        if writer is None:
+            raise
+        raise MissingStoreError(f"{error} yet: {writer} is writing it; wait until that has ended") from None
 
 
 def check_checksums(checksums: str) -> None:

@@ -114,11 +114,13 @@ class Reader(ABC):
         path: Path or URL of the store.
         manifest: Its manifest.
         nbytes: Bytes of a store at a URL; None for a store on this machine.
+        can_refetch: Whether files of the store are cached copies, which are fetched again after :meth:`mark_suspect`.
         checks_records: Whether each record is checked against its checksums when it is read.
         converts_images: Whether :meth:`read` converts images. Checksums cover images as stored.
         has_image_array: Whether :meth:`column` also returns ``image``, without a copy.
     """
 
+    can_refetch = False
     checks_records = False
     has_image_array = False
     converts_images = False
@@ -307,9 +309,10 @@ class Reader(ABC):
         return np.ones(len([*numbers]), np.bool_)
 
     def mark_suspect(self, index: int) -> None:  # noqa: B027 - most stores have no cache
-        """Notes that a record does not match its checksum. A cached copy of its shard is verified before its next use.
+        """Notes that a record is damaged. Before the next read, a cached copy of its shard is verified, and fetched
+        again if it is damaged.
 
-        Does nothing for a store without a cache.
+        Does nothing for a store without a cache, whose :attr:`can_refetch` is False.
         """
 
     @property

@@ -14,6 +14,7 @@ from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreEr
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.stores.delegating import DelegatingReader
+from packstore.stores.records import read_again_if_damaged
 
 
 def find_invalid_class(column: Column, data: Any) -> int | None:
@@ -51,11 +52,11 @@ class CheckedReader(DelegatingReader):
 
     def read(self, index: int) -> Buffer:
         """Returns the image after checking it and the record's fields. Raises :class:`CorruptRecordError`."""
-        return self._verify_record(index, self._reader.read(index))
+        return read_again_if_damaged(self, index, lambda i: self._verify_record(i, self._reader.read(i)))
 
     def view(self, index: int) -> Buffer:
         """Returns a view of the image after checking it and the record's fields. Raises :class:`CorruptRecordError`."""
-        return self._verify_record(index, self._reader.view(index))
+        return read_again_if_damaged(self, index, lambda i: self._verify_record(i, self._reader.view(i)))
 
     def column(self, name: str) -> ColumnData:
         """Returns a whole column unchecked. In a store without row checksums, checks its digest before.
@@ -118,13 +119,19 @@ class CheckedReader(DelegatingReader):
         """Does what :meth:`verify_column` does here, even if a subclass overrides that method."""
         if name in self._sound:
             return
-        for part in self._reader.parts():
+
+        def check(start: int) -> None:
+            part = self._reader.part(starts.index(start))
             expected, found = part.manifest.column(name).digest, column_digest(part.column(name))
             if found != expected:
                 raise StoreError(
                     f"column {name!r} of {printable(str(part.path))} is damaged: its SHA-256 is {found}, expected "
                     f"{expected}; packstore repair restores it from the source"
                 )
+
+        starts = self._reader.part_starts.tolist()
+        for start in starts:
+            read_again_if_damaged(self, start, check)
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
@@ -132,10 +139,10 @@ class CheckedReader(DelegatingReader):
 
         In a store without row checksums, raises :class:`StoreError` if any column does not match its digest.
         """
-        self._check_row(index, {})
+        read_again_if_damaged(self, index, lambda i: self._check_row(i, {}))
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
-        """Does what :meth:`check_fields` does. Marks a record as suspect that does not match its row checksum.
+        """Does what :meth:`check_fields` does, without reading again.
 
         ``values``: fields of the record that the caller has read already.
         """
@@ -148,7 +155,6 @@ class CheckedReader(DelegatingReader):
         found = row_checksum(self._row, fields)
         if found != expected:
             key = self._try_key(index)
-            self.mark_suspect(index)
             raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}", ROW_CHECKSUM_NOUN)
         for column in self._row:
             wrong = find_invalid_class(column, fields[column.name]) if column.classes is not None else None
@@ -158,22 +164,19 @@ class CheckedReader(DelegatingReader):
     def check_image(self, index: int, data: Buffer, expected: int | None = None) -> None:
         """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum.
 
-        Marks such a record as suspect.
         ``expected``: the checksum, if the caller has read it already.
         """
         if expected is None:
             expected = int(self._reader.value("checksum", index))
         found = image_checksum(data)
         if found != expected:
-            key = self._try_key(index)
-            self.mark_suspect(index)
-            raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}")
+            raise CorruptRecordError(index, self._try_key(index), f"{expected:016x}", f"{found:016x}")
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
         """Returns ``data``, a record's image, after checking it and the record's fields. Raises
         :class:`CorruptRecordError`.
         """
-        self.check_fields(index)
+        self._check_row(index, {})
         self.check_image(index, data)
         return data
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import join_records_digests
+from packstore.core.column import join_hidden_boxes
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Manifest, Split
@@ -67,6 +68,7 @@ class ConcatReader(Reader):
             self._numbers.append({name: np.append(numbers, -1) for name, numbers in pairs if numbers is not None})
         super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._join_manifests(columns))
         self.checks_records = any(reader.checks_records for reader in readers)
+        self.can_refetch = any(reader.can_refetch for reader in readers)
         self.converts_images = any(reader.converts_images for reader in readers)
         self._columns: dict[str, ColumnData] = {}
 
@@ -84,7 +86,11 @@ class ConcatReader(Reader):
                 name = next(s.name for s in manifests[run.store].splits if s.start == run.first and len(s))
                 start = splits[name].start if name in splits else run.start
                 splits[name] = Split(name, start, run.start + run.length)
-        whole = (replace(c, nbytes=sum(m.column(c.name).nbytes for m in manifests)) for c in columns)
+        given = [(column, [manifest.column(column.name) for manifest in manifests]) for column in columns]
+        whole = (
+            replace(column, nbytes=sum(each.nbytes for each in parts), hides_boxes=join_hidden_boxes(parts))
+            for column, parts in given
+        )
         return replace(
             manifests[0],
             records=records,
@@ -97,7 +103,11 @@ class ConcatReader(Reader):
     @property
     def stores(self) -> tuple[Reader, ...]:
         """The readers of the stores, without the wrappers that convert images to one encoding."""
-        return tuple(reader.store if isinstance(reader, UnifiedReader) else reader for reader in self._readers)
+        readers = [*self._readers]
+        for n, reader in enumerate(readers):
+            while isinstance(reader, UnifiedReader):
+                readers[n] = reader = reader.store
+        return tuple(readers)
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:

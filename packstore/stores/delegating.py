@@ -26,6 +26,7 @@ class DelegatingReader(Reader):
         super().__init__(reader.path, reader.manifest if manifest is None else manifest)
         self._reader = reader
         self.nbytes = reader.nbytes
+        self.can_refetch = reader.can_refetch
 
     def column(self, name: str) -> ColumnData:
         return self._reader.column(name)

@@ -55,7 +55,9 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
         if column.name not in kept:
             continue
         given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
-        columns.append(replace(column, classes=merge_classes(column.name, given)))
+        frames = {other.frame for _, other in given}
+        frame = column.frame if len(frames) == 1 else None  # a store of an earlier version does not tell
+        columns.append(replace(column, classes=merge_classes(column.name, given), frame=frame))
     return tuple(columns)
 
 

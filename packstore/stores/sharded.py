@@ -269,17 +269,13 @@ class ShardedReader(Reader):
             return False
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields a changed manifest, surplus files, faults of each shard, and a wrong digest of all records.
+        """Yields a changed manifest, faults of each shard, and a wrong digest of all records.
 
         Opens all shards. ``quick``: compare no SHA-256.
         """
         shards = self._table
         if not self._is_manifest_canonical():
             yield Problem(f"{MANIFEST_FILE} was changed, although its values are the same")
-        names = {MANIFEST_FILE, shards.file, *shards.names()}
-        for entry in sorted(self.path.iterdir()):
-            if entry.name not in names:
-                yield Problem(f"{printable(entry.name)!r} does not belong to the store")
         done_bytes = 0
         for number, shard in enumerate(shards):
             yield from self._check_shard(number, shard, quick, progress)
@@ -290,6 +286,17 @@ class ShardedReader(Reader):
             yield Problem(
                 f"the digest of the records of all shards is {joined}, expected {self.manifest.records_digest}"
             )
+
+    def list_surplus_files(self) -> list[str]:
+        """Lists the names in the store's directory that the manifest does not know.
+
+        Raises :class:`StoreError` if the directory cannot be listed.
+        """
+        names = {MANIFEST_FILE, self._table.file, *self._table.names()}
+        try:
+            return sorted(entry.name for entry in self.path.iterdir() if entry.name not in names)
+        except OSError as error:  # such as: a store of one file has replaced it
+            raise StoreError(f"{printable(str(self.path))} cannot be listed: {error.strerror or error}") from error
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields the faults of a shard: why it does not open, a wrong SHA-256, and the faults that its reader finds.

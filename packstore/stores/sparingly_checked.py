@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import random
 import threading
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.checksums import column_digest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
-from packstore.core.errors import CorruptRecordError, StoreError
+from packstore.core.errors import CorruptRecordError, StoreError, UnreachableError
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.stores.checked import CheckedReader, find_invalid_class
+from packstore.stores.records import read_again_if_damaged
 
 ARRAY_SHARE = 16
 """One in this many arrays that are read is compared with its checksum. Items of 224 x 224 uint8 pixels then take 2 to 3
@@ -94,18 +95,18 @@ class SparinglyCheckedReader(CheckedReader):
             raise IndexError(f"record {index} of {len(self)}")
         part = bisect.bisect_right(self._starts, index) - 1
         if kept.state[part] != _SOUND and not self._ensure_copied(kept, part):
-            return self._read_and_prove(kept, index)
+            return read_again_if_damaged(self, index, lambda i: self._read_and_prove(kept, i))
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
         """Reads a value, and compares its hash with that of an earlier read.
 
-        If no hash is kept or the hashes differ, calls :meth:`check_fields`, which may raise, and keeps the new hash.
+        If no hash is kept or the hashes differ, checks the record's fields, which may raise, and keeps the new hash.
         """
         try:
             value = self._reader.value(kept.column.name, index)
         except StoreError:
-            self.check_fields(index)  # names the record and its key
+            self._check_row(index, {})  # names the record and its key
             raise
         turn, slot = divmod(index, len(kept.hashes))
         own = (xxh3_64_intdigest(value) + turn) % (1 << 64) or 1  # ``turn`` distinguishes records that share a slot
@@ -140,7 +141,7 @@ class SparinglyCheckedReader(CheckedReader):
             kept = self._kept.get(name) or self._get_column_copy(name)
             for record in records[self._find_unproven(kept, records)].tolist():
                 try:
-                    self._read_and_prove(kept, record)
+                    read_again_if_damaged(self, record, partial(self._read_and_prove, kept))
                 except CorruptRecordError as error:
                     errors.setdefault(record, error)
         return errors
@@ -153,18 +154,42 @@ class SparinglyCheckedReader(CheckedReader):
 
         Raises :class:`CorruptRecordError` if it does not match its checksum.
         """
-        array = self._reader.array(index)
-        if self._count_read(index):
-            self.check_image(index, array.data, self._read_checksum(index))
-        return array
+        checks = self._count_read(index)
+
+        def read(index: int) -> NDArray[Any]:
+            array = self._reader.array(index)
+            if checks:
+                self.check_image(index, array.data, self._read_checksum(index))
+            return array
+
+        return read_again_if_damaged(self, index, read)
+
+    def read(self, index: int) -> Buffer:
+        """Returns the image, checked if it is a file, or at one of 16 reads of the record.
+
+        Raises :class:`CorruptRecordError` if it does not match its checksum.
+        """
+        return self._read_checked(index, self._reader.read)
+
+    def view(self, index: int) -> Buffer:
+        """Returns a view of the image, checked like :meth:`read`."""
+        return self._read_checked(index, self._reader.view)
+
+    def _read_checked(self, index: int, read: Callable[[int], Buffer]) -> Buffer:
+        """Returns ``read(index)``, and counts a read of an array. Checks the image if its turn has come."""
+        if not (self._all_images or self._count_read(index)):
+            return read_again_if_damaged(self, index, read)
+        return read_again_if_damaged(self, index, lambda i: self._verify_record(i, read(i)))
+
+    def mark_suspect(self, index: int) -> None:
+        """Also drops the column of checksums that is kept of a store of one file."""
+        self._checksums = None
+        super().mark_suspect(index)
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
-        """Returns the image ``data`` after checking it: an image file always, an array at one of 16 reads.
-
-        Counts a read of an array. Raises :class:`CorruptRecordError` if ``data`` does not match its checksum.
-        """
-        if self._all_images or self._count_read(index):
-            self.check_image(index, data, self._read_checksum(index))
+        """Returns the image ``data`` after checking it. Raises :class:`CorruptRecordError` if it does not match its
+        checksum."""
+        self.check_image(index, data, self._read_checksum(index))
         return data
 
     def _count_read(self, index: int) -> bool:
@@ -206,10 +231,25 @@ class SparinglyCheckedReader(CheckedReader):
             self._reader.part(part)  # outside the lock: fetching may take long
             with self._lock:
                 if kept.state[part] == _NEW:
-                    kept.state[part] = _SOUND if self._copy_and_prove(kept, part) else _BY_ROWS
+                    kept.state[part] = _SOUND if self._copy_sound(kept, part) else _BY_ROWS
                     if kept.state[part] == _SOUND and kept.fixed and len(self._starts) == 1:
                         self._proven[kept.column.name] = kept.shown
         return bool(kept.state[part] == _SOUND)
+
+    def _copy_sound(self, kept: _ColumnCopy, part: int) -> bool:
+        """Does :meth:`_copy_and_prove`. If that fails in a cached copy of a shard, has it fetched again and retries."""
+        try:
+            sound = self._copy_and_prove(kept, part)
+        except UnreachableError:
+            raise
+        except StoreError:
+            if not self.can_refetch:
+                raise
+            sound = False
+        if sound or not self.can_refetch:
+            return sound
+        self.mark_suspect(self._starts[part])
+        return self._copy_and_prove(kept, part)
 
     def _copy_and_prove(self, kept: _ColumnCopy, part: int) -> bool:
         """Copies a column's values in one file. Returns whether they match the column's digest and classes."""

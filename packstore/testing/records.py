@@ -220,7 +220,10 @@ def expected_columns(records: Records) -> tuple[tuple[Column, ...], dict[str, An
             offsets = np.array([0, *np.cumsum([len(r) for r in raw])], "<i8")
             data[column.name] = (b"".join(raw), offsets)
             shas = [hashlib.sha256(b).digest() for b in (offsets.tobytes(), b"".join(raw))]
-            columns.append(dataclasses.replace(column, nbytes=len(b"".join(raw)), digest=sha256_hex(b"".join(shas))))
+            hides = column.traits.find_hidden_boxes(column, raw)
+            digest = sha256_hex(b"".join(shas))
+            nbytes = len(b"".join(raw))
+            columns.append(dataclasses.replace(column, nbytes=nbytes, digest=digest, hides_boxes=hides))
             continue
         if column.name == "row_checksum":
             array = np.array([_row_checksum(records, data, i) for i in range(len(records))], "<u8")

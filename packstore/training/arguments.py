@@ -3,10 +3,14 @@ others."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
+from typing import Any, Self
 
-from packstore.core.errors import UnknownArgumentError
+from packstore.core.arguments import show_value
+from packstore.core.errors import UnknownArgumentError, UsageError
+from packstore.core.options import check_option_numbers
 
 _THREADS = "workers= says how many threads read and decode"
 _DEVICE_MEMORY = "its memory is page-locked wherever the device is a GPU"
@@ -80,6 +84,33 @@ _OF_OPERATIONS = {
     "width": "it is size=(height, width)",
     "max_size": "size=(height, width) gives one size",
 }
+
+
+_MOST_NUMBER = (1 << 31) - 1
+"""Largest number in an argument of an operation: sizes are 32-bit, and programs have float32."""
+
+_MOST_TEXT = 1000
+
+
+class CheckedArguments:
+    """Base of packstore's operations and mixers. Checks names and numbers of arguments before anything uses them.
+
+    Raises :class:`UnknownArgumentError`, with advice, for an unknown argument, and :class:`UsageError` for numbers as
+    :func:`packstore.core.options.check_option_numbers` does. Checks nothing for classes outside packstore.
+    """
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("packstore."):
+            names = [each.name for each in dataclasses.fields(cls)]
+            unknown = named.keys() - {*names}
+            if unknown:
+                raise unknown_operation_argument(cls, min(unknown))
+            given = {**dict(zip(names, args, strict=False)), **named}
+            for name, value in given.items():
+                if isinstance(value, str) and len(value) > _MOST_TEXT:
+                    raise UsageError(f"{cls.__name__}: {name} should be a short text, got {show_value(value)}")
+            check_option_numbers(cls, given, f"{cls.__name__}: ", _MOST_NUMBER)
+        return super().__new__(cls)
 
 
 def unknown_operation_argument(called: type, name: str) -> UnknownArgumentError:

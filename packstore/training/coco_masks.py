@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.run_lengths import decode_run_lengths
+from packstore.core.run_lengths import fill_run_lengths
 
 _SCALE = 5
 _MAX_STEPS = 1 << 23
@@ -51,7 +51,7 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
     for number, segmentation in enumerate(segmentations):
         try:
             if isinstance(segmentation, dict):
-                _fill_runs(segmentation, masks[number])
+                fill_run_lengths(segmentation, masks[number])
             elif isinstance(segmentation, (list, tuple)):
                 for polygon in segmentation:
                     _fill_polygon(polygon, masks[number])
@@ -99,23 +99,3 @@ def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
     at = column[inside].astype(np.int64) * height + np.ceil(np.clip(row[inside], 0, height)).astype(np.int64)
     toggles = np.bincount(at, minlength=height * width + 1)[: height * width]
     mask |= (np.cumsum(toggles) & 1).astype(np.uint8).reshape(width, height).T
-
-
-def _fill_runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of run lengths in ``mask`` to 1.
-
-    Raises :class:`ValueError` unless they have the mask's size and fill it exactly.
-    """
-    if list(segmentation.get("size", ())) != list(mask.shape):
-        raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
-    counts = segmentation.get("counts")
-    if isinstance(counts, (str, bytes)):
-        lengths = np.asarray(decode_run_lengths(counts.encode() if isinstance(counts, str) else counts), np.int64)
-    else:
-        lengths = np.asarray(counts)
-        if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and len(lengths)):
-            raise ValueError("run lengths are neither a list of whole numbers nor a string")
-    if (lengths < 0).any() or (lengths > mask.size).any() or int(lengths.sum()) != mask.size:
-        raise ValueError(f"run lengths do not add up to the {mask.size} pixels of the image")
-    values = np.arange(len(lengths), dtype=np.int64) & 1
-    mask |= np.repeat(values.astype(np.uint8), lengths.astype(np.int64)).reshape(mask.shape[::-1]).T

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from packstore.core.arguments import whole_number
+from packstore.core.arguments import check_numbers, refuse_numbers, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.urls import location
@@ -22,6 +21,7 @@ from packstore.stores.concatenation import ConcatReader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.unify import unify_encodings
+from packstore.training.crowds import leave_out_crowds
 from packstore.training.dataset import PackedDataset, open_checked, remote_head
 from packstore.training.mixture import FetchedShards, Mixture, apportion
 
@@ -60,7 +60,8 @@ class ConcatDataset(PackedDataset):
                 opened.enter_context(open_checked(path, self.checksums, known))
                 for path, known in zip(self.paths, self._heads, strict=True)
             ]
-            joined = ConcatReader(unify_encodings(readers))
+            kept = readers if self.keep_crowds else leave_out_crowds(readers)
+            joined = ConcatReader(unify_encodings(kept))
             opened.pop_all()
         self._heads = tuple(map(remote_head, readers))
         return joined
@@ -132,7 +133,11 @@ class Mix(ConcatDataset):
         epoch: int | None = None,
         **options: Any,
     ) -> None:
+        check_numbers("temperature", temperature, texts=False)
         given = weights if isinstance(weights, Mapping) else None
+        if given is None:
+            refuse_numbers("a list of stores", weights)
+        check_numbers("weights", [*(given or {}).values()], texts=False)
         if not _is_positive(temperature):
             raise UsageError(f"temperature should be a positive number, got {temperature!r}")
         wrong = [weight for weight in (given or {}).values() if not _is_positive(weight)]
@@ -183,7 +188,5 @@ def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
 
 
 def _is_positive(number: Any) -> bool:
-    """Tells if a value is a finite number above 0. False for a bool."""
-    return (
-        isinstance(number, int | float | Fraction) and not isinstance(number, bool) and isfinite(number) and number > 0
-    )
+    """Tells if a value is a number above 0."""
+    return isinstance(number, int | float | Fraction) and number > 0

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_callables, whole_number
+from packstore.core.arguments import check_bools, check_callables, show_value, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
@@ -29,7 +29,9 @@ from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment.targets import check_targets
+from packstore.training.crowds import leave_out_crowds
 from packstore.training.item_options import (
+    check_frames,
     check_output,
     choose_columns,
     choose_orientation,
@@ -114,6 +116,8 @@ class PackedDataset(ItemDataset):
             converts to 8 bits needs a ``mode``.
         alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha. None for the store's choice.
         frames: ``"first"`` or the number of a frame, as text, from 0. None for the store's choice.
+        keep_crowds: Keep objects that the column ``iscrowd`` flags: crowds, and regions to ignore. By default they are
+            left out of boxes, labels and all other columns of objects, as in torchvision's reference for detection.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded. This
             bounds the memory: a thread or process that decodes takes up to 20 bytes for each pixel.
         checksums: Policy of checksum verification. ``"auto"`` checks image files at each read, and arrays of pixels at
@@ -150,6 +154,7 @@ class PackedDataset(ItemDataset):
         depth: str | None = None,
         alpha: str | None = None,
         frames: str | None = None,
+        keep_crowds: bool = False,
         checksums: Checksums = "auto",
         max_pixels: int = MAX_PIXELS,
         **unknown: Never,
@@ -159,9 +164,9 @@ class PackedDataset(ItemDataset):
         self.path = self._locate(path)
         try:
             self.device = torch.device(device)
-        except RuntimeError as error:
-            first = str(error).partition("\n")[0]
-            raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {device!r}: {first}") from None
+        except (RuntimeError, TypeError, ValueError) as error:
+            shown, first = show_value(device), str(error).partition("\n")[0]
+            raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {shown}: {first}") from None
         check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
         if transforms is not None and not (transform is None and target_transform is None):
             raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
@@ -174,6 +179,8 @@ class PackedDataset(ItemDataset):
         self.dtype = dtype
         self.decoder_name = decoder
         self.max_pixels = whole_number("max_pixels", max_pixels)
+        check_bools(keep_crowds=keep_crowds)
+        self.keep_crowds = keep_crowds
         check_checksums(checksums)
         self.checksums: Checksums = checksums
         with ExitStack() as opened:
@@ -194,6 +201,7 @@ class PackedDataset(ItemDataset):
                 types = [self.manifest.column(name).type for name in self.columns]
                 check_targets([transform], types, "transforms=, which is called with all of an item")
             self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
+            check_frames(self.manifest, self.columns, self.exif_transpose)
             self._loaded: dict[str, Any] = {}
             self._prepare_readers()
             opened.pop_all()
@@ -387,7 +395,8 @@ class PackedDataset(ItemDataset):
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
         """Opens the store, see :func:`open_checked`. At a URL, ``head`` chooses the version."""
-        return open_checked(self.path, self.checksums, head)
+        reader = open_checked(self.path, self.checksums, head)
+        return reader if self.keep_crowds else leave_out_crowds([reader])[0]
 
     def _record_of_item(self, index: int) -> int:
         """Converts the index of an item to a record number. A negative index counts from the end.

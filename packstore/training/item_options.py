@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from packstore.core.arguments import check_bools
+from packstore.core.column import find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, readers_transpose
@@ -42,9 +43,9 @@ def detection_columns(manifest: Manifest) -> list[Column]:
 
     Empty without objects.
     """
-    objects = [column for column in manifest.columns if column.traits.rows_are_objects][:1]
-    names = {column.name for column in objects}
-    return objects + [c for c in manifest.columns if c.traits.has_classes and c.parallel in names][:1]
+    objects = next((column for column in manifest.columns if column.traits.rows_are_objects), None)
+    classes = None if objects is None else find_class_column(manifest.columns, objects.name)
+    return [column for column in (objects, classes) if column is not None]
 
 
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -86,6 +87,19 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
             )
         return readers_transpose(manifest)
     return bool(wanted)
+
+
+def check_frames(manifest: Manifest, columns: Sequence[str], upright: bool) -> None:
+    """Raises :class:`UsageError` if images would be shown in another frame than the one in which their boxes, points or
+    masks were packed. ``upright``: EXIF is applied."""
+    packed = readers_transpose(manifest)
+    moved = [name for name in columns if manifest.column(name).traits.moves or manifest.column(name).frame is not None]
+    if moved and upright is not packed and manifest.options.get("exif_oriented"):
+        raise UsageError(
+            f"exif_transpose={upright} would turn the images and not {', '.join(map(repr, moved))}, which count in the "
+            f"{'upright' if packed else 'stored'} image; leave it out, or pack the store again "
+            f"{'without' if packed else 'with'} --exif-transpose"
+        )
 
 
 def choose_reading(

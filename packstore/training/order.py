@@ -129,6 +129,11 @@ class Order:
 
         0 for fewer records than ranks. With ``drop_last``, 0 for fewer than a global batch.
         """
+        return self._batches
+
+    @cached_property
+    def _batches(self) -> int:
+        """Number of batches of an epoch. Cached, since every batch asks for it several times."""
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +82,71 @@ def test_from_the_source(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "missing"])
-def test_a_shard_of_which_nothing_is_left(stores: Stores, how: str) -> None:
-    """The source alone does not say what was in it; the store that was uploaded does."""
-    stores.damage(how)
+@pytest.mark.parametrize("numbers", [[0], [1], [-1], [0, -1], "all"], ids=str)
+def test_shards_of_which_nothing_is_left_are_packed_again(stores: Stores, how: str, numbers: Any) -> None:
+    for number in range(len(stores.shards)) if numbers == "all" else numbers:
+        stores.damage(how, number)
     report = packstore.repair(str(stores.url), stores.photos)
-    assert (report.destination, len(report.lost)) == (None, 1)
-    done = run("repair", str(stores.url), "--from", stores.photos)
-    assert (done.returncode, "1 lost" in done.stdout) == (1, True)
-    upload_store(stores.local, stores.url, overwrite=True)
+    count = report.problem_count
+    assert (report.lost, report.identical, report.shards) == ((), True, (count, 0, 0))
+    assert {problem.what for problem in report.replaced} == {"packed again from the source"}
     assert stores.is_whole()
+
+
+@pytest.mark.parametrize("how", ["one is missing", "one is new", "one has changed", "another order"])
+def test_another_source_packs_no_shard_again(stores: Stores, how: str) -> None:
+    """Shards that the source can restore are replaced all the same, and the report says so."""
+    stores.damage("missing", 0)
+    stores.damage("flipped", 1)
+    first, *_, last = sorted((stores.photos / "train").rglob("*.*"))
+    if how == "one is missing":
+        first.unlink()
+    elif how == "one is new":
+        shutil.copy(last, last.with_name("zzz" + last.suffix))
+    elif how == "one has changed":
+        shutil.copy(sorted(first.parent.glob(f"*{first.suffix}"))[-1], first)
+    else:
+        first.rename(first.with_name("zzz" + first.suffix))
+    report = packstore.repair(str(stores.url), stores.photos)
+    assert report.destination is None
+    with packstore.open(stores.local) as reader:
+        records = len(reader.part(0))
+    assert report.shards == (1, 1, records)
+    (lost,) = report.lost
+    assert lost.what.startswith(f"{records} records: ")
+    assert [problem.shard for problem in report.replaced] == [f"shard-00001{stores.local.suffix}"]
+    assert "1 shards replaced, 1 lost" in repr(report)
+    stores.damage("flipped", 1)
+    done = run("repair", str(stores.url), "--from", stores.photos)
+    assert done.returncode == 1
+    summary = done.stdout.splitlines()[-1]
+    assert f"2 damaged shards, 1 replaced in place, 1 lost with {records} record" in summary
+    assert "nothing was written" not in done.stdout
+    assert "--partial" not in done.stdout
+    assert json.loads(run("repair", str(stores.url), "--from", stores.photos, "--json").stdout)["shards"] == [
+        0,
+        1,
+        records,
+    ]
+    assert packstore.repair(str(stores.url), stores.local).identical
+    assert stores.is_whole()
+
+
+def test_skipped_samples_and_appended_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples of a missing shard are those that no other shard has, whatever packing left out."""
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    photos = make_folder(tmp_path / "photos", per_class=6)
+    sorted((photos / "train").rglob("*.*"))[2].write_bytes(b"")
+    url = UrlPath(f"{(tmp_path / 'bucket').as_uri()}/x.lmdb")
+    packstore.convert(photos, str(url), split="train", shard_size=6000, encoding="original", on_error="skip")
+    packstore.append(str(url), photos, split="val")
+    folder = tmp_path / "bucket" / "x.lmdb" / "shards"
+    whole = {path: path.read_bytes() for path in folder.iterdir()}
+    for path in sorted(whole)[:2]:
+        path.unlink()
+    report = packstore.repair(str(url), photos)
+    assert (report.lost, report.shards) == ((), (2, 0, 0))
+    assert {path: path.read_bytes() for path in folder.iterdir()} == whole
 
 
 def test_the_command(stores: Stores) -> None:

@@ -206,13 +206,14 @@ def test_an_image_on_its_side(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     fields: dict[str, Any] = {"image": "image", "boxes": "boxes"}
-    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+    with Writer(tmp_path / "in.lmdb", fields=fields, annotation_frame="upright") as writer:
         writer.add(key="a.jpg", image=encode(smooth(width=16, height=8), "JPEG", exif=exif), boxes=[[0, 0, 4, 8]])
     export(tmp_path / "in.lmdb", tmp_path / "yolo", to="yolo")
     assert (tmp_path / "yolo/labels/a.txt").read_text() == "0 0.25 0.25 0.5 0.5\n"
     export(tmp_path / "in.lmdb", tmp_path / "coco", to="coco")
     document = json.loads((tmp_path / "coco/annotations/instances.json").read_text())
-    assert (document["images"][0]["width"], document["images"][0]["height"]) == (8, 16)
+    assert (document["images"][0]["width"], document["images"][0]["height"]) == (16, 8)
+    assert document["annotations"][0]["bbox"] == [0, 4, 8, 4]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

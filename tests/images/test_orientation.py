@@ -65,7 +65,7 @@ def no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("Pillow was asked")
 
     monkeypatch.setattr(ours.pillow, "read_orientation", asked)
-    monkeypatch.setattr(ours.pillow, "parse_exif_orientation", asked)
+    monkeypatch.setattr(ours, "parse_exif_orientation", asked)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,12 +31,13 @@ from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
 from packstore.core.tfrecord import frame_record
-from packstore.images.decoders import native, pillow
-from packstore.images.decoders.orientation import read_orientation
+from packstore.images.decoders import native
+from packstore.images.decoders.orientation import read_annotation_orientation, read_orientation
 from packstore.images.engine import Requests, get_engine
 from packstore.images.frames import count_frames
 from packstore.images.geotiff import read_geotiff
 from packstore.images.jpeg import is_complete_jpeg, without_metadata
+from packstore.images.pillow_tags import parse_exif_orientation
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
@@ -126,8 +127,9 @@ def _jpeg(data: bytes) -> None:
 def _orientation(data: bytes) -> None:
     """Of a file, and of EXIF alone, which Pillow reads as we do."""
     assert 1 <= read_orientation(memoryview(data)) <= 8
+    assert 1 <= read_annotation_orientation(memoryview(data)) <= 8
     tiff = data[:65000]
-    assert read_orientation(jpeg_with_exif(tiff)) == (pillow.parse_exif_orientation(b"Exif\0\0" + tiff) or 1)
+    assert read_orientation(jpeg_with_exif(tiff)) == (parse_exif_orientation(b"Exif\0\0" + tiff) or 1)
 
 
 def jpeg_with_exif(tiff: bytes) -> bytes:

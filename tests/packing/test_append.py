@@ -482,9 +482,8 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
     (found,) = find_leftovers(tmp_path)
     added = sorted({name.split("/")[0] for name in content(store).keys() - before.keys()})
     assert sorted(found.in_store) == added
-    *surplus, advice = (problem.what for problem in packstore.verify(store, quick=True).problems)
-    assert surplus == [f"{name!r} does not belong to the store" for name in added]
-    assert re.match(f"an interrupted append left {len(added)} files in the store: .*packstore clean", advice)
+    (advice,) = (problem.what for problem in packstore.verify(store, quick=True).problems)
+    assert re.match(f"an interrupted append left {len(added)} files in the store .*packstore clean", advice)
     shown = CliRunner().invoke(cli, ["clean", str(tmp_path), "--dry-run"]).output
     assert f"and {len(added)} unneeded files in that store: " in shown
     assert all(name in shown for name in added[:2])

@@ -25,9 +25,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
+from packstore.core.run_lengths import encode_run_lengths
 from packstore.sources import Entry, SourceOptions, ask_about_left, open_source
 from packstore.sources.annotation_formats.labelme import LabelMeSource
-from packstore.sources.annotation_formats.objects import encode_run_lengths
 from packstore.sources.annotation_formats.source import AnnotatedSource, make_sidecar_kind
 from packstore.sources.ledger import Role
 from packstore.sources.recognition import recognise
@@ -333,6 +333,74 @@ def test_points_tags_and_turned_boxes_are_kept(tmp_path: Path) -> None:
     assert turned["segmentations"][0][0] == pytest.approx([5, 2, 5, 6, 3, 6, 3, 2])
     runs = read_all(tmp_path / "cvat")["images/a00003.jpg"]["segmentations"][0]
     assert runs == {"size": [8, 16], "counts": [18, 1, 7, 1, 101]}
+
+
+IDS: dict[str, dict[str, str]] = {
+    "openmmlab": {'"bbox_label": 1': '"bbox_label": %s'},
+    "wildreceipt": {'"label": 1': '"label": %s'},
+    "via3": {'"vid": "1"': '"vid": %s', '"fid_list": ["1"]': '"fid_list": [%s]'},
+}
+
+
+@pytest.mark.parametrize("kind", IDS)
+@pytest.mark.parametrize("form", ["1", "1.0", '"1"', '"1.0"'])
+def test_ids_and_class_numbers_match_by_value(kind: str, form: str, tmp_path: Path) -> None:
+    found = []
+    for name in ("plain", "changed"):
+        files = via3(4) if kind == "via3" else MAKERS[kind](4)
+        for file, text in files.items():
+            for old, new in IDS[kind].items() if isinstance(text, str) and name == "changed" else ():
+                text = text.replace(old, new.replace("%s", form))
+            files[file] = text
+        found.append(read_all(fill(tmp_path / name, files)))
+        for values in found[-1].values():
+            values.pop("json")
+    assert found[0] == found[1]
+    assert any(values["boxes"] for values in found[0].values())
+
+
+@pytest.mark.parametrize("spoilt", [1, 2, 3])
+def test_words_of_no_image_are_an_error_if_most_are(spoilt: int, tmp_path: Path) -> None:
+    files = MAKERS["textocr"](3)
+    (name,) = (name for name in files if name.endswith(".json"))
+    document = json.loads(files[name])
+    for each in [*document["anns"].values()][:spoilt]:
+        each["image_id"] = 5.0
+    assert len(document["anns"]) == 3
+    path = fill(tmp_path, files | {name: json.dumps(document)})
+    if spoilt > 1:
+        with pytest.raises(
+            SourceError, match=rf"{spoilt} of 3 annotations have the image_id of no image, such as 5\.0"
+        ):
+            open_source(path)
+    else:
+        with closing(open_source(path)) as source:
+            assert source.survey().ledger.passed_over["annotations of images that are not listed"] == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host/a/a00000.jpg?id=3&d=80",
+        "https://host/a/a00000.jpg?d=80&id=3",
+        "https://host/a00000.jpg#d=1",
+        "s3://bucket/a00000.jpg",
+        "/data/upload/1/a00000.jpg?d=2",
+        "/data/local-files/?d=images/a00000.jpg",
+        "/data/local-files/?d=images%2Fa00000.jpg&v=1",
+        "http://localhost:8080/data/local-files?v=1&d=images/a00000.jpg",
+        "/data/local-files/?d=images/a00000%3Fd%3D.jpg",
+    ],
+)
+def test_only_urls_of_local_files_in_label_studio_are_unpacked(url: str, tmp_path: Path) -> None:
+    key = "images/a00000.jpg" if "%3F" not in url else "images/a00000?d=.jpg"
+    files = MAKERS["label_studio"](3)
+    (project,) = (name for name in files if name.endswith(".json"))
+    files[project] = str(files[project]).replace("/data/upload/1/a00000.jpg", url)
+    files[key] = files.pop("images/a00000.jpg")
+    found = read_all(fill(tmp_path, files))
+    assert {*found} == {key, "images/a00001.jpg", "images/a00002.jpg"}
+    assert found[key]["json"]["data"]["image"] == url
 
 
 @pytest.mark.parametrize("kind", KINDS)

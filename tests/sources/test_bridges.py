@@ -594,11 +594,16 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_coco_of_torchvision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [int, str, float])
+def test_coco_of_torchvision(form: type, tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     import_torchvision()
     coco(tmp_path / "set")
     file = tmp_path / "set/annotations/instances_train2017.json"
+    document = json.loads(file.read_text())
+    for each in document["annotations"]:
+        each |= {name: form(each[name]) for name in ("image_id", "category_id")}
+    file.write_text(json.dumps(document))
     source = f"torchvision:CocoDetection,annFile={file}:{tmp_path / 'set/train2017'}"
     convert(source, tmp_path / "out.lmdb")
     convert(tmp_path / "set", tmp_path / "own.lmdb", split="train")

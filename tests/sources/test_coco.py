@@ -67,7 +67,8 @@ def plain(root: Path, images: list[Any], annotations: list[Any], categories: Any
 def test_what_is_kept(tmp_path: Path) -> None:
     root = coco(tmp_path / "set")
     convert(root, tmp_path / "x.h5")
-    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "boxes", "labels", "keypoints", "captions", "json"))
+    columns = ("key", "boxes", "labels", "keypoints", "captions", "json")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=columns, keep_crowds=True)
     assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
     classes = next(column.classes for column in ds.manifest.columns if column.name == "labels")
     assert classes == ("person", "car", "dog")  # in the order of the ids 1, 3, 18
@@ -86,6 +87,90 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert masks.sum((1, 2)).tolist()[1] == 20
     assert ds[0][1].shape == (0, 4)  # without objects, and not lost
     assert verify(tmp_path / "x.h5", against=root).problems == ()
+
+
+IDS = {
+    "float": float,
+    "text": str,
+    "text of a float": lambda number: f"{number}.0",
+    "mixed": lambda number: (int, float, str)[number % 3](number),
+}
+
+
+@pytest.mark.parametrize("form", IDS)
+@pytest.mark.parametrize("places", ["references", "ids", "both"])
+def test_ids_match_by_value(places: str, form: str, tmp_path: Path) -> None:
+    """Ids of images, categories, annotations and segments, in all kinds of files."""
+    roots = [panoptic(tmp_path / name) for name in ("a", "b")]
+    names = {"references": ("image_id", "category_id"), "ids": ("id",), "both": ("image_id", "category_id", "id")}
+
+    def write_ids(value: Any) -> Any:
+        if isinstance(value, list):
+            return [write_ids(each) for each in value]
+        if isinstance(value, dict):
+            wanted = names[places]
+            return {k: IDS[form](v) if k in wanted else write_ids(v) for k, v in value.items() if k != "licenses"}
+        return value
+
+    for file in roots[1].glob("annotations/*.json"):
+        file.write_text(json.dumps(write_ids(json.loads(file.read_text()))))
+    found = []
+    for root in roots:
+        with closing(open_source(root)) as source:
+            survey = source.survey()
+            samples = {e.key: dict(source.read(e).values) for e in source.entries()}  # type: ignore[union-attr]
+            left = {reason: n for reason, n in survey.ledger.passed_over.items() if reason != "licenses"}
+        json_of = [values.pop("json") for values in samples.values()]
+        assert any("annotations" in each for each in json_of)
+        found.append((survey.columns, survey.splits, left, samples))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("image", ["a", "0"])
+def test_other_texts_are_ids_as_they_are(image: str, tmp_path: Path) -> None:
+    images = [{"id": f"{image}{n}", "file_name": f"{n:012}.jpg"} for n in (1, 2)]
+    root = plain(tmp_path, images, [coco_object(1, f"{image}2")])
+    fill(root, {f"{n:012}.jpg": jpeg(n) for n in (1, 2)})
+    with closing(open_source(root)) as source:
+        assert [len(source.read(e).values["boxes"]) for e in source.entries()] == [0, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("image", [1.5, 7, "01", "b", True, None, [1], 1e300])
+@pytest.mark.parametrize("kind", ["instances", "captions", "panoptic"])
+def test_annotations_of_no_image_are_an_error_if_most_are(kind: str, image: Any, tmp_path: Path) -> None:
+    root = panoptic(tmp_path)
+    file = root / f"annotations/{kind}_train2017.json"
+    document = json.loads(file.read_text())
+    number = len(document["annotations"])
+    for spoilt in range(number):
+        document["annotations"][spoilt]["image_id"] = image
+        file.write_text(json.dumps(document))
+        if 2 * (spoilt + 1) > number:
+            said = (
+                rf"{kind}_train2017\.json: {spoilt + 1} of {number} annotations have the image_id of no image, such as"
+            )
+            with pytest.raises(SourceError, match=said) as caught:
+                open_source(root)
+            assert repr(image) in str(caught.value)
+            assert "the ids are 3, 2, 1, …" in str(caught.value)
+        else:
+            with closing(open_source(root)) as source:
+                left = source.survey().ledger.passed_over
+                assert left["annotations of images that are not listed"] == spoilt + 1
+
+
+@pytest.mark.parametrize("category", [7, "07", 1.5, None, [18]])
+def test_annotations_of_no_category_are_an_error_if_most_are(category: Any, tmp_path: Path) -> None:
+    objects = [coco_object(1, 1, category_id=category), coco_object(2, 1, category_id=category), coco_object(3, 1)]
+    with pytest.raises(SourceError, match=r"2 of 3 annotations have the category_id of no category.* ids are 3, 18"):
+        open_source(plain(tmp_path, [coco_image(1)], objects))
+
+
+def test_categories_of_another_split_count(tmp_path: Path) -> None:
+    root = coco(tmp_path)
+    change(root / "annotations/instances_val2017.json", lambda it: it.pop("categories"))
+    with closing(open_source(root)) as source:
+        assert [len(source.read(e).values["labels"]) for e in source.entries("val")] == [2, 2]  # type: ignore[union-attr]
 
 
 def test_images_come_in_the_order_of_their_ids_as_from_torchvision(tmp_path: Path) -> None:
@@ -281,7 +366,7 @@ def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None
         ({"file_name": None, "image_id": 1}, "None is missing"),
         ({"image_id": 2}, "two panoptic masks of"),
         ({"segments_info": None}, "the segments_info None"),
-        ({"segments_info": [{"id": "7", "category_id": 18}]}, "the segments_info"),
+        ({"segments_info": [{"id": "x", "category_id": 18}]}, "the segments_info"),
         ({"segments_info": [{"id": 7, "category_id": 5}]}, "category_id 5, which is not in categories"),
         ({"file_name": "gone.png"}, "gone.png is missing"),
     ],
@@ -356,7 +441,8 @@ def test_what_is_not_coco(images: Any, annotations: Any, categories: Any, said: 
     ],
 )
 def test_a_bad_annotation_is_a_bad_sample(more: Any, said: str, tmp_path: Path) -> None:
-    with closing(open_source(plain(tmp_path, [coco_image(1)], [coco_object(1, 1, **more)]))) as source:
+    objects = [coco_object(1, 1, **more), coco_object(2, 1), coco_object(3, 1)]
+    with closing(open_source(plain(tmp_path, [coco_image(1)], objects))) as source:
         with pytest.raises(SampleError, match=said) as caught:
             source.read(next(source.entries()))
         assert caught.value.key == "000000000001.jpg"

@@ -159,13 +159,37 @@ def test_names_become_sorted_classes_in_the_files_order(images: Path) -> None:
 
 
 def test_integers_are_class_numbers_as_they_stand(images: Path) -> None:
-    source = labelled(images, "label,file\n7,a.jpg\n007,b.jpg\n+0,sub/c.png\n")
+    source = labelled(images, "label,file\n7,a.jpg\n 10 ,b.jpg\n0,sub/c.png\n")
     assert source.survey().columns[0].classes is None
-    assert [e[2] for e in listed(source)] == [(7,), (7,), (0,)]
+    assert [e[2] for e in listed(source)] == [(7,), (10,), (0,)]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("7", "007", "7"),
+        ("01", "1", "01"),
+        ("001", "002", "010"),
+        ("+1", "1", "-1"),
+        ("1", "1.0", "1e0"),
+        ("0", "-0", "00"),
+    ],
+)
+def test_labels_of_other_digits_are_other_classes(labels: tuple[str, ...], images: Path) -> None:
+    rows = [f"{file},{label}" for file, label in zip(("a.jpg", "b.jpg", "sub/c.png"), labels, strict=True)]
+    source = labelled(images, "\n".join(["file,label", *rows]))
+    classes = source.survey().columns[0].classes
+    assert classes == tuple(sorted({*labels}))
+    assert tuple(classes[numbers[0]] for _, _, numbers in listed(source)) == labels
+
+
+def test_a_file_with_two_labels_of_one_number_is_an_error(images: Path) -> None:
+    with pytest.raises(SourceError, match=r"a\.jpg is named again as '007', first on line 2 as '7'"):
+        labelled(images, "file,label\na.jpg,7\na.jpg,007\n").survey()
 
 
 def test_the_largest_class_number(images: Path) -> None:
-    source = labelled(images, f"file,label\na.jpg,9223372036854775807\nb.jpg,{'0' * 30}7\n")
+    source = labelled(images, "file,label\na.jpg,9223372036854775807\nb.jpg,7\n")
     assert source.survey().columns[0].classes is None
     assert [e[2] for e in listed(source)] == [(2**63 - 1,), (7,)]
     mixed = labelled(images, "file,label\na.jpg,99999999999999999999\nb.jpg,cat\n")

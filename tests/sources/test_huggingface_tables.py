@@ -292,7 +292,16 @@ def test_an_image_too_large_for_its_pixels(tmp_path: Path, out: Path, monkeypatc
         convert(tmp_path, out, max_pixels=1)
 
 
-def test_names_of_classes_from_the_card(tmp_path: Path, out: Path) -> None:
+NAMES = {
+    "by number": "          '0': {}\n          '1': {}\n          '2': {}",
+    "by plain number": "          0: {}\n          1: {}\n          2: {}",
+    "list": "        - {}\n        - {}\n        - {}",
+}
+
+
+@pytest.mark.parametrize("names", [("ant", "bee", "cat"), ("no", "007", "1_000"), ("null", "12:30", "2020-01-02")])
+@pytest.mark.parametrize("form", NAMES)
+def test_names_of_classes_from_the_card(form: str, names: tuple[str, ...], tmp_path: Path, out: Path) -> None:
     pytest.importorskip("yaml")
     found = table(range(3)).replace_schema_metadata(None)
     pq.write_table(found, tmp_path / "x.parquet")
@@ -305,14 +314,12 @@ dataset_info:
     dtype:
       class_label:
         names:
-          '0': ant
-          '1': bee
-          '2': cat
+NAMES
 ---
 # Ants
 """
-    (tmp_path / "README.md").write_text(card)
-    assert convert(tmp_path, out).manifest.classes == ("ant", "bee", "cat")
+    (tmp_path / "README.md").write_text(card.replace("NAMES", NAMES[form].format(*names)))
+    assert convert(tmp_path, out).manifest.classes == names
 
 
 def test_files_of_a_split_from_the_card(tmp_path: Path) -> None:

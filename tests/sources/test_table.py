@@ -195,6 +195,26 @@ def test_commas_in_names_of_classes(tmp_path: Path) -> None:
     assert [each["label"] for each in found.values()] == ["tench, Tinca", "goldfish, Carassius", "tench, Tinca"]
 
 
+@pytest.mark.parametrize("labels", [("7", "007", "7", "1"), ("01", "02", "01", "02"), ("7", "07", "cat", "NA")])
+@pytest.mark.parametrize("table", ["t.csv", "t.tsv", "t.jsonl", "list.txt", "metadata.csv", "boxes.csv"])
+def test_labels_of_other_digits_are_other_classes(table: str, labels: tuple[str, ...], tmp_path: Path) -> None:
+    names = [f"im{n:02}.png" for n in range(4)]
+    header = {"boxes.csv": "file,label,xmin,ymin,xmax,ymax", "metadata.csv": "file_name,label", "list.txt": ""}
+    gap, more = {"t.tsv": "\t", "list.txt": " "}.get(table, ","), ",1,2,3,4" if table == "boxes.csv" else ""
+    lines = [f"{name}{gap}{label}{more}" for name, label in zip(names, labels, strict=True)]
+    if table == "t.jsonl":
+        lines = [json.dumps({"file": name, "label": label}) for name, label in zip(names, labels, strict=True)]
+    else:
+        lines = [each for each in (header.get(table, f"file{gap}label"), *lines) if each]
+    path = make(tmp_path, names, {table: "\n".join(lines)})
+    options = {"columns": ["label=2"]} if table == "list.txt" else {}
+    with closing(open_source(path, **options)) as source:
+        column = next(column for column in source.survey().columns if column.name in ("label", "labels"))
+        values = [source.read(entry).values[column.name] for entry in source.entries()]  # type: ignore[union-attr]
+    assert column.classes == tuple(sorted({*labels}))
+    assert tuple(column.classes[int(np.ravel(each)[0])] for each in values) == labels
+
+
 def test_one_column_a_class(tmp_path: Path) -> None:
     text = "filename, cat, dog, owl\n" + "".join(f"im{n:02}.png, {n & 1}, {n >> 1 & 1}, {n >> 2}\n" for n in range(8))
     found = rows(make(tmp_path, [f"train/im{n:02}.png" for n in range(8)], {"train/_classes.csv": text}))

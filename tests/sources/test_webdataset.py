@@ -12,6 +12,7 @@ import json
 import random
 import tarfile
 from contextlib import closing, suppress
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, 
 from packstore.sources import Entry, open_source
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.makers.annotated import jpeg
 from tests.makers.images import tiny
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "webdataset"
@@ -138,7 +140,7 @@ def test_folders_are_splits(tmp_path: Path) -> None:
 def test_the_key_ends_at_the_first_dot_of_the_name(tmp_path: Path) -> None:
     names = {"./a.b/22.05.png": tiny(1), "./a.b/22.05.cls": b"1", "./a.b/23.png": tiny(2), "./a.b/23.cls": b"0"}
     (tmp_path / "x.tar").write_bytes(shard(names))
-    with closing(open_source(tmp_path / "x.tar", kind="webdataset")) as source:
+    with closing(open_source(tmp_path / "x.tar", kind="webdataset", columns="key=first-dot")) as source:
         assert [entry.key for entry in source.entries()] == ["a.b/22", "a.b/23"]
         with pytest.raises(SampleError, match="image"):
             source.read(next(source.entries()))  # its image is called 05.png
@@ -208,14 +210,6 @@ def test_a_key_that_comes_again_is_named(tmp_path: Path) -> None:
     (tmp_path / "set/0.tar").write_bytes(start + bytes(-len(start) % 512) + shard(files(range(1))))
     with pytest.raises(PackstoreError, match="the same key '0000'"):
         convert(tmp_path / "set", tmp_path / "x.h5")
-
-
-def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
-    names = files(range(4))
-    apart = {name: names[name] for name in sorted(names, key=lambda name: name.endswith("cls"))}
-    (tmp_path / "x.tar").write_bytes(shard(apart))
-    with pytest.raises(PackstoreError):
-        convert(tmp_path / "x.tar", tmp_path / "x.h5", source_kind="webdataset")
 
 
 def test_a_shard_without_a_split_among_others(tmp_path: Path) -> None:
@@ -377,3 +371,171 @@ def test_other_numbered_images_are_columns(files: dict[str, bytes], tmp_path: Pa
     (tmp_path / "a.tar").write_bytes(shard(files))
     with closing(open_source(tmp_path)) as source:
         assert "images" not in {column.type for column in source.survey().columns}
+
+
+def write_shard(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    """A tar of members in this order, compressed as its suffix says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), 1_700_000_000
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def members_of(numbers: range, *extensions: str) -> list[tuple[str, bytes]]:
+    """Members of samples, sorted by key; the second image of a sample is a mask."""
+    found = []
+    for n in numbers:
+        values = {"cls": b"%d" % (n % 3), "json": b'{"n": %d}' % n, "txt": b"caption %d" % n}
+        values |= {"png": tiny(n), "seg.png": tiny(100 + n)}
+        found += [(f"{n:04}.{extension}", values[extension]) for extension in extensions]
+    return found
+
+
+ORDERS = {
+    "kinds": lambda members: sorted(members, key=lambda each: (each[0].partition(".")[2] != "png", each[0][4:])),
+    "labels first": lambda members: sorted(members, key=lambda each: (each[0].partition(".")[2] == "png", each[0][4:])),
+    "any": lambda members: random.Random(5).sample(members, len(members)),
+    "one straggler": lambda members: [members[0], *members[2:], members[1]],
+    "backwards": lambda members: members[::-1],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("more", [("cls",), ("json",), ("txt",), ("seg.png",), ("cls", "json", "txt", "seg.png")])
+@pytest.mark.parametrize("place", ["set/0.tar", "set/0.tar.gz", "set/train/00000.tar"])
+@pytest.mark.parametrize("samples", [6, 100])
+def test_files_of_a_sample_that_lie_apart_are_joined(
+    samples: int, place: str, more: tuple[str, ...], order: str, tmp_path: Path
+) -> None:
+    members = members_of(range(samples), "png", *more)
+    found = []
+    for name, ordered in (("sorted", members), ("apart", ORDERS[order](members))):
+        file = write_shard(tmp_path / name / place, ordered)
+        root = tmp_path / name / "set" if "train" in place or order == "any" else file
+        with closing(open_source(root)) as source:
+            assert source.kind == "webdataset"
+            survey = source.survey()
+            samples = {e.key: source.read(e) for e in source.entries()}
+        columns = {column.name: column for column in survey.columns}
+        values = {key: (sample.image, {**sample.values}) for key, sample in samples.items()}
+        found.append((columns, survey.splits, survey.ledger.passed_over, values))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("order", ["kinds", "labels first", "any"])
+def test_the_first_kind_of_image_is_the_main_one_however_they_lie(order: str, tmp_path: Path) -> None:
+    members = [(f"{n:04}.{e}", jpeg(n) if e == "jpg" else tiny(n)) for n in range(6) for e in ("jpg", "png")]
+    write_shard(tmp_path / "set/0.tar", ORDERS[order](members))
+    with closing(open_source(tmp_path / "set")) as source:
+        assert [c.name for c in source.survey().columns] == ["png"]
+        for entry in source.entries():
+            assert source.read(entry).image.startswith(b"\xff\xd8")
+
+
+def test_samples_without_a_label_stay_so_and_others_are_joined(tmp_path: Path) -> None:
+    images, labels = members_of(range(8), "png"), members_of(range(6), "cls")
+    write_shard(tmp_path / "set/0-train-0.tar", images[:4] + labels[:3])
+    write_shard(tmp_path / "set/0-train-1.tar", labels[4:] + images[4:])
+    convert(tmp_path / "set", tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "label"))
+    assert {ds[n] for n in range(8)} == {(f"{n:04}", n % 3 if n in (0, 1, 2, 4, 5) else None) for n in range(8)}
+    assert verify(tmp_path / "x.h5", against=tmp_path / "set").problems == ()
+
+
+def test_a_key_twice_is_no_sample_of_all_its_files(tmp_path: Path) -> None:
+    members = members_of(range(6), "png", "cls")
+    write_shard(tmp_path / "set/0.tar", [*members, *members[:2]])
+    with pytest.raises(PackstoreError, match="0000"):
+        convert(tmp_path / "set", tmp_path / "x.h5")
+
+
+def test_a_sample_in_two_shards_is_said_with_what_to_do(tmp_path: Path) -> None:
+    write_shard(tmp_path / "set/0000.tar", members_of(range(6), "png"))
+    write_shard(tmp_path / "set/0001.tar", members_of(range(6), "cls"))
+    with pytest.raises(SourceError, match=r"files of 0000 are in 0000\.tar and 0001\.tar.* tar --sort=name") as caught:
+        convert(tmp_path / "set", tmp_path / "x.h5", source_kind="webdataset", on_error="skip")
+    assert "--on-error" not in str(caught.value)
+
+
+DOTTED = {
+    "versions": [f"v1.{n}" for n in range(20)],
+    "two versions": ["v1.0", "v1.1"],
+    "decimals": [f"img_{n}.{7 * n % 100:02}" for n in range(20)],
+    "several decimals": [f"img_{n // 4}.{n % 4}5" for n in range(12)],
+    "times": [f"2024-01-0{n % 4 + 1}T10.{n}.15" for n in range(8)],
+    "words": ["cat.front", "cat.side"],
+    "also plain": ["v1", "v1.1", "v2", "v2.1"],
+}
+
+
+@pytest.mark.parametrize("stems", DOTTED)
+@pytest.mark.parametrize("more", ["cls", "json", "txt"])
+def test_dots_within_names_are_asked_about(more: str, stems: str, tmp_path: Path) -> None:
+    values = {"cls": b"1", "json": b"{}", "txt": b"x"}
+    names = sorted(DOTTED[stems])
+    files = {f"{stem}.{e}": tiny(n) if e == "png" else values[e] for n, stem in enumerate(names) for e in ("png", more)}
+    write_shard(tmp_path / "set/0.tar", sorted(files.items()))
+    with pytest.raises(AmbiguousSourceError, match="key ends at the first dot") as caught:
+        convert(tmp_path / "set", tmp_path / "x.h5")
+    answers = [Answer(("--column", "key=last-dot")), Answer(("--column", "key=first-dot"))]
+    assert [*caught.value.answers] == answers
+    with pytest.raises(AmbiguousSourceError):
+        convert(tmp_path / "set", tmp_path / "x.h5", source_kind="webdataset")
+    manifest = convert(tmp_path / "set", tmp_path / "x.h5", columns="key=last-dot").manifest
+    assert manifest.records == len(names)
+    column = {"cls": "label", "json": "json", "txt": "text"}[more]
+    ds = PackedDataset(tmp_path / "x.h5", columns=("key", column))
+    assert sorted((ds[n] for n in range(len(ds))), key=itemgetter(0)) == [
+        (stem, {"cls": 1, "json": {}, "txt": "x"}[more]) for stem in names
+    ]
+    assert verify(tmp_path / "x.h5", against=tmp_path / "set").problems == ()  # as it was packed
+
+
+@pytest.mark.parametrize("stems", ["versions", "decimals"])
+def test_many_images_of_a_sample_are_asked_about_without_labels(stems: str, tmp_path: Path) -> None:
+    write_shard(tmp_path / "set/0.tar", [(f"{stem}.png", tiny(n)) for n, stem in enumerate(sorted(DOTTED[stems]))])
+    for each in ("set", "set/0.tar"):
+        with pytest.raises(AmbiguousSourceError, match="key ends at the first dot"):
+            convert(tmp_path / each, tmp_path / "x.h5", source_kind="webdataset")
+    manifest = convert(tmp_path / "set", tmp_path / "x.h5", columns="key=last-dot", source_kind="webdataset").manifest
+    assert manifest.records == 20
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        ["left.png", "right.png", "cls"],
+        ["left.png", "left.json", "right.png", "right.json"],
+        [*(f"{n}.png" for n in range(12)), "json"],
+        [f"{n}.png" for n in range(5)],
+        ["png", "seg.png", "cls", "emb.npy"],
+        ["view.0.png", "view.1.png", "cls"],
+        ["png", "json", "crop.png", "crop.json"],
+    ],
+)
+def test_samples_of_several_images_raise_no_question(extensions: list[str], tmp_path: Path) -> None:
+    files = {}
+    array = io.BytesIO()
+    np.save(array, np.zeros(2))
+    for n in range(4):
+        for number, each in enumerate(extensions):
+            values = {"png": tiny(10 * n + number), "cls": b"1", "json": b"{}", "npy": array.getvalue()}
+            files[f"{n:03}.{each}"] = values[each.rpartition(".")[2]]
+    write_shard(tmp_path / "set/0.tar", [*files.items()])
+    with closing(open_source(tmp_path / "set")) as source:
+        assert (source.kind, source.survey().records) == ("webdataset", 4)
+
+
+def test_the_end_of_keys_is_an_option_of_webdataset_alone(tmp_path: Path) -> None:
+    write_shard(tmp_path / "set/0.tar", members_of(range(6), "png", "cls"))
+    with pytest.raises(PackstoreError, match="key=first-dot or key=last-dot"):
+        open_source(tmp_path / "set", columns="key=second-dot")
+    for name in ("photos/a/1.png", "photos/b/2.png", "photos/t.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(tiny(1) if name.endswith("png") else b"file,key\na/1.png,x\nb/2.png,y\n")
+    for kind in ("imagefolder", "table"):
+        with pytest.raises(PackstoreError, match="kinds that have: webdataset"):
+            open_source(tmp_path / "photos", kind=kind, columns="key=last-dot")

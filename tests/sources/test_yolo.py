@@ -216,11 +216,15 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
     [
         ("train: images/train\nnames: {0: a, 2: b}", "numbered from 0 without gaps"),
         ("train: images/train\nnames: {a: 0}", "numbered from 0 without gaps"),
+        ("train: images/train\nnames: {0: a, '0': b}", "has the key '0' twice"),
+        ("train: images/train\nnames: {0: a, 00: b}", "numbered from 0 without gaps"),
+        ("train: images/train\nnames: [a, '']", "a list of names, or names by number"),
+        ("train: images/train\nnames:\n- a\n-", "a list of names, or names by number"),
         ("train: images/train\nnames: a", "a list of names, or names by number"),
         ("train: images/train\nnames: [[a]]", "a list of names"),
         ("train: images/train\nnc: 3\nnames: [a, b]", "nc is 3, but there are 2 names"),
-        ("train: images/train\nnames: [a, b]\nkpt_shape: [17]", "kpt_shape is .17.; expected"),
-        ("train: images/train\nnames: [a, b]\nkpt_shape: [2, 2.0]", "kpt_shape is .2, 2.0.; expected"),
+        ("train: images/train\nnames: [a, b]\nkpt_shape: [17]", "kpt_shape is .'17'.; expected"),
+        ("train: images/train\nnames: [a, b]\nkpt_shape: [2, 2.0]", "kpt_shape is .'2', '2.0'.; expected"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [999999999, 3]", "expected 1 to 256"),
         ("train: nowhere\nnames: [a, b]", "its images are missing: .*train: nowhere"),
         ("train: 5\nnames: [a, b]", "its images are missing"),
@@ -237,6 +241,25 @@ def test_descriptions_that_cannot_be(yaml: str, said: str, tmp_path: Path) -> No
     with pytest.raises(SourceError, match=said) as caught, closing(open_source(tmp_path)) as source:
         source.survey()
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "names: [no, 007, null, 12:30]",
+        "names:\n- no # of Norway\n- 007\n- null\n- 12:30\nnc: 4",
+        "nc: 4\nnames: {0: no, 1: 007, 2: null, 3: 12:30}",
+        "names:\n  '0': no\n  '3': '12:30'\n  '2': \"null\"\n  1: 007",
+        "names:\n  00: no\n  01: 007\n  02: null\n  03: 12:30",
+    ],
+)
+@pytest.mark.parametrize("described", ["train: images/train\nval: ~\ntest:", "path: null"])
+def test_names_of_classes_are_texts_as_written(form: str, described: str, tmp_path: Path) -> None:
+    yolo(tmp_path)
+    (tmp_path / "data.yaml").write_text(f"{described}\n{form}\n")
+    with closing(open_source(tmp_path)) as source:
+        classes = next(column.classes for column in source.survey().columns if column.name == "labels")
+        assert classes == ("no", "007", "null", "12:30")
 
 
 def test_names_that_several_classes_have(tmp_path: Path) -> None:

@@ -126,11 +126,11 @@ def test_what_does_not_fit_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"c\.pth has no records in the split"):
         Mix(paths(root), "val")
     for weight in (0, -1, float("nan"), True, "2"):
-        with pytest.raises(UsageError, match="weights should be positive numbers"):
+        with pytest.raises(UsageError, match="weights should be "):
             Mix({root / "a.lmdb": weight, root / "b.h5": 1}, "train")
     with pytest.raises(UsageError, match="raise its weight or epoch="):
         Mix({root / "a.lmdb": 1e9, root / "b.h5": 1}, "train")
-    with pytest.raises(UsageError, match="temperature should be a positive number"):
+    with pytest.raises(UsageError, match="temperature should be "):
         Mix(paths(root), "train", temperature=0)
     mix = Mix(paths(root), "train")
     for options in ({"block": 2, "shuffle": True}, {"indices": [1]}, {"sampler": [1]}, {"shuffle": "lanes"}):

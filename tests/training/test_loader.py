@@ -22,6 +22,7 @@ from packstore.training.augment import (
     RandomResizedCrop,
     Resize,
 )
+from packstore.training.loader.resident import Resident
 from tests.conftest import Stores
 from tests.makers.batches import FIXED, RAGGED, joined, same
 
@@ -125,6 +126,33 @@ def test_normalisation_dtype_and_memory_format(stores: Stores, resident: bool, a
         loader = PackedLoader(ds, 6, augment=augment, channels_last=wanted, normalize="cifar10", resident=resident)
         for images, _ in loader:
             assert images.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("columns", [("image", "label"), ("image",), ("image", "label", "key")])
+@pytest.mark.parametrize("name", ["cifar.lmdb", "cifar.h5", "cifar.pth", "floats.pth", "bfloats.h5"])
+def test_small_resident_images_without_operations_are_only_gathered(
+    stores: Stores, name: str, columns: tuple[str, ...], channels_last: bool
+) -> None:
+    """The engine has nothing to do: images are kept in the memory format of batches, and rows are copied."""
+    dataset = PackedDataset(stores(name), "train", columns=columns)
+    options: dict[str, Any] = {"shuffle": True, "drop_last": True, "channels_last": channels_last}
+    loader = PackedLoader(dataset, 7, resident=True, **options)
+    assert loader.pipeline.kernel is None
+    wanted = torch.channels_last if channels_last else torch.contiguous_format
+    streamed = PackedLoader(dataset, 7, resident=False, **options)
+    for _ in range(2):
+        for one, two in zip(loader, streamed, strict=True):
+            ours, theirs = (item if len(columns) > 1 else (item,) for item in (one, two))
+            assert ours[0].is_contiguous(memory_format=wanted)
+            assert ours[0].stride() == theirs[0].stride()
+            assert torch.equal(ours[0], theirs[0])
+            assert ours[2:] == theirs[2:]
+            assert len(columns) == 1 or torch.equal(ours[1], theirs[1])
+    assert isinstance(loader._producer, Resident)
+    assert loader._producer.images is not None
+    assert loader._producer.images.is_contiguous(memory_format=wanted)
 
 
 @pytest.mark.parametrize("resident", [True, False])

@@ -216,7 +216,9 @@ class ImageInspector:
             seen.findings.append(("mode", record, f"it has {what}"))
         orientation = read_orientation(data, info)
         if orientation != 1 and not self._turned:
-            seen.findings.append(("orientation", record, f"EXIF orientation {orientation}"))
+            frames = {c.frame for c in self._manifest.columns if c.traits.moves}
+            of = f", and its annotations count in the {frame} image" if (frame := next(iter(frames), None)) else ""
+            seen.findings.append(("orientation", record, f"EXIF orientation {orientation}{of}"))
         turned = self._turned and swaps_sides(orientation)
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 

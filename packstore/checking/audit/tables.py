@@ -150,7 +150,7 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
     for n in labelled:
         there = np.flatnonzero(counts[n])
         low, high = there[counts[n, there].argmin()], there[counts[n, there].argmax()]
-        if counts[n, high] >= most_ratio * counts[n, low]:
+        if counts[n, high] >= float(most_ratio) * counts[n, low]:
             where = f"in {printable(manifest.splits[n].name)}, " if manifest.splits else ""
             what = f"{names[high]} has {counts[n, high]:,} records, {names[low]} {counts[n, low]:,}"
             collector.add("imbalance", where + what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -67,6 +67,11 @@ class Column:
         parallel: For ``labels`` or ``keypoints`` that describe boxes row by row: name of the column of boxes.
         mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels that files decode
             to. None for RGB of 8 bits.
+        frame: Of boxes, points, masks and shapes: ``stored`` if coordinates count in the pixels as image files store
+            them, ``upright`` if they count in the upright image (EXIF). Readers show images in the same frame. None
+            for other columns, and in stores packed before it was recorded.
+        hides_boxes: Whether a value seems to contain boxes or points that no operation moves, as JSON may. None: nobody
+            has looked, or the type cannot hold them. Not part of the dataset's digest.
     """
 
     name: str
@@ -82,6 +87,8 @@ class Column:
     coordinates: str | None = field(default=None, kw_only=True)
     parallel: str | None = field(default=None, kw_only=True)
     mode: str | None = field(default=None, kw_only=True, metadata={"optional": True})
+    frame: str | None = field(default=None, kw_only=True, metadata={"optional": True})
+    hides_boxes: bool | None = field(default=None, kw_only=True, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         check(_COLUMN_NAME.fullmatch(self.name) is not None and self.name not in _RESERVED, "column name", self.name)
@@ -110,6 +117,7 @@ class Column:
         check(good, f"convention of coordinates of a {self.type} column", self.coordinates)
         goes_with_boxes = self.parallel is None or traits.goes_with_boxes
         check(goes_with_boxes, f"{self.type} column that goes with boxes", self.parallel)
+        check(self.frame in (None, "stored", "upright"), "frame of a column", self.frame)
         check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
 
     @property
@@ -201,7 +209,8 @@ class Column:
 
     @property
     def declaration(self) -> tuple[Any, ...]:
-        """All attributes of the column except size and digest, which depend on the values."""
+        """All attributes of the column except those that depend on the values, such as size and digest, and the frame,
+        which follows from the store's ``exif_transpose``."""
         return (
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
             self.type, self.nullable, self.coordinates, self.parallel, self.mode,
@@ -435,13 +444,12 @@ class ColumnType(ABC):
         points = np.asarray(rows, np.float32).reshape(len(rows), math.prod(column.shape[:-1]), column.shape[-1])
         return np.concatenate([points[..., :2].min(1), points[..., :2].max(1)], 1)
 
-    def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
-        """Tells if a value seems to contain boxes, which no operation would move. By default False, without a call of
-        ``read``.
+    def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool | None:
+        """Tells if a stored value seems to contain boxes or points, which no operation would move.
 
-        ``read`` reads a value of the column.
+        By default None, for a type that cannot hold them; reads no value.
         """
-        return False
+        return None
 
 
 def unfit_error(column: Column, expected: str, value: Any) -> ValueError:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
 from packstore.core.column_types.forms import Buffer, Form
+from packstore.core.column_types.hidden_boxes import find_hidden_boxes
 from packstore.core.column_types.shown import show_text
 from packstore.core.errors import StoreError
+from packstore.core.plainjson import load_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,21 @@ class TextType(BytesType):
 
 @dataclass(frozen=True, slots=True)
 class Json(Field):
-    """Any JSON value."""
+    """Any JSON value.
+
+    Attributes:
+        optional: A sample may have no value.
+        shapes: The value has shapes in pixels of the image, which turn with it: COCO's annotations or segmentations. In
+            a column ``polygons``: YOLO's polygons, in fractions of the sides.
+    """
 
     optional: bool = False
+    shapes: bool = False
+
+    def column(self, name: str) -> Column:
+        """Creates the field's column. With ``shapes``, it has a frame."""
+        frame = "stored" if self.shapes else None
+        return Column(name, "ragged", "uint8", type="json", nullable=self.optional, frame=frame)
 
 
 class JsonType(BytesType):
@@ -110,27 +124,17 @@ class JsonType(BytesType):
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
         """Parses JSON. Raises :class:`StoreError` if the JSON is damaged."""
         try:
-            return json.loads(bytes(raw))
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
+            return load_json(bytes(raw), "is not JSON")
+        except ValueError as error:
+            raise StoreError(f"a value of column {column.name!r} {error}") from None
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of indented JSON as ``value``."""
         return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
 
-    def hides_boxes(self, column: Column, read: Callable[[], Any]) -> bool:
-        """Tells if a value has a key such as ``bbox`` or ``boxes``, at any depth."""
-        return _has_box_key(read())
-
-
-_BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
-
-
-def _has_box_key(value: Any) -> bool:
-    """Tells if a JSON value has a key such as ``bbox`` or ``boxes``, at any depth."""
-    if isinstance(value, dict):
-        return not _BOX_KEYS.isdisjoint(value) or any(map(_has_box_key, value.values()))
-    return isinstance(value, list) and any(map(_has_box_key, value))
+    def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool:
+        """Tells if a value has boxes or points under a usual key, such as ``bbox`` or ``xmin``, at any depth."""
+        return find_hidden_boxes(column.name, values)
 
 
 def to_bytes(column: Column, value: Any) -> bytes:

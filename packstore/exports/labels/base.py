@@ -37,8 +37,8 @@ class LabelledImage:
     Attributes:
         number: Number of its record.
         file: Path of its file in the export.
-        width: Width of the upright image in pixels; 0 if unknown.
-        height: Height of the upright image in pixels; 0 if unknown.
+        width: Width of the image in pixels, in the frame of its objects; 0 if unknown.
+        height: Height of the image in pixels, in the frame of its objects; 0 if unknown.
         split: Name of its split; ``""`` in a store without splits.
         objects: Its objects; None if the record has no boxes.
         tag: Class of the whole image; None for none.
@@ -70,7 +70,8 @@ class LabelsExport(ObjectsExport):
         them."""
         objects = self.object_columns
         extra = objects.extra if self.polygons else None
-        return [name for name in (objects.boxes, objects.labels, extra, self._tag_column) if name is not None]
+        crowds = objects.crowds if self.crowds else None
+        return [name for name in (objects.boxes, objects.labels, crowds, extra, self._tag_column) if name is not None]
 
     def losses(self) -> Sequence[str]:
         """Returns the texts of the base. If polygons are written, puts a text first on shapes that are no single
@@ -116,7 +117,7 @@ class LabelsExport(ObjectsExport):
         label = None if self._tag_column is None else item(self._tag_column)
         names = self.manifest.classes
         tag = None if label is None else str(label) if names is None else names[label]
-        return LabelledImage(number, file, *size, split, self.object_columns.read_objects(item), tag)
+        return LabelledImage(number, file, *size, split, self.read_objects(item), tag)
 
     def class_name(self, obj: LabelledObject) -> str:
         """Returns the class name of an object. Returns its class number as text if the class has no name."""

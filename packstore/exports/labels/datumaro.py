@@ -16,6 +16,7 @@ class DatumaroExport(DocumentExport):
     help = "Datumaro: images and annotations/*.json"
     document = "annotations/{split}.json"
     no_split = "default"
+    crowds = True
 
     def format_head(self) -> str:
         """Returns the start of the JSON with the class names."""
@@ -35,12 +36,15 @@ class DatumaroExport(DocumentExport):
         return format_json({"id": path.rpartition(".")[0], "annotations": made, "attr": {}, "image": media})
 
     def _format_object(self, obj: LabelledObject, number: int) -> dict[str, Any]:
-        """Returns the annotation of an object: its polygon if it has exactly one, else its box."""
+        """Returns the annotation of an object: its polygon if it has exactly one, else its box. If the store has a
+        column of crowd regions, it has the attribute ``is_crowd``, as Datumaro's converter from COCO writes it."""
         polygon, (left, top, right, bottom) = find_single_polygon(obj), obj.box
         shape: dict[str, Any] = {"type": "bbox", "bbox": [left, top, right - left, bottom - top]}
         if polygon is not None:
             shape = {"type": "polygon", "points": polygon}
-        return {"id": number, **shape, "label_id": self._class_numbers.get(self.class_name(obj)), "z_order": 0} | _REST
+        attributes = {"is_crowd": obj.crowd} if self.object_columns.crowds else {}
+        label = self._class_numbers.get(self.class_name(obj))
+        return {"id": number, **shape, "label_id": label, "z_order": 0} | _REST | {"attributes": attributes}
 
     @cached_property
     def _class_numbers(self) -> dict[str, int]:

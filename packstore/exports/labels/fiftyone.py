@@ -24,6 +24,7 @@ class FiftyOneExport(DocumentExport):
     help = "FiftyOne: data, samples.json and metadata.json"
     images = "data"
     document = "samples.json"
+    crowds = True
 
     def format_head(self) -> str:
         """Returns the start of the JSON."""
@@ -50,14 +51,21 @@ class FiftyOneExport(DocumentExport):
         left, top, right, bottom = obj.box
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         box = [left * across, top * down, (right - left) * across, (bottom - top) * down]
-        return {"_cls": "Detection", "label": self.class_name(obj), "bounding_box": box}
+        detection = {"_cls": "Detection", "label": self.class_name(obj), "bounding_box": box}
+        return detection | self._format_crowd(obj)
 
     def _format_polyline(self, image: LabelledImage, obj: LabelledObject) -> dict[str, Any]:
         """Returns the closed polyline of an object's polygon, in fractions of the image's sides. Has no points if the
         object has no single polygon."""
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         points = [[(x * across, y * down) for x, y in pair_coordinates(find_single_polygon(obj) or ())]]
-        return {"_cls": "Polyline", "label": self.class_name(obj), "points": points, "closed": True, "filled": True}
+        polyline = {"_cls": "Polyline", "label": self.class_name(obj), "points": points, "closed": True, "filled": True}
+        return polyline | self._format_crowd(obj)
+
+    def _format_crowd(self, obj: LabelledObject) -> dict[str, Any]:
+        """Returns the attribute ``iscrowd``, as FiftyOne's importer of COCO writes it. Returns nothing without a column
+        of crowd regions."""
+        return {"iscrowd": int(obj.crowd)} if self.object_columns.crowds else {}
 
     def format_tail(self) -> str:
         """Returns the end of the JSON."""

@@ -15,12 +15,14 @@ from packstore.exports.paths import make_distinct
 
 
 class KittiExport(SidecarExport):
-    """Folders ``train/image_2`` and ``train/label_2``. Only boxes and their classes are written."""
+    """Folders ``train/image_2`` and ``train/label_2``. Only boxes and their classes are written. A crowd region has the
+    class ``DontCare``."""
 
     name = "kitti"
     help = "KITTI: image_2 and label_2"
     tags = False
     polygons = False
+    crowds = True
 
     def losses(self) -> list[str]:
         """Returns the texts of the base. Puts a text first with the number of class names that are not one word, if
@@ -49,7 +51,10 @@ class KittiExport(SidecarExport):
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
 
     def _class_word(self, obj: LabelledObject) -> str:
-        """Returns the class of an object as one word; ``_`` and its number if it has no name."""
+        """Returns the class of an object as one word; ``_`` and its number if it has no name. Returns ``DontCare`` for
+        a crowd region."""
+        if obj.crowd:
+            return DONT_CARE
         return self._class_words[obj.label] if 0 <= obj.label < len(self._class_words) else f"_{obj.label}"
 
     @cached_property
@@ -59,5 +64,7 @@ class KittiExport(SidecarExport):
         return make_distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 
 
+DONT_CARE = "DontCare"
+"""Class of regions to ignore."""
 _UNKNOWN = "-1 -1 -1 -1000 -1000 -1000 -10"
 """Size, location and rotation in 3D, all unknown."""

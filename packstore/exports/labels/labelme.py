@@ -23,6 +23,7 @@ class LabelMeExport(SidecarExport):
 
     name = "labelme"
     help = "LabelMe: a JSON file beside each image"
+    upright_kinds = frozenset(("jpeg",))  # see LabelMeSource.annotation_frame
 
     def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
         """Returns the path of the JSON file beside an image, and its text."""

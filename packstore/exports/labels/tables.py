@@ -59,6 +59,7 @@ class OpenImagesExport(DocumentExport):
     name = "open_images"
     help = "Open Images: images, annotations-bbox.csv and class descriptions"
     document = "{split}-annotations-bbox.csv"
+    crowds = True
     separator = ""
     tags = False
     polygons = False
@@ -72,14 +73,14 @@ class OpenImagesExport(DocumentExport):
         return _format_line(_OPEN_IMAGES)
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns a line for each box. An image without boxes has no line."""
+        """Returns a line for each box; ``IsGroupOf`` is 1 for a crowd region. An image without boxes has no line."""
         name = image.file.partition("/")[2].rpartition(".")[0]
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         lines = []
         for obj in image.objects or ():
             left, top, right, bottom = obj.box
             corners = [left * across, right * across, top * down, bottom * down]
-            flags = ["0"] * 5
+            flags = ["0", "0", str(int(obj.crowd)), "0", "0"]
             lines.append(_format_line([name, "xclick", _class_identifier(obj.label), "1", *map(repr, corners), *flags]))
         return "".join(lines)
 

@@ -5,6 +5,7 @@ Boxes count pixels from 1, and both corners belong to the object, see :mod:`pack
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,11 @@ class VocExport(SidecarExport):
     tags = False
     polygons = False
 
+    def visible_columns(self) -> Sequence[str]:
+        """Adds the column of difficult objects to those of the base."""
+        difficult = self.object_columns.difficult
+        return [*super().visible_columns(), *([] if difficult is None else [difficult])]
+
     def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
         """Returns the path ``Annotations/NAME.xml`` and its XML, with boxes that count pixels from 1."""
         stem = image.file.partition("/")[2].rpartition(".")[0]
@@ -35,7 +41,7 @@ class VocExport(SidecarExport):
             box = "".join(f"<{name}>{format_number(value)}</{name}>" for name, value in corners)
             lines.append(
                 f"<object><name>{escape_xml(self.class_name(obj))}</name><pose>Unspecified</pose><truncated>0</truncated>"
-                f"<difficult>0</difficult><bndbox>{box}</bndbox></object>"
+                f"<difficult>{obj.difficult}</difficult><bndbox>{box}</bndbox></object>"
             )
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.images.decoders import pillow
 from packstore.images.heif import BadBoxesError, parse_heif_header
-from packstore.images.sniff import ImageInfo, sniff
+from packstore.images.pillow_tags import ORIENTATION, parse_exif_orientation
+from packstore.images.sniff import HeaderError, ImageInfo, sniff
 
 Box = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview
 
-ORIENTATION = 274
 _COLUMNS_REVERSED = frozenset((2, 3, 7, 8))
 _ROWS_REVERSED = frozenset((3, 4, 6, 7))
 
@@ -77,21 +79,42 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     try:
         orientation = _parse_exif(exif) if exif else None
     except (_Unusual, struct.error):
-        orientation = pillow.parse_exif_orientation(exif)
+        orientation = parse_exif_orientation(exif)
     if orientation is None:
         match = _IN_XMP.search(xmp) if xmp else None
         orientation = 1 if match is None else int(match[1])
     return orientation if 1 <= orientation <= 8 else 1
 
 
-def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Rotates and flips ``image``, ``(H, W, C)``, by its EXIF ``orientation``. Returns ``image`` itself for 1, else a
+def read_annotation_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
+    """Reads the orientation that relates the stored pixels of an image file to the upright image, 1 … 8.
+
+    It includes a TIFF's own, which every decoder applies. Always 1 for HEIF, whose size is that of the upright image.
+    Otherwise as :func:`read_orientation`."""
+    if bytes(data[:4]) not in pillow.TIFF:
+        return read_orientation(data, info)
+    with suppress(HeaderError):
+        return (info or sniff(data)).tiff_orientation
+    return 1
+
+
+def upright(image: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Rotates and flips ``image``, ``(H, W, C)``, by its ``orientation``. Returns ``image`` itself for 1, else a
     C-contiguous copy."""
     if orientation == 1:
         return image
     rows, columns = (slice(None, None, -1 if orientation in way else 1) for way in (_ROWS_REVERSED, _COLUMNS_REVERSED))
     turned = image[rows, columns]
     return np.ascontiguousarray(turned.transpose(1, 0, 2) if swaps_sides(orientation) else turned)
+
+
+def turn_points(points: NDArray[np.float64], orientation: int, right: float, bottom: float) -> NDArray[np.float64]:
+    """Moves points ``(…, 2)``, x and y, as :func:`upright` moves pixels. ``right``, ``bottom``: the largest coordinates
+    before."""
+    x, y = points[..., 0], points[..., 1]
+    x = right - x if orientation in _COLUMNS_REVERSED else x
+    y = bottom - y if orientation in _ROWS_REVERSED else y
+    return np.stack((y, x) if swaps_sides(orientation) else (x, y), -1)
 
 
 def swaps_sides(orientation: int) -> bool:

@@ -6,9 +6,7 @@ import importlib
 import io
 import logging
 import re
-import threading
-import warnings
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,11 +14,13 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
 from packstore.images.heif import is_heif, parse_heif_header
-from packstore.images.jpeg import excess_scans_message, without_metadata
+from packstore.images.jpeg import excess_scans_message
+from packstore.images.metadata import strip_metadata
+from packstore.images.pillow_tags import ORIENTATION, as_orientation, without_warnings
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, excess_pixels_message, sniff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from PIL import Image
 
@@ -40,9 +40,7 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
 )
 _AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
 _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
-_ORIENTATION = 0x0112
 
-_warnings_lock = threading.Lock()
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Pillow prints what it cannot open; tifffile may
 
 
@@ -61,8 +59,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
     Raises:
         DecodeError: An unknown kind, a damaged or truncated file, more than ``max_pixels`` pixels, or too many scans.
     """
-    if bytes(data[:3]) == b"\xff\xd8\xff":
-        data = memoryview(without_metadata(data))  # damaged EXIF must neither warn nor fail: pixels do not depend on it
+    data = strip_metadata(data)
     if bytes(data[:4]) == b"RIFF" or is_heif(bytes(data[:12])):
         # Opening such a file already takes the memory of two images.
         with suppress(HeaderError):
@@ -111,7 +108,7 @@ def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
     Returns None if Pillow cannot open or decode the file, or lacks its plugin. Returns None also for too many pixels.
     """
     try:
-        with _without_warnings(Warning), _open_image(data) as image:
+        with without_warnings(Warning), _open_image(strip_metadata(data)) as image:
             check_size(*image.size, MAX_PIXELS)
             is_tiff = hasattr(image, "tag_v2")
             frames = 1 if is_tiff else getattr(image, "n_frames", 1)
@@ -138,7 +135,7 @@ def any_frame_has_alpha(data: memoryview) -> bool:
 
     Returns False for a damaged file: reading its frames reports the damage."""
     try:
-        with _without_warnings(Warning), _open_image(data) as image:
+        with without_warnings(Warning), _open_image(strip_metadata(data)) as image:
             check_size(*image.size, MAX_PIXELS)
             for number in range(getattr(image, "n_frames", 1)):
                 image.seek(number)
@@ -158,7 +155,7 @@ class OpenImage:
     Reading frames in their order is fastest."""
 
     def __init__(self, data: memoryview) -> None:
-        self._data = memoryview(without_metadata(data)) if bytes(data[:3]) == b"\xff\xd8\xff" else data
+        self._data = strip_metadata(data)
         self._image: Image.Image | None = None
 
     def load_frame(self, frame: int, max_pixels: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
@@ -187,7 +184,7 @@ class OpenImage:
         Returns None for files other than TIFF, if Pillow cannot read the page, and for a page with alpha over the limit
         of pixels."""
         try:
-            with _without_warnings(Warning):
+            with without_warnings(Warning):
                 image = self._seek_frame(page)
                 if has_alpha(image):
                     check_size(*image.size, MAX_PIXELS)
@@ -220,34 +217,14 @@ def read_orientation(data: memoryview) -> int:
     if bytes(data[:4]) in TIFF:
         return 1
     try:
-        with _without_warnings(UserWarning), _open_image(data) as image:
+        with without_warnings(UserWarning), _open_image(strip_metadata(data, texts=True)) as image:
             check_size(*image.size, MAX_PIXELS)  # of a PNG, this decodes everything
-            value = image.getexif().get(_ORIENTATION, 1)
+            value = image.getexif().get(ORIENTATION, 1)
     except MemoryError:
         raise
     except Exception:  # as in decode; viewers ignore unreadable EXIF, too
         return 1
-    return int(value) if value in range(1, 9) else 1
-
-
-def parse_exif_orientation(exif: bytes) -> int | None:
-    """Reads the orientation from EXIF data as Pillow does, 1 … 8. Returns None if it is missing.
-
-    Returns 1 for an invalid value or damaged data."""
-    from PIL.Image import Exif
-
-    try:
-        with _without_warnings(UserWarning):
-            tags = Exif()
-            tags.load(exif)
-            if _ORIENTATION not in tags:
-                return None
-            value = tags[_ORIENTATION]
-    except MemoryError:
-        raise
-    except Exception:
-        return 1
-    return int(value) if value in range(1, 9) else 1
+    return as_orientation(value)
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
@@ -314,16 +291,7 @@ def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
     pil = importlib.import_module("PIL.Image")
     if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
         return nullcontext()
-    return _without_warnings(pil.DecompressionBombWarning)
-
-
-@contextmanager
-def _without_warnings(category: type[Warning]) -> Iterator[None]:
-    """Ignores warnings of ``category`` in the whole process. Only one thread at a time can be in this context."""
-    # catch_warnings changes the process's filters: one thread at a time, and never around ordinary decoding.
-    with _warnings_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore", category)
-        yield
+    return without_warnings(pil.DecompressionBombWarning)
 
 
 def _format_error(error: Exception) -> str:

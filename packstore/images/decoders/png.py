@@ -92,7 +92,8 @@ def _inflate_interlaced(packed: bytes, width: int, height: int, step: int) -> by
 
 
 def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
-    """Returns the content of the IDAT chunks, width, height, colour type and interlacing. Verifies all checksums.
+    """Returns the content of the IDAT chunks, width, height, colour type and interlacing. Verifies the checksums of
+    chunks on which pixels depend.
 
     Raises :class:`DecodeError` for a wrong checksum, or a PNG of other than 16 bits. A truncated file raises
     :class:`struct.error`."""
@@ -102,7 +103,8 @@ def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
         length, name = struct.unpack_from(">I4s", data, at)
         content = data[at + 8 : at + 8 + length]
         (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
-        if zlib.crc32(data[at + 4 : at + 8 + length]) != checksum:
+        is_needed = not name[0] & 0x20 or name == b"tRNS"  # pixels do not depend on other chunks
+        if is_needed and zlib.crc32(data[at + 4 : at + 8 + length]) != checksum:
             raise DecodeError(f"damaged image: the checksum of a PNG's chunk {name!r:.12} at byte {at} is wrong")
         if name == b"IHDR" and header is None:
             header = struct.unpack(">IIBBBBB", content)

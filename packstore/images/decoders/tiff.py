@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
+from packstore.images.decoders.orientation import upright
 from packstore.images.frames import list_tiff_pages
+from packstore.images.metadata import strip_metadata
 from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
+from packstore.images.tiff_header import read_tiff_orientation
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
 _COMPRESSION, _PHOTOMETRIC, _COLOUR_MAP = 259, 262, 320
@@ -48,7 +51,7 @@ class TiffPages:
         """
         with suppress(struct.error):  # the list ends beyond the file; tifffile ends there too
             list_tiff_pages(self._data)
-        file = import_tifffile().TiffFile(io.BytesIO(self._data))
+        file = import_tifffile().TiffFile(io.BytesIO(strip_metadata(self._data)))
         return [page for page in file.pages if not page.is_reduced]
 
     def read_tags(self, number: int) -> dict[int, Any]:
@@ -64,7 +67,7 @@ class TiffPages:
             return {}
 
     def decode_page(self, number: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
-        """Decodes a page. Returns pixels and mode.
+        """Decodes a page and turns it upright by its orientation. Returns pixels and mode.
 
         Raises :class:`DecodeError` for damaged files, missing pages, too many pixels, and without tifffile. Raises it
         also if no mode fits the channels and values, and for a page that is a volume.
@@ -88,6 +91,7 @@ class TiffPages:
             tags = {tag.code: tag.value for tag in page.tags}
             if _has_deep_palette(tags):
                 array = np.asarray(page.colormap).T[array[..., 0]]
+            array = upright(array, read_tiff_orientation(self._data, page.offset))
         except (DecodeError, MemoryError):
             raise
         except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files

@@ -16,7 +16,7 @@ from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE, Decoder, get_decoder, native
-from packstore.images.decoders.orientation import read_orientation
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.decoders.pillow import load_heif_plugin
 from packstore.images.encode.differences import (
     RESIZE_TOLERANCE,
@@ -157,17 +157,16 @@ class SourceImages:
         return read_orientation(image, info if latest is image else None)
 
     def possible_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
-        """Returns the possible (height, width) of an image: as stored, and upright if EXIF turns it.
-
-        Returns an empty tuple for a file if checks are off. Raises :class:`HeaderError` for a damaged header."""
+        """Returns (height, width) of an image as readers show it: upright if the options apply EXIF. In a tuple, empty
+        for a file if checks are off. Raises :class:`HeaderError` for a damaged header."""
         if isinstance(image, np.ndarray):
             height, width = image.shape[:2] if self.encoding.layout == "HWC" else image.shape[1:]
             return ((height, width),)
         if self.options.check == "none":
             return ()
         info = self.parse_header(image)
-        turned = info.width, info.height
-        return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
+        turned = self.options.exif_transpose and swaps_sides(read_orientation(image, info))
+        return ((info.width, info.height) if turned else (info.height, info.width),)
 
     def check_array(self, key: str, image: ImageData) -> NDArray[Any]:
         """Returns the array of a source of arrays. Raises :class:`SampleError` for image files, and for arrays whose

@@ -85,10 +85,8 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def possible_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
-        """Returns the possible (height, width) of an image.
-
-        - An image that was encoded anew: the size of its record.
-        - Others: as stored, and upright if EXIF turns it. Empty for a file if headers are not checked.
+        """Returns (height, width) of an image as readers show it, in a sequence; empty for a file if headers are not
+        checked.
 
         Args:
             image: Image that this thread has just encoded.

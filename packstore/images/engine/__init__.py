@@ -6,7 +6,7 @@ feature or a flaw; :mod:`packstore.images.decoders` then decodes the image to th
 
 from packstore.images.engine.addresses import BufferAddresses
 from packstore.images.engine.compiled import engine_problem
-from packstore.images.engine.engine import Engine, augment, get_engine
+from packstore.images.engine.engine import MOST_SIDE, Engine, augment, get_engine
 from packstore.images.engine.functions import (
     highway_hash,
     is_plain_jpeg,
@@ -20,6 +20,7 @@ from packstore.images.engine.requests import MODES, OutputFormat, Requests
 
 __all__ = [
     "MODES",
+    "MOST_SIDE",
     "BufferAddresses",
     "Engine",
     "OutputFormat",

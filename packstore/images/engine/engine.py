@@ -17,7 +17,7 @@ from packstore.images.engine.compiled import DONE, require_library
 from packstore.images.engine.requests import Requests
 from packstore.images.programs import Program, check_programs
 
-_MOST_SIDE = 65500  # pixels, the limit of ``engine.h``
+MOST_SIDE = 65500  # pixels, the limit of ``engine.h``
 _INDEX_SHARE, _INDEX_SPARE = 16, 64
 """Maximum size of an index: the file's bytes divided by the first number, plus the second number of bytes."""
 
@@ -83,8 +83,8 @@ class Engine:
         programs = check_programs(programs, len(images))
         if not images.size or not programs.size:
             return
-        if max(images.shape[1:3]) > _MOST_SIDE:
-            raise ValueError(f"images of {images.shape[1:3]}, and the limit is {_MOST_SIDE} pixels a side")
+        if max(images.shape[1:3]) > MOST_SIDE:
+            raise ValueError(f"images of {images.shape[1:3]}, and the limit is {MOST_SIDE} pixels a side")
         done = self._library.packstore_engine_augment(
             self._decoder, images.ctypes.data, *images.shape[:3], programs.ctypes.data, programs.shape[1]
         )

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column import FLAGS
 from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column, Manifest
@@ -67,7 +68,7 @@ def find_class_column(manifest: Manifest) -> Column | None:
 
     This is ``label``, else the first column of classes or lists of classes. Returns None if there is none.
     """
-    columns = [column for column in manifest.columns if column.traits.has_classes]
+    columns = [column for column in manifest.columns if column.traits.has_classes and column.name not in FLAGS]
     return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from packstore.checking.store_check import StoreCheck
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
+from packstore.core.plainjson import load_json
 from packstore.core.progress import Progress
 from packstore.stores.base import Reader
 
@@ -138,11 +138,11 @@ def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, A
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{shown} is larger than any report: {path.stat().st_size} bytes")
-        report = json.loads(path.read_bytes())
+        report = load_json(path.read_bytes(), "is not JSON")
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{shown} is not JSON: {error}; packstore {command} --json makes a report") from None
+    except ValueError as error:
+        raise UsageError(f"{shown} {error}; packstore {command} --json makes a report") from None
     needed = "findings" if command == "audit" else "problems"
     if not isinstance(report, dict) or not isinstance(report.get(needed), list):
         raise UsageError(f"{shown} is not a report of packstore {command} --json: it has no list of {needed}")

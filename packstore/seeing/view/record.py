@@ -111,10 +111,11 @@ def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
     """Describes a column and its value in a record as a JSON object.
 
-    Its entries are ``name``, ``type``, ``dtype``, ``parallel``, and those of :func:`describe_value`. If the value is
-    damaged, ``error`` replaces those of :func:`describe_value`.
+    Its entries are ``name``, ``type``, ``dtype``, ``parallel``, ``frame``, and those of :func:`describe_value`. If the
+    value is damaged, ``error`` replaces those of :func:`describe_value`.
     """
-    about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
+    names = ("name", "type", "dtype", "parallel", "frame")
+    about = {name: getattr(column, name) for name in names}
     try:
         return about | describe_value(
             column, reader.item(column.name, record), _read_row_classes(reader, column, record)

@@ -14,6 +14,7 @@ from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
     flatten_points,
+    is_flagged,
     nonempty_text,
     object_from_box,
     object_from_polygons,
@@ -43,25 +44,24 @@ class Bdd100kSource(DocumentSource):
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each label to an object. Uses its box, else its run lengths, else its closed polygons. An object
         with run lengths has the box of the whole image. ``json`` has the whole frame. Only ``json`` has open lines and
-        curves."""
+        curves. The attributes ``crowd`` and ``ignored`` mark crowds."""
         annotation = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = nonempty_text(each["category"])
+            crowd = is_flagged(each.get("attributes"), "crowd", "iscrowd", "ignore", "ignored")
             if each.get("box2d"):
-                annotation.objects.append(
-                    object_from_box(label, to_floats(each["box2d"][name] for name in ("x1", "y1", "x2", "y2")))
-                )
+                box = to_floats(each["box2d"][name] for name in ("x1", "y1", "x2", "y2"))
+                annotation.objects.append(object_from_box(label, box, crowd=crowd))
             elif each.get("rle"):
                 runs = each["rle"]
                 annotation.objects.append(
-                    object_from_run_lengths(label, runs["size"], runs["counts"], [0, 0, *reversed(runs["size"])])
+                    object_from_run_lengths(label, runs["size"], runs["counts"], [0, 0, *reversed(runs["size"])], crowd)
                 )
             elif each.get("poly2d"):
                 shapes = [shape for shape in each["poly2d"] if shape.get("closed", True)]
                 if shapes and all(set(shape.get("types", "L")) <= {"L"} for shape in shapes):
-                    annotation.objects.append(
-                        object_from_polygons(label, *(flatten_points(shape["vertices"]) for shape in shapes))
-                    )
+                    polygons = (flatten_points(shape["vertices"]) for shape in shapes)
+                    annotation.objects.append(object_from_polygons(label, *polygons, crowd=crowd))
         return annotation
 
 

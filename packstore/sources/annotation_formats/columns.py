@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packstore.core.column import CROWD
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.images.decoders.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.objects import NO_CLASS, Annotation, SizeReader
+from packstore.sources.schema import RELATIVE
 
 _MAX_CLASSES = 1 << 16
 _HOSTILE = (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -32,6 +34,7 @@ class _Summary:
         segmentations: An object has polygons or a mask.
         points: An image has points.
         tags: Most tags of an image.
+        crowds: An object is a crowd or a region to ignore.
         values: Names of the format's further columns with a value.
         json: An image has a value for the column ``json``.
     """
@@ -43,6 +46,7 @@ class _Summary:
     segmentations: bool = False
     points: bool = False
     tags: int = 0
+    crowds: bool = False
     values: set[str] = field(default_factory=set)
     json: bool = False
 
@@ -50,7 +54,7 @@ class _Summary:
 class AnnotationColumns(ABC):
     """Base of annotation formats: converts the annotations of a data set to these columns.
 
-    - ``boxes`` with their ``labels``
+    - ``boxes`` with their ``labels``, and ``iscrowd``: 1 for crowds and regions to ignore
     - ``segmentations``: for each box, polygons in pixels or run lengths, as in COCO, or null
     - ``keypoints`` with ``keypoint_labels``: single points
     - ``label`` of the whole image, or ``tags`` if an image has several
@@ -100,8 +104,10 @@ class AnnotationColumns(ABC):
             columns["boxes"] = Boxes(optional=True)
             if classes:
                 columns["labels"] = Labels(classes, of="boxes", optional=True)
+            if seen.crowds:
+                columns[CROWD] = Labels(of="boxes", optional=True)
         if seen.segmentations:
-            columns["segmentations"] = Json(optional=True)
+            columns["segmentations"] = Json(optional=True, shapes=True)
         if seen.points:
             columns["keypoints"] = Keypoints(2, of=False, optional=True)
             if classes:
@@ -116,9 +122,15 @@ class AnnotationColumns(ABC):
     def make_column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
         """Converts the raw annotation of an image to values of the declared columns; drops other values. Raises
         :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
-        unknown."""
-        values = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
-        return {name: value for name, value in values.items() if name in self._column_names}
+        unknown. Adds :data:`~packstore.sources.schema.RELATIVE` if the format needed the size."""
+        sizes: list[tuple[int, int]] = []
+
+        def read_size() -> tuple[int, int]:
+            sizes.append(upright_size(image))
+            return sizes[0]
+
+        values = self._make_all_values(self._parse_checked(raw, read_size))
+        return {name: value for name, value in values.items() if name in self._column_names} | {RELATIVE: bool(sizes)}
 
     def _parse_checked(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Parses a raw annotation. Raises :class:`ValueError` for any fault in it, such as a class whose name is no
@@ -142,6 +154,7 @@ class AnnotationColumns(ABC):
         values = {
             "boxes": [each.box for each in objects],
             "labels": [each.label or NO_CLASS for each in objects],
+            CROWD: [int(each.crowd) for each in objects],
             "segmentations": [each.segmentation for each in objects],
             "keypoints": [point[1:] for point in annotation.points],
             "keypoint_labels": [point[0] or NO_CLASS for point in annotation.points],
@@ -196,15 +209,17 @@ class AnnotationColumns(ABC):
                 annotation = self._parse_checked(raw, lambda: (1, 1))
             except ValueError:
                 continue  # reported as a bad sample when it is read
-            labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
+            objects = annotation.objects
+            labels = [*(each.label for each in objects), *(point[0] for point in annotation.points)]
             seen.classes.update(label for label in labels if label)
             seen.tag_classes.update(annotation.tags)
             seen.unlabelled |= not all(labels)
-            seen.boxes |= bool(annotation.objects)
-            seen.segmentations |= any(each.segmentation is not None for each in annotation.objects)
+            seen.boxes |= bool(objects)
+            seen.segmentations |= any(each.segmentation is not None for each in objects)
+            seen.crowds |= any(each.crowd for each in objects)
             seen.points |= bool(annotation.points)
             seen.tags = max(seen.tags, len(annotation.tags))
-            seen.values.update(annotation.values, *(each.values for each in annotation.objects))
+            seen.values.update(annotation.values, *(each.values for each in objects))
             seen.json |= annotation.json is not None
             if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
                 raise SourceError(

@@ -14,6 +14,7 @@ from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
     box_from_corner,
+    is_flagged,
     nonempty_text,
     object_from_box,
     parse_json_lines,
@@ -36,12 +37,14 @@ class CrowdHumanSource(DocumentSource):
             yield AnnotationEntry(f"{image['ID']}.jpg", image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the full box (``fbox``) of each person to an object, whose class is the tag. ``json`` has the whole
-        line."""
-        boxes = raw["gtboxes"]
-        return Annotation(
-            [object_from_box(nonempty_text(e["tag"]), box_from_corner(*e["fbox"])) for e in boxes], json=raw
-        )
+        """Converts the full box (``fbox``) of each person to an object, whose class is the tag. Objects with the tag
+        ``mask`` or the flag ``ignore`` are regions to ignore. ``json`` has the whole line."""
+        annotation = Annotation(json=raw)
+        for each in raw["gtboxes"]:
+            tag = nonempty_text(each["tag"])
+            crowd = tag == "mask" or is_flagged(each.get("extra"), "ignore")
+            annotation.objects.append(object_from_box(tag, box_from_corner(*each["fbox"]), crowd=crowd))
+        return annotation
 
 
 KIND = make_document_kind(CrowdHumanSource, "CrowdHuman: annotation_train.odgt with images")

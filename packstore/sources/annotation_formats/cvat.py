@@ -14,12 +14,12 @@ import numpy as np
 
 from packstore.core.fields import Array, Field
 from packstore.core.plainxml import load_xml
+from packstore.core.run_lengths import encode_run_lengths
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
     as_list,
-    encode_run_lengths,
     flatten_points,
     nonempty_text,
     object_from_box,
@@ -120,7 +120,8 @@ class CvatSource(DocumentSource):
         - A cuboid becomes one polygon of its eight corners.
         - A skeleton becomes its points, with their own labels.
         """
-        label, more = nonempty_text(shape.get("@label")), {}
+        label = nonempty_text(shape.get("@label"))
+        more: dict[str, Any] = {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}
         degrees = to_float(shape.get("@rotation", 0))

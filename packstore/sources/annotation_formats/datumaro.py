@@ -18,6 +18,7 @@ from packstore.sources.annotation_formats.objects import (
     bounding_box,
     box_from_centre,
     box_from_corner,
+    is_flagged,
     object_from_box,
     object_from_polygons,
     object_from_run_lengths,
@@ -53,6 +54,7 @@ class DatumaroFormat(AnnotationColumns):
 
         - An ellipse becomes its box.
         - A mask without a box gets the whole image as its box.
+        - An object with the attribute ``is_crowd`` is a crowd.
         - Other annotations are in ``json`` alone, which has the whole item.
 
         Raises :class:`ValueError` for points or lines without coordinates, or with an odd number of them.
@@ -61,21 +63,23 @@ class DatumaroFormat(AnnotationColumns):
         for each in raw["item"]["annotations"]:
             number, kind = each.get("label_id"), each["type"]
             label = None if number is None else raw["labels"][number] if number >= 0 else None
+            crowd = is_flagged(each.get("attributes"), "is_crowd")
             if kind == "label":
                 annotation.tags += [] if label is None else [label]
             elif kind == "bbox":
-                annotation.objects.append(object_from_box(label, box_from_corner(*each["bbox"])))
+                annotation.objects.append(object_from_box(label, box_from_corner(*each["bbox"]), crowd=crowd))
             elif kind == "rotated_bbox":
                 box = box_from_centre(*(each["rbox"][:4] if "rbox" in each else each["bbox"][:4]))
-                annotation.objects.append(object_from_box(label, box, float((each.get("rbox") or each["bbox"])[4])))
+                degrees = float((each.get("rbox") or each["bbox"])[4])
+                annotation.objects.append(object_from_box(label, box, degrees, crowd))
             elif kind == "polygon":
-                annotation.objects.append(object_from_polygons(label, to_floats(each["points"])))
+                annotation.objects.append(object_from_polygons(label, to_floats(each["points"]), crowd=crowd))
             elif kind == "ellipse":
-                annotation.objects.append(object_from_box(label, to_floats(each["points"], 4)))
+                annotation.objects.append(object_from_box(label, to_floats(each["points"], 4), crowd=crowd))
             elif kind == "mask":
                 runs = each["rle"]
                 box = box_from_corner(*each["bbox"]) if each.get("bbox") else [0, 0, runs["size"][1], runs["size"][0]]
-                annotation.objects.append(object_from_run_lengths(label, runs["size"], runs["counts"], box))
+                annotation.objects.append(object_from_run_lengths(label, runs["size"], runs["counts"], box, crowd))
             elif kind in ("points", "polyline"):
                 flat = to_floats(each["points"])
                 bounding_box(flat)  # raises for none, and for an odd number

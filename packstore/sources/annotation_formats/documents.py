@@ -361,7 +361,7 @@ def _clean_image_path(name: Any) -> str:
         raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
     bare = name
     if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
-        bare = re.split(r"[\\/]", re.split(r"[?#](?!d=)", name)[0])[-1]
+        bare = re.split(r"[\\/]", re.split("[?#]", name)[0])[-1]
     return clean_path(bare)
 
 

@@ -18,6 +18,7 @@ from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
     box_from_corner,
+    is_flagged,
     nonempty_text,
     object_from_box,
     object_from_polygons,
@@ -26,6 +27,8 @@ from packstore.sources.annotation_formats.objects import (
 from packstore.sources.beside import is_file, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 
+_CROWDS = ("iscrowd", "IsGroupOf")
+"""Attributes of objects that FiftyOne's importers of COCO and Open Images write."""
 _SPLITS = ("train", "val", "validation", "test")
 
 
@@ -82,9 +85,8 @@ class FiftyOneFormat(AnnotationColumns):
             width, height = read_size()
             shapes = [[n * side for x, y in shape for n, side in ((x, width), (y, height))] for shape in each["points"]]
             if each.get("closed") or each.get("filled"):
-                annotation.objects.append(
-                    object_from_polygons(nonempty_text(each.get("label")), *map(to_floats, shapes))
-                )
+                label, crowd = nonempty_text(each.get("label")), is_flagged(each, *_CROWDS)
+                annotation.objects.append(object_from_polygons(label, *map(to_floats, shapes), crowd=crowd))
         for each in value["keypoints"] if kind == "Keypoints" else [value] if kind == "Keypoint" else ():
             width, height = read_size()
             places = [
@@ -96,9 +98,8 @@ class FiftyOneFormat(AnnotationColumns):
         """Adds the box of a detection to ``annotation``, converted from fractions of the image's sides to pixels."""
         left, top, width, height = to_floats(each["bounding_box"], 4)
         across, down = read_size()
-        annotation.objects.append(
-            object_from_box(label, box_from_corner(left * across, top * down, width * across, height * down))
-        )
+        box = box_from_corner(left * across, top * down, width * across, height * down)
+        annotation.objects.append(object_from_box(label, box, crowd=is_flagged(each, *_CROWDS)))
 
 
 class FiftyOneSource(FiftyOneFormat, DocumentSource):

@@ -24,6 +24,8 @@ from packstore.sources.beside import join
 from packstore.sources.file_rows import FileRow, InTree
 
 _NUMBERS = (14, 15)
+DONT_CARE = "DontCare"
+"""Class of regions to ignore."""
 
 
 class KittiSource(SidecarSource):
@@ -66,8 +68,9 @@ class KittiSource(SidecarSource):
         return join(above, "calib") if name == "image_2" and "calib" in self.tree.names(above).folders else ""
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its class and 2D box. ``json`` has for each line a list of the class and
-        all numbers. Raises :class:`ValueError` for a line that does not have 14 or 15 numbers."""
+        """Converts each line to an object with its class and 2D box. ``DontCare`` is a region to ignore. ``json`` has
+        for each line a list of the class and all numbers. Raises :class:`ValueError` for a line that does not have 14
+        or 15 numbers."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             words = line.split()
@@ -75,7 +78,7 @@ class KittiSource(SidecarSource):
             if len(numbers) not in _NUMBERS:
                 raise ValueError(f"line {number} of its labels has {len(numbers)} numbers, expected 14 or 15")
             annotation.json.append([words[0], *numbers])
-            annotation.objects.append(object_from_box(words[0], numbers[3:7]))
+            annotation.objects.append(object_from_box(words[0], numbers[3:7], crowd=words[0] == DONT_CARE))
         return annotation
 
 

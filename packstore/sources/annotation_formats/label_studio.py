@@ -111,13 +111,14 @@ class LabelStudioSource(DocumentSource):
 
 def _is_image(text: str) -> bool:
     """Tells if a path or URL has the suffix of an image."""
-    return re.split(r"[?#](?!d=)", text)[0].lower().endswith(IMAGE_SUFFIXES)
+    path = _path_from_url(text)
+    return (path if path != text else re.split("[?#]", text)[0]).lower().endswith(IMAGE_SUFFIXES)
 
 
 def _path_from_url(name: str) -> str:
     """Returns the image's path in a URL of Label Studio's server (``/data/local-files/?d=a.jpg``). Returns any other
     name unchanged."""
-    served = re.search(r"[?&]d=([^&]+)", name)
+    served = re.search(r"/data/local-files/?\?(?:[^#]*&)?d=([^&#]+)", name)
     return unquote(served[1], errors="surrogateescape") if served is not None else name
 
 

@@ -32,6 +32,11 @@ class LabelMeSource(SidecarSource):
                ("images", "json"), ("imgs", "json"), ("images", "jsons"), ("images", "labelme"))  # fmt: skip
     signature = re.compile(rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)')
 
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns ``upright`` for JPEG, which LabelMe turns when it opens it (``apply_exif_orientation`` in
+        ``labelme/utils/image.py``)."""
+        return "upright" if kind == "jpeg" else None
+
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts shapes with an area to objects, lines and points to points, and true flags to tags. ``json`` has the
         file without ``imageData``. Raises :class:`ValueError` for an invalid shape."""

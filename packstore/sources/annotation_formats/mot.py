@@ -100,7 +100,8 @@ class MotSource(DocumentSource):
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each line to an object with its track; coordinates count from 0. An object has no class if its line
-        has no class number, or the number has no name. ``json`` has the numbers of all lines."""
+        has no class number, or the number has no name. The confidence 0 marks an object to ignore. ``json`` has the
+        numbers of all lines."""
         annotation = Annotation(json=raw["lines"])
         for values in raw["lines"]:
             left, top, right, bottom = box_from_corner(*values[2:6])
@@ -108,7 +109,8 @@ class MotSource(DocumentSource):
             names = raw["classes"] or _CLASSES
             label = names[number - 1] if 0 < number <= len(names) else None
             box = [left - 1, top - 1, right - 1, bottom - 1]
-            annotation.objects.append(object_from_box(label, box, track=int(values[1])))
+            ignored = len(values) > 6 and not values[6]
+            annotation.objects.append(object_from_box(label, box, crowd=ignored, track=int(values[1])))
         return annotation
 
 

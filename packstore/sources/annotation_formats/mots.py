@@ -22,7 +22,8 @@ from packstore.sources.beside import find_file, infer_mask_field, is_file, is_fo
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 
-_CLASSES = {1: "car", 2: "pedestrian", 10: "ignored"}
+_IGNORED = 10
+_CLASSES = {1: "car", 2: "pedestrian", _IGNORED: "ignored"}
 _PLACES = ("training/image_02/{}", "train/images/{}", "image_02/{}", "images/{}", "{}/img1", "{}")
 _MASKS = "instances"
 
@@ -110,7 +111,9 @@ class MotsSource(DocumentSource):
             track, number, height, width = map(int, words[1:5])
             box = compute_run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
             label = _CLASSES.get(number, str(number))
-            annotation.objects.append(object_from_run_lengths(label, (height, width), words[5], box, track=track))
+            annotation.objects.append(
+                object_from_run_lengths(label, (height, width), words[5], box, crowd=number == _IGNORED, track=track)
+            )
         return annotation
 
 

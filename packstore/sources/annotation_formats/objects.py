@@ -5,16 +5,13 @@ Coordinates are pixels from the top left corner of the image. Boxes are ``left, 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from packstore.core.errors import printable
+from packstore.core.plainjson import load_json
 
 SizeReader = Callable[[], tuple[int, int]]
 """Reads width and height of the upright image; called only by formats that need them."""
@@ -34,12 +31,14 @@ class AnnotatedObject:
         box: Left, top, right, bottom.
         segmentation: Polygons, or COCO's run lengths ``{"size": [height, width], "counts": …}``; None for a box alone.
         values: Further values of the object, by column.
+        crowd: It is no ordinary object, but a crowd or a region to ignore.
     """
 
     label: str | None
     box: Sequence[float]
     segmentation: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    crowd: bool = False
 
 
 @dataclass(slots=True)
@@ -125,32 +124,42 @@ def rotate_box(box: Sequence[float], degrees: float, about: tuple[float, float] 
     return [n for x, y in corners for n in (cx + (x - cx) * cos - (y - cy) * sin, cy + (x - cx) * sin + (y - cy) * cos)]
 
 
-def object_from_polygons(label: str | None, *polygons: Polygon, **values: Any) -> AnnotatedObject:
+def object_from_polygons(label: str | None, *polygons: Polygon, crowd: bool = False, **values: Any) -> AnnotatedObject:
     """Builds an object from its polygons, with the box around them. ``values`` go to further columns. Raises
     :class:`ValueError` if there are no points, or a point has one coordinate."""
-    return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values)
+    return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values, crowd)
 
 
-def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0, **values: Any) -> AnnotatedObject:
+def object_from_box(
+    label: str | None, box: Sequence[float], degrees: float = 0, crowd: bool = False, **values: Any
+) -> AnnotatedObject:
     """Builds an object from its box, which is not checked. ``values`` go to further columns.
 
     If ``degrees`` is not 0, rotates the box clockwise about its centre. The object then has a polygon of the four
     corners, and the box around them.
     """
     if not degrees:
-        return AnnotatedObject(label, box, None, values)
-    return object_from_polygons(label, rotate_box(box, degrees), **values)
+        return AnnotatedObject(label, box, None, values, crowd)
+    return object_from_polygons(label, rotate_box(box, degrees), crowd=crowd, **values)
 
 
 def object_from_run_lengths(
-    label: str | None, size: Sequence[int], counts: Any, box: Sequence[float], **values: Any
+    label: str | None, size: Sequence[int], counts: Any, box: Sequence[float], crowd: bool = False, **values: Any
 ) -> AnnotatedObject:
     """Builds an object from its box and the run lengths of its mask. ``values`` go to further columns. Raises
     :class:`ValueError` for a size that is no number.
 
     ``size``: Height and width of the image. ``counts``: COCO's string or a list of run lengths; they are not checked.
     """
-    return AnnotatedObject(label, box, {"size": [int(to_float(each)) for each in size], "counts": counts}, values)
+    return AnnotatedObject(
+        label, box, {"size": [int(to_float(each)) for each in size], "counts": counts}, values, crowd
+    )
+
+
+def is_flagged(flags: Any, *names: str) -> bool:
+    """Tells if one of the flags ``names`` of an object is set: neither missing nor 0, False, ``"0"`` or ``"false"``."""
+    values = [flags.get(name) for name in names] if isinstance(flags, Mapping) else []
+    return any(value not in (None, 0, "") and str(value).lower() not in ("0", "false") for value in values)
 
 
 def nonempty_text(value: Any) -> str | None:
@@ -161,10 +170,9 @@ def nonempty_text(value: Any) -> str | None:
 def parse_json(data: bytes) -> Any:
     """Parses JSON. Raises :class:`ValueError` if it is invalid or nested too deeply."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"its annotation is no JSON: {printable(reason)}") from None
+        return load_json(data, "is no JSON")
+    except ValueError as error:
+        raise ValueError(f"its annotation {printable(str(error))}") from None
 
 
 def parse_json_lines(data: bytes) -> list[Any]:
@@ -187,20 +195,3 @@ def as_list(value: Any) -> list[Any]:
     """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a single
     value instead of a list of one element."""
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
-
-
-def encode_run_lengths(mask: NDArray[np.bool_], corner: tuple[int, int] = (0, 0), sides: Any = None) -> list[int]:
-    """Encodes a mask as COCO's run lengths: column by column, beginning with the background.
-
-    Args:
-        mask: Mask ``(H, W)``, or a part of it that has all its pixels.
-        corner: Top and left of the part.
-        sides: Height and width of the whole mask; None for those of ``mask``.
-    """
-    height, width = mask.shape if sides is None else sides
-    columns, rows = np.nonzero(mask.T)
-    flat = (columns + corner[1]) * height + rows + corner[0]
-    breaks = np.flatnonzero(np.diff(flat) != 1)
-    edges = np.sort(np.concatenate([flat[:1], flat[breaks] + 1, flat[breaks + 1], flat[-1:] + 1]))
-    lengths: list[int] = np.diff([0, *edges.tolist(), height * width]).tolist()
-    return lengths if lengths[-1] else lengths[:-1]

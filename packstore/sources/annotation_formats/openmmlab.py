@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json, Text
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
+from packstore.sources.annotation_formats.ids import parse_id
 from packstore.sources.annotation_formats.objects import (
     AnnotatedObject,
     Annotation,
     SizeReader,
     as_list,
     bounding_box,
+    is_flagged,
     object_from_box,
     object_from_polygons,
     object_from_run_lengths,
@@ -90,7 +92,7 @@ class WildReceiptSource(DocumentSource):
         annotation = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
-            name = None if label is None else self._names_by_number.get(str(label), str(label))
+            name = None if label is None else self._names_by_number.get(parse_id(label), str(label))
             annotation.objects.append(object_from_polygons(name, to_floats(each["box"]), texts=each.get("text")))
         return annotation
 
@@ -109,10 +111,10 @@ class WildReceiptSource(DocumentSource):
         return [path for path in dict.fromkeys(places) if is_file(self.tree, path)]
 
     @cached_property
-    def _names_by_number(self) -> dict[str, str]:
+    def _names_by_number(self) -> dict[int | str | None, str]:
         """Names of classes by number, from lines such as ``1 Store_name_value``."""
         lines = (line.split(None, 1) for path in self._class_lists for _, line in read_lines(self.tree, path))
-        return {words[0]: words[-1] for words in lines}
+        return {parse_id(words[0]): words[-1] for words in lines}
 
 
 def _list_class_names(head: Any) -> list[str]:
@@ -130,22 +132,22 @@ def _list_class_names(head: Any) -> list[str]:
 
 def _class_name(names: Sequence[str], number: Any) -> str:
     """Returns the name of a class. If the class has no name, returns its number as text."""
-    known = isinstance(number, int) and 0 <= number < len(names)
-    return names[number] if known else str(number)
+    plain = parse_id(number)
+    return names[plain] if isinstance(plain, int) and 0 <= plain < len(names) else str(number)
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
     """Makes an object from an instance of ``data_list``. Its box is ``bbox``, or else the box around its polygons. A
     mask of run lengths replaces its polygon. Raises :class:`ValueError` if there is neither."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
-    label = None if number is None else _class_name(names, number)
+    label, crowd = None if number is None else _class_name(names, number), is_flagged(each, "ignore_flag")
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []
     if isinstance(mask, list):
         polygons += [to_floats(polygon) for polygon in mask]
     box = to_floats(each["bbox"], 4) if each.get("bbox") else bounding_box(*polygons)
     if isinstance(mask, dict):
-        return object_from_run_lengths(label, mask["size"], mask["counts"], box, texts=text)
-    instance = object_from_box(label, box, texts=text)
+        return object_from_run_lengths(label, mask["size"], mask["counts"], box, crowd, texts=text)
+    instance = object_from_box(label, box, crowd=crowd, texts=text)
     instance.segmentation = polygons or None
     return instance
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -38,15 +39,19 @@ class TextOcrSource(DocumentSource):
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image with its words. The entry's split is the image's ``set``, if it has one.
         Counts words of unlisted images as left out."""
-        words: dict[str, list[Any]] = {str(number): [] for number in document["imgs"]}
+        words: dict[int | str | None, list[Any]] = {parse_id(number): [] for number in document["imgs"]}
+        unmatched = []
         for each in document["anns"].values():
-            owner = words.get(str(each["image_id"]))
+            owner = words.get(parse_id(each["image_id"]))
             if owner is None:
-                self.ignored["annotations of images that are not listed"] += 1
+                unmatched.append(each["image_id"])
             else:
                 owner.append(each)
+        check_most_match(self.tree.name(file), "image_id", unmatched, len(document["anns"]), words)
+        self.ignored["annotations of images that are not listed"] += len(unmatched)
         for number, image in document["imgs"].items():
-            yield AnnotationEntry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
+            own = words[parse_id(number)]
+            yield AnnotationEntry(image["file_name"], {"image": image, "words": own}, image.get("set"))
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each word to an object with the word's text, without a class. The object has the word's polygon, or

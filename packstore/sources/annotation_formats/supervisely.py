@@ -45,8 +45,9 @@ class SuperviselySource(SidecarSource):
         file is invalid."""
         if self._meta is None:
             return []
+        text = read_text(self.tree, self._meta)
         try:
-            return [each["title"] for each in parse_json(read_text(self.tree, self._meta))["classes"]]
+            return [each["title"] for each in parse_json(text)["classes"]]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceError(
                 f"{self.tree.name(self._meta)} is not in the format of Supervisely ({error!r:.100})"

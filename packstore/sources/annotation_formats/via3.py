@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from packstore.sources.annotation_formats.ids import parse_id
+
 _SHAPES: dict[int, tuple[str, ...]] = {
     1: ("point", "cx", "cy"),
     2: ("rect", "x", "y", "width", "height"),
@@ -25,15 +27,15 @@ def convert_to_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
     images are left out, and counted in ``ignored``."""
     names = {number: each["aname"] for number, each in document["attribute"].items()}
     options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
-    by_view: dict[str, list[Any]] = {}
+    by_view: dict[int | str | None, list[Any]] = {}
     for metadata in document["metadata"].values():
-        by_view.setdefault(str(metadata["vid"]), []).append(metadata)
+        by_view.setdefault(parse_id(metadata["vid"]), []).append(metadata)
     for view, each in document["view"].items():
-        files = [document["file"][str(number)] for number in each["fid_list"]]
+        files = [document["file"][str(parse_id(number))] for number in each["fid_list"]]
         if len(files) != 1 or files[0].get("type", _IMAGE) != _IMAGE:
             ignored["views of videos, sounds or several images"] += 1
             continue
-        own = by_view.get(str(view), [])
+        own = by_view.get(parse_id(view), [])
         regions = []
         for metadata in own:
             values = {names[number]: options[number].get(value, value) for number, value in metadata["av"].items()}

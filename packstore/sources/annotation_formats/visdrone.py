@@ -38,7 +38,8 @@ class VisDroneSource(SidecarSource):
         return CLASSES
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its class and box. ``json`` has the eight numbers of each line. Raises
+        """Converts each line to an object with its class and box. An object with the score 0, as ignored regions have
+        it, is one to ignore. ``json`` has the eight numbers of each line. Raises
         :class:`ValueError` for a line without eight numbers, and for a class beyond 11."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
@@ -46,7 +47,10 @@ class VisDroneSource(SidecarSource):
             if len(values) != 8 or not (values[5].is_integer() and 0 <= values[5] < len(CLASSES)):
                 raise ValueError(f"line {number} is {line[:60]!r}; expected 8 numbers, class 0 to 11")
             annotation.json.append(values)
-            annotation.objects.append(object_from_box(CLASSES[int(values[5])], box_from_corner(*values[:4])))
+            crowd = not values[4] or not values[5]
+            annotation.objects.append(
+                object_from_box(CLASSES[int(values[5])], box_from_corner(*values[:4]), crowd=crowd)
+            )
         return annotation
 
 

@@ -65,9 +65,9 @@ class WiderFaceSource(DocumentSource):
             )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each face to an object without a class, and the event to a tag. ``json`` has the numbers of all
-        faces."""
-        objects = [object_from_box(None, box_from_corner(*face[:4])) for face in raw["faces"]]
+        """Converts each face to an object without a class, and the event to a tag. An invalid face is one to ignore.
+        ``json`` has the numbers of all faces."""
+        objects = [object_from_box(None, box_from_corner(*face[:4]), crowd=any(face[7:8])) for face in raw["faces"]]
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
 
 

@@ -19,13 +19,14 @@ from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
 from packstore.sources.contents import cache_contents
+from packstore.sources.encodings import active_encoding
 from packstore.sources.refusals import not_a_folder_error
 from packstore.sources.remote import RemotePath
 from packstore.sources.tree import FolderTree, Tree
 
 _START = 512
-_Key = tuple[str, int, int, int]
-"""Path, size, time of modification and time of change of an archive."""
+_Key = tuple[str, int, int, int, str | None]
+"""Path, size, time of modification and time of change of an archive, and the encoding of its names."""
 
 
 def open_required_tree(path: Path) -> Tree:
@@ -64,14 +65,15 @@ def open_tree(path: Path) -> Tree | None:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
     if not is_zip(start) and not is_tar(start):
         return None
-    key = (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    encoding = active_encoding()
+    key = (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, encoding)
     cache = _archives.get()
     index = _INDEXES.get(key)
     if index is None:
         if cache is not None and key in cache.damaged:
             raise cache.damaged[key]
         try:
-            index = _INDEXES[key] = read_zip(path) if is_zip(start) else read_tar(path)
+            index = _INDEXES[key] = read_zip(path, encoding) if is_zip(start) else read_tar(path, encoding)
         except SourceError as error:
             if cache is not None:
                 cache.damaged[key] = error

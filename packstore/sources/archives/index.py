@@ -130,19 +130,31 @@ class IndexBuilder:
         if plain := self._register_name(name, folder):
             self._files[plain] = target
 
-    def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> ArchiveIndex:
+    def build(
+        self,
+        file: OpenFile | None = None,
+        *,
+        zipped: bool = False,
+        decode: Callable[[list[bytes]], list[bytes]] | None = None,
+    ) -> ArchiveIndex:
         """Builds the index, sorted by name. Links become the files they lead to; a link to no file, or in a circle,
         becomes a file without data.
 
-        ``file``: File with the data, if the archive itself does not have them. ``zipped``: Each file has a header
-        before its data.
+        Args:
+            file: File with the data, if the archive itself does not have them.
+            zipped: Each file has a header before its data.
+            decode: Converts all names to UTF-8; None leaves them as they are.
         """
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
-        names = sorted(self._files)
+        stored = sorted(self._files)
+        names = stored if decode is None else decode(stored)
+        if names is not stored:
+            pairs = sorted(zip(names, stored, strict=True))
+            names, stored = [name for name, _ in pairs], [name for _, name in pairs]
         files = self._files
-        numbers = (number if type(number := files[name]) is int else self._resolve_number(name) for name in names)
+        numbers = (number if type(number := files[name]) is int else self._resolve_number(name) for name in stored)
         rows = np.fromiter(numbers, np.int64, len(names))
         ends = array("q", accumulate(map(len, names), initial=0))
         return ArchiveIndex(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)

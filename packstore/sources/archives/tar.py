@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Generator, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -32,6 +33,7 @@ from packstore.sources.archives.index import (
     OpenFile,
     normalise_member_name,
 )
+from packstore.sources.encodings import decode_names
 from packstore.sources.inflating import ZLIB, InflatedFile
 
 _FEW, _PAUSE = 16, 64  # files found by one call; headers until the next
@@ -108,10 +110,13 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
         yield from archive
 
 
-def read_tar(path: Path) -> ArchiveIndex:
+def read_tar(path: Path, encoding: str | None = None) -> ArchiveIndex:
     """Builds the index of a tar. A tar in it becomes a folder; tars in the inner one stay files. Raises
     :class:`SourceError` for a damaged tar, and if it cannot be decompressed into a temporary file. Also raises it for
-    paths that lead out of the tar, and for two spellings of one path."""
+    paths that lead out of the tar, and for two spellings of one path.
+
+    ``encoding``: Encoding of names that are not UTF-8. None leaves their bytes as they are, as ``tar -x`` does.
+    """
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -121,7 +126,8 @@ def read_tar(path: Path) -> ArchiveIndex:
         raise SourceError(f"{name} is not a readable tar, or is damaged: {printable(str(error))}") from None
     except SourceError as error:
         raise SourceError(f"{name}: {error}") from None
-    return builder.build(tar.file if tar.compressed else None)
+    decode = None if encoding is None else partial(decode_names, given=encoding, shown=name)
+    return builder.build(tar.file if tar.compressed else None, decode=decode)
 
 
 def detect_compression(path: Path) -> str | None:

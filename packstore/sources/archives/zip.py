@@ -9,11 +9,13 @@ import calendar
 import mmap
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SourceError, UsageError, printable
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, IndexBuilder, Member
+from packstore.sources.encodings import choose_name_encoding
 
 END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR, CENTRAL, LOCAL = struct.Struct("<4sLQL"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
@@ -21,6 +23,7 @@ _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _SIGNED = b"PK\x05\x05"
 """First bytes of a digital signature, which may follow the last entry of a directory."""
 _ENCRYPTED, _UTF8 = 1, 1 << 11
+_UNICODE_PATH = 0x7075
 _LINK = 0o120000
 STORED, DEFLATED = 0, 8
 
@@ -30,31 +33,71 @@ def is_zip(start: bytes) -> bool:
     return start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def read_zip(path: Path) -> ArchiveIndex:
+def read_zip(path: Path, encoding: str | None = None) -> ArchiveIndex:
     """Builds the index of a zip from its central directory. Reads no data of files. Raises :class:`SourceError` for a
     damaged directory, encrypted files, and one part of several. Also raises it for names that are repeated, lead out of
-    the zip, or have backslashes of unclear meaning."""
+    the zip, or have backslashes of unclear meaning. Raises :class:`AmbiguousSourceError` for names in an unknown
+    encoding.
+
+    ``encoding``: Encoding of names that are neither UTF-8 nor say theirs; None if the user has named none.
+    """
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return _build_index(data, name)
+            return _build_index(data, name, encoding)
+        except (SourceError, UsageError):  # a UsageError is a ValueError, too
+            raise
         except (struct.error, OverflowError, ValueError) as error:
             raise SourceError(f"{name} is a damaged zip: its directory cannot be read ({error})") from None
 
 
-def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
-    """Builds the index from the central directory, without directories. Symbolic links become files without data.
+class _Entry(NamedTuple):
+    """Entry of a central directory.
 
-    If MS-DOS or Windows wrote an entry, and its name has no slash, its backslashes become slashes. Raises
-    :class:`SourceError`:
-
-    - for a damaged directory, and encrypted files
-    - for names that are repeated or lead out of the zip
-    - for backslashes of another system, if no name in the zip has a slash
+    Attributes:
+        system: System of the program that wrote it; 0 is MS-DOS or Windows.
+        flags: General purpose bits.
+        name: Its name, in an encoding that the flags or an extra field may state.
+        extra: Its extra fields.
+        member: The file.
     """
-    count, start, end = _find_directory(data, name)
-    builder, position, entries = IndexBuilder(replaces=False), start, 0
-    odd, has_folders = "", False
+
+    system: int
+    flags: int
+    name: bytes
+    extra: bytes
+    member: Member
+
+    def decode_stated_name(self) -> str | None:
+        """Decodes the name if the entry states that it is UTF-8, or if it is ASCII. Returns None for any other name.
+
+        A field 0x7075 (Info-ZIP's Unicode Path) states it in UTF-8, with the CRC-32 of the other name. Bytes that are
+        not UTF-8 in spite of the flag become surrogates.
+        """
+        if self.flags & _UTF8 or self.name.isascii():
+            return self.name.decode("utf-8", "surrogateescape")
+        for kind, value in _iter_extra_fields(self.extra):
+            if kind == _UNICODE_PATH and value[:5] == struct.pack("<BL", 1, zlib.crc32(self.name)):
+                try:
+                    return value[5:].decode("utf-8")
+                except UnicodeDecodeError:
+                    return None
+        return None
+
+
+def _iter_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields kind and value of each extra field of an entry."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, position)
+        yield kind, extra[position + 4 : position + 4 + size]
+        position += 4 + size
+
+
+def _iter_entries(data: mmap.mmap, name: str) -> Iterator[_Entry]:
+    """Yields the entries of the central directory. Raises :class:`SourceError` for damage."""
+    count, position, end = _find_directory(data, name)
+    entries = 0
     while position < end and data[position : position + 4] != _SIGNED:
         fields = CENTRAL.unpack_from(data, position)
         magic, made_by, _, flags, method, time, date, check, stored, nbytes, *lengths = fields
@@ -67,28 +110,49 @@ def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
         position += name_size + extra_size + comment_size
         entries += 1
         nbytes, stored, place = _apply_zip64(extra, nbytes, stored, place)
-        shown = _decode_name(raw, flags)
+        if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is its target
+            place = NOWHERE
+        member = Member(nbytes, place, stored, method, check, _convert_dos_time(date, time))
+        yield _Entry(made_by >> 8, flags, raw, extra, member)
+    if position > end or not count.agrees_with(entries):
+        raise SourceError(
+            f"{name} is a damaged zip: the end of its directory counts {count.stated:,} files and folders, and the "
+            f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
+        )
+
+
+def _build_index(data: mmap.mmap, name: str, given: str | None) -> ArchiveIndex:
+    """Builds the index from the central directory, without directories. Symbolic links become files without data.
+
+    If MS-DOS or Windows wrote an entry, and its name has no slash, its backslashes become slashes. Raises
+    :class:`SourceError`:
+
+    - for a damaged directory, and encrypted files
+    - for names that are repeated or lead out of the zip
+    - for backslashes of another system, if no name in the zip has a slash
+
+    Raises :class:`AmbiguousSourceError` for names in an unknown encoding, unless the user has ``given`` one.
+    """
+    unstated = [each.name for each in _iter_entries(data, name) if each.decode_stated_name() is None]
+    encoding = choose_name_encoding(unstated, given, name) if unstated else "utf-8"
+    builder, odd, has_folders = IndexBuilder(replaces=False), "", False
+    for entry in _iter_entries(data, name):
+        stated = entry.decode_stated_name()
+        shown = entry.name.decode(encoding) if stated is None else stated
         if "/" not in shown and "\\" in shown:
-            if made_by >> 8 == 0:
+            if entry.system == 0:
                 shown = shown.replace("\\", "/")  # some programs for Windows write them, against the format
             else:
                 odd = odd or shown
         has_folders = has_folders or "/" in shown
         if shown.endswith("/"):
             continue
-        if flags & _ENCRYPTED:
+        if entry.flags & _ENCRYPTED:
             raise SourceError(f"{name}: {printable(shown[:100])} is encrypted: unpack it, and give the folder")
-        if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is its target
-            place = NOWHERE
         try:
-            builder.add_file(shown, Member(nbytes, place, stored, method, check, _convert_dos_time(date, time)))
+            builder.add_file(shown, entry.member)
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
-    if position > end or not count.agrees_with(entries):
-        raise SourceError(
-            f"{name} is a damaged zip: the end of its directory counts {count.stated:,} files and folders, and the "
-            f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
-        )
     if odd and not has_folders:
         raise SourceError(
             f"{name} holds {printable(odd[:100])}, and no name with a slash: whether a backslash separates folders is "
@@ -143,26 +207,15 @@ def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[in
     """Returns an entry's uncompressed size, compressed size and offset, with the values of its zip64 field. That field
     in ``extra`` has only the numbers that do not fit into 32 bits. Without the field, the numbers are returned as
     given. Raises :class:`struct.error` if the field is too short."""
-    values, position = [nbytes, stored, place], 0
-    while position + 4 <= len(extra):
-        kind, size = struct.unpack_from("<HH", extra, position)
+    values = [nbytes, stored, place]
+    for kind, field in _iter_extra_fields(extra):
         if kind == 1:
-            at = position + 4
+            at = 0
             for number, value in enumerate(values):
                 if value == _MAX32:
-                    (values[number],) = struct.unpack_from("<Q", extra, at)
+                    (values[number],) = struct.unpack_from("<Q", field, at)
                     at += 8
-        position += 4 + size
     return values[0], values[1], values[2]
-
-
-def _decode_name(raw: bytes, flags: int) -> str:
-    """Decodes a name as UTF-8 if it is valid, or if its flag says so. Other names are of code page 437. Bytes that are
-    not UTF-8 in spite of the flag become surrogates."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw.decode("utf-8", "surrogateescape") if flags & _UTF8 else raw.decode("cp437")
 
 
 def _convert_dos_time(date: int, time: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ import xxhash
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
@@ -77,7 +77,7 @@ def read_metadata(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        metadata = json.loads(read_bounded(path, _MAX_JSON))
+        metadata = load_json(read_bounded(path, _MAX_JSON), "it is not valid JSON")
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))[:200]}") from None
     if not isinstance(metadata, dict):

@@ -49,7 +49,7 @@ class AnnotatedItems(AnnotationColumns):
 class Objects(AnnotatedItems):
     """Images with objects, converted to columns. The raw annotation of an image is a tuple:
 
-    - a list of objects, each with name, box, segmentation and other values
+    - a list of objects, each with name, box, segmentation, other values, and whether it is a crowd
     - the annotation as read from the file
     - all classes, if the format lists them
     """

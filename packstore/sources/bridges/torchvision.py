@@ -15,14 +15,19 @@ import PIL.Image
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.kitti import DONT_CARE
 from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
+from packstore.sources.boxes import CORNERS
 from packstore.sources.bridges import BridgedData, explain_errors, samples, split_name_and_path
 from packstore.sources.bridges.arguments import list_parameters, parse_arguments
 from packstore.sources.bridges.guard import restrict_library
 from packstore.sources.bridges.items import AnnotatedItem, Objects
+from packstore.sources.coco.documents import parse_crowds
+from packstore.sources.encodings import active_encoding, to_utf8
 from packstore.sources.values import array_of
-from packstore.sources.voc.objects import CLASSES, parse_annotation
+from packstore.sources.voc.objects import CLASSES, counts_from_zero, parse_annotation
 
 
 def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -164,12 +169,25 @@ def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     """Yields path and raw annotation of each image of COCO. The raw annotation is for :class:`Objects`, with all
     classes."""
-    names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
+    names = {parse_id(number): each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
+    by_image: dict[Any, list[Any]] = {parse_id(number): [] for number in data.ids}
+    unmatched: list[Any] = []
+    listed = data.coco.dataset.get("annotations", ())
+    for each in listed:
+        by_image.get(parse_id(each["image_id"]), unmatched).append(each)
+    check_most_match("CocoDetection", "image_id", [each["image_id"] for each in unmatched], len(listed), by_image)
     for number in data.ids:
-        annotations = data.coco.imgToAnns[number]
-        objects = [
-            (names[a["category_id"]], box_from_corner(*a["bbox"]), a.get("segmentation") or None) for a in annotations
+        annotations = by_image[parse_id(number)]
+        objects: list[tuple[Any, ...]] = [
+            (
+                names[parse_id(a["category_id"])],
+                box_from_corner(*a["bbox"]),
+                a.get("segmentation") or None,
+                {},
+                bool(crowd),
+            )
+            for a, crowd in zip(annotations, parse_crowds(annotations), strict=True)
         ]
         yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, annotations, classes)
 
@@ -181,14 +199,23 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
         annotations = data._parse_target(number) if data.train else None
-        raw = None if annotations is None else ([(each["type"], each["bbox"]) for each in annotations], annotations)
-        yield Path(path), raw
+        objects: list[tuple[Any, ...]] = [
+            (each["type"], each["bbox"], None, {}, each["type"] == DONT_CARE) for each in annotations or ()
+        ]
+        yield Path(path), None if annotations is None else (objects, annotations)
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
     """Yields path and raw annotation of each image of VOC. The raw annotation is for :class:`Objects`, with the 20
-    classes if there are no others. Raises :class:`ValueError` for an invalid XML file."""
-    annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
+    classes if there are no others. Boxes count from 0 if one of them proves it. Raises :class:`ValueError` for an
+    invalid XML file."""
+    annotations = [
+        parse_annotation(to_utf8(Path(file).read_bytes(), active_encoding(), str(file)), CORNERS)
+        for file in data.annotations
+    ]
+    if not any(counts_from_zero(box) for annotation in annotations for box in annotation["boxes"]):
+        for each in annotations:
+            each["boxes"] = [[left - 1, top - 1, right, bottom] for left, top, right, bottom in each["boxes"]]
     own = {label for annotation in annotations for label in annotation["labels"]} <= set(CLASSES)
     for image, annotation in zip(data.images, annotations, strict=True):
         values = [{"difficult": each} for each in annotation["difficult"]]
@@ -202,8 +229,11 @@ def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
     for each in data.img_info:
         annotations = each.get("annotations")
         columns = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
-        raw = None if columns is None else ([(None, box_from_corner(*box)) for box in columns["bbox"]], columns)
-        yield Path(each["img_path"]), raw
+        faces = [] if columns is None else zip(columns["bbox"], columns["invalid"], strict=True)
+        objects: list[tuple[Any, ...]] = [
+            (None, box_from_corner(*box), None, {}, bool(invalid)) for box, invalid in faces
+        ]
+        yield Path(each["img_path"]), None if columns is None else (objects, columns)
 
 
 _OBJECTS: Mapping[str, Callable[[Any], Iterator[tuple[Path, Any]]]] = {

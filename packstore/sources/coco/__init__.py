@@ -14,14 +14,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
 from packstore.sources.coco.documents import (
     SplitAnnotations,
     parse_boxes,
+    parse_crowds,
     parse_keypoints,
     parse_labels,
     parse_segments,
@@ -78,6 +81,7 @@ class CocoSource(FileRowSource):
     Columns, for files of annotations that exist:
 
     - ``boxes`` and ``labels``; ``keypoints`` if all categories have the same number
+    - ``iscrowd`` if any box is a crowd or a region to ignore
     - ``label`` instead if no annotation has a box or a shape, as in iNaturalist; ``tags`` if such an image has several
       labels
     - ``captions``: a list of texts
@@ -125,6 +129,7 @@ class CocoSource(FileRowSource):
             self._split_by_folders()
             self._refuse_shared_images()
             categories = {kind: self._merge_categories(kind) for kind in ("objects", "panoptic", "stuff")}
+            self._check_category_ids(categories)
         except BaseException:
             self.close()
             raise
@@ -134,6 +139,7 @@ class CocoSource(FileRowSource):
         documents_of_all = [each.documents for each in self._splits.values()]
         points = {documents.points for documents in documents_of_all if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
+        self._has_crowds = any(documents.crowds for documents in documents_of_all)
         plain = not any(documents.boxed for documents in documents_of_all)
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
@@ -201,6 +207,8 @@ class CocoSource(FileRowSource):
             columns |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
         elif any(each.annotated for each in documents):
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
+            if self._has_crowds:
+                columns[CROWD] = Labels(of="boxes", optional=True)
             if self._points:
                 columns["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
         if any(each.captioned for each in documents):
@@ -214,7 +222,7 @@ class CocoSource(FileRowSource):
             rows = chain.from_iterable(map(self.file_rows, self._splits))
             files = (row.values[column].file for row in rows if column in row.values)
             columns[column] = infer_mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
-        return columns | {"json": Json()}
+        return columns | {"json": Json(shapes=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split. Its values are its files of masks, and ``entry``: split, and number
@@ -252,6 +260,7 @@ class CocoSource(FileRowSource):
         elif annotations is not None:
             values["boxes"] = parse_boxes(annotations)
             values["labels"] = parse_labels(annotations, self._numbers["objects"])
+            values |= {CROWD: parse_crowds(annotations)} if self._has_crowds else {}
             if self._points:
                 values["keypoints"] = parse_keypoints(annotations, self._points)
         if "captions" in document:
@@ -261,7 +270,7 @@ class CocoSource(FileRowSource):
                 raise ValueError("one of its captions is no text")
         if "panoptic" in document:
             segments = parse_segments(document["panoptic"])
-            values["segment_ids"] = [each["id"] for each in segments]
+            values["segment_ids"] = [parse_id(each["id"]) for each in segments]
             values["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
         if "stuff" in document:
             values["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
@@ -369,6 +378,15 @@ class CocoSource(FileRowSource):
                         f"{printable(categories[number])!r} in another split: leave one of the files in the folder"
                     )
         return dict(sorted(categories.items()))
+
+    def _check_category_ids(self, categories: Mapping[str, Mapping[int, str]]) -> None:
+        """Raises :class:`SourceError` if most annotations of a file have the ``category_id`` of no category. If only
+        some have, each is an error of its image."""
+        for each in self._splits.values():
+            for file, (kind, counts) in each.documents.category_ids.items():
+                unmatched = [number for number in counts.elements() if number not in categories[kind]]
+                known = categories[kind]
+                check_most_match(self.tree.name(file), "category_id", unmatched, counts.total(), known)
 
 
 def _holding_folder(folder: str, name: str) -> str:

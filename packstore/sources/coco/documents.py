@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.objects import is_flagged
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.beside import clean_path, read_json
 from packstore.sources.coco.files import AnnotationFile
@@ -35,8 +37,10 @@ class SplitAnnotations:
         annotated: True if there is a file of instances or keypoints, even without annotations.
         captioned: True if there is a file of captions, even an empty one.
         ignored: Number of values that are left out, by reason.
+        crowds: True if an annotation is a crowd or a region to ignore.
         boxed: True if an annotation has a box or a shape. If False, annotations are classes of whole images.
         most: Largest number of annotations of an image.
+        category_ids: By file, kind of its categories and number of annotations with each ``category_id``.
     """
 
     def __init__(self, tree: Tree, files: Mapping[str, AnnotationFile]) -> None:
@@ -48,7 +52,8 @@ class SplitAnnotations:
         self.points = 0
         self.annotated, self.captioned = bool({"instances", "keypoints"} & files.keys()), "captions" in files
         self.ignored: Counter[str] = Counter()
-        self.boxed, self.most = False, 0
+        self.boxed, self.crowds, self.most = False, False, 0
+        self.category_ids: dict[str, tuple[str, Counter[int | str | None]]] = {}
         self._names: list[bytes] = []
         images: dict[Any, dict[str, Any]] = {}
         for file in files.values():
@@ -103,6 +108,7 @@ class SplitAnnotations:
             annotations = entries.get("annotations", ())
             self.most = max(self.most, len(annotations))
             self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
+            self.crowds = self.crowds or any(parse_crowds(annotations))
             yield entries
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
@@ -118,8 +124,8 @@ class SplitAnnotations:
         if not isinstance(document, dict):
             raise SourceError(f"{where} is no file of COCO: found {type(document).__name__}, expected an object")
         for image in _read_list(where, document, "images"):
-            image_id, name = image.get("id"), image.get("file_name", _name_from_url(image.get("coco_url")))
-            if not isinstance(name, str) or not isinstance(image_id, (int, str)):
+            image_id, name = parse_id(image.get("id")), image.get("file_name", _name_from_url(image.get("coco_url")))
+            if not isinstance(name, str) or image_id is None:
                 raise SourceError(f"{where}: an image without an id or a file name: {_describe_entry(image)}")
             try:
                 image["file_name"] = clean_path(_strip_absolute(name))
@@ -153,21 +159,38 @@ class SplitAnnotations:
         with the same id, or else become an object themselves. Leaves out and counts annotations of unlisted images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
-            images[image["id"]].setdefault(name, [])
+            images[parse_id(image["id"])].setdefault(name, [])
+        objects: dict[Any, dict[str, Any]] = {}
         if file.kind == "keypoints":
             earlier = (each for entries in images.values() for each in entries.get("annotations", ()))
-            objects = {each["id"]: each for each in earlier if _is_id(each.get("id"))}
-        for annotation in _read_list(where, document, "annotations"):
-            entries = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
-            if entries is None:
-                self.ignored["annotations of images that are not listed"] += 1
-                continue
-            number = annotation.get("id")
-            known = objects.get(number) if file.kind == "keypoints" and _is_id(number) else None
+            objects = {number: each for each in earlier if (number := parse_id(each.get("id"))) is not None}
+        category_ids: Counter[int | str | None] = Counter()
+        for annotation, entries in self._match_images(where, document, images):
+            if file.kind in _CATEGORIES:
+                category_ids[parse_id(annotation.get("category_id"))] += 1
+            known = objects.get(parse_id(annotation.get("id")))
             if known is not None:
                 known.update(annotation)
             else:
                 entries[name].append(annotation)
+        if file.kind in _CATEGORIES:
+            self.category_ids[file.path] = _CATEGORIES[file.kind], category_ids
+
+    def _match_images(
+        self, where: str, document: Any, images: dict[Any, dict[str, Any]]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yields each annotation of a file, without ``image_id``, with the entries of its image. Leaves out and counts
+        annotations of unlisted images. At the end, raises :class:`SourceError` if these are most of all."""
+        annotations, unmatched = _read_list(where, document, "annotations"), []
+        for annotation in annotations:
+            image_id = annotation.pop("image_id", None)
+            entries = images.get(parse_id(image_id))
+            if entries is None:
+                unmatched.append(image_id)
+            else:
+                yield annotation, entries
+        check_most_match(where, "image_id", unmatched, len(annotations), images)
+        self.ignored["annotations of images that are not listed"] += len(unmatched)
 
     def _add_panoptic_masks(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
@@ -175,11 +198,7 @@ class SplitAnnotations:
         """Adds the entries of panoptic masks to their images, without ``image_id``. Leaves out and counts masks of
         unlisted images. Raises :class:`AmbiguousSourceError` for a second mask of an image, and :class:`SourceError`
         for a path out of the source."""
-        for annotation in _read_list(where, document, "annotations"):
-            entries = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
-            if entries is None:
-                self.ignored["annotations of images that are not listed"] += 1
-                continue
+        for annotation, entries in self._match_images(where, document, images):
             if "panoptic" in entries:
                 raise AmbiguousSourceError(
                     f"{where} has two panoptic masks of {_describe_entry(entries['image'])}, and an image has one: "
@@ -201,8 +220,8 @@ class SplitAnnotations:
         counts = set()
         further: Counter[str] = Counter()
         for category in _read_list(where, document, "categories"):
-            number, name = category.get("id"), category.get("name")
-            if type(number) is not int or not isinstance(name, str):
+            number, name = parse_id(category.get("id")), category.get("name")
+            if not isinstance(number, int) or not isinstance(name, str):
                 raise SourceError(f"{where}: a category without a number or a name: {_describe_entry(category)}")
             if categories.setdefault(number, name) != name:
                 raise SourceError(
@@ -229,12 +248,18 @@ def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
     return boxes
 
 
+def parse_crowds(annotations: Iterable[Any]) -> list[int]:
+    """Returns 1 for each annotation with the flag ``iscrowd`` or ``ignore``, else 0. ``ignore`` is CityPersons', and
+    that of MMDetection (https://github.com/open-mmlab/mmdetection, ``CocoDataset``)."""
+    return [int(is_flagged(each, "iscrowd", "ignore")) for each in annotations]
+
+
 def parse_segments(annotation: Any) -> list[Any]:
     """Returns the ``segments_info`` of a panoptic mask. Raises :class:`ValueError` if it is no list of segments with
-    integer ids."""
+    whole numbers as ids."""
     segments = annotation.get("segments_info")
     if not isinstance(segments, list) or not all(
-        isinstance(each, dict) and type(each.get("id")) is int for each in segments
+        isinstance(each, dict) and isinstance(parse_id(each.get("id")), int) for each in segments
     ):
         raise ValueError(
             f"its panoptic mask has the segments_info {segments!r:.60}; expected a list of segments with ids"
@@ -242,16 +267,16 @@ def parse_segments(annotation: Any) -> list[Any]:
     return segments
 
 
-def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list[int]:
+def parse_labels(annotations: Iterable[Any], numbers: Mapping[Any, int]) -> list[int]:
     """Converts the category ids of annotations to class numbers, by ``numbers``. Raises :class:`ValueError` for an
     unknown id."""
     labels = []
     for annotation in annotations:
-        category = annotation.get("category_id")
-        if not _is_id(category) or category not in numbers:
+        category = parse_id(annotation.get("category_id"))
+        if category not in numbers:
             raise ValueError(
-                f"annotation {annotation.get('id')!r:.40} has the category_id {category!r:.40}, which is not in "
-                "categories"
+                f"annotation {annotation.get('id')!r:.40} has the category_id {annotation.get('category_id')!r:.40}, "
+                "which is not in categories"
             )
         labels.append(numbers[category])
     return labels
@@ -284,11 +309,6 @@ def _name_from_url(url: Any) -> str | None:
     """Returns the last two parts of an image's URL: LVIS has no file names, and its images have these paths. Returns
     None if ``url`` is no text."""
     return "/".join(url.split("/")[-2:]) if isinstance(url, str) else None
-
-
-def _is_id(value: Any) -> bool:
-    """Tells if a value is an integer or a text."""
-    return isinstance(value, (int, str))
 
 
 def _is_coordinate(value: Any) -> bool:

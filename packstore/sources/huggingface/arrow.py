@@ -6,7 +6,6 @@ or as files.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.huggingface.arrow_types import is_list, load_pyarrow
 from packstore.sources.huggingface.features import is_label, read_features
@@ -200,7 +200,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:
-        content = json.loads(read_bounded(path, _MAX_BYTES))
+        content = load_json(read_bounded(path, _MAX_BYTES), "it is not valid JSON")
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(path))} cannot be read: {printable(str(error))}") from None
     if not isinstance(content, dict):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.yamltext import load_yaml
+from packstore.core.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
 
 CARD = "README.md"
 _MAX_BYTES = 8 << 20
@@ -52,8 +52,6 @@ def read_card(folder: Path) -> Card:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES)
-        if len(data) == _MAX_BYTES and _BEGIN.match(data) and not _HEAD.match(data):
-            raise ValueError(f"has no end within {_MAX_BYTES:,} bytes")
         return parse_card(data, folder)
     except AmbiguousSourceError:
         raise
@@ -69,6 +67,8 @@ def parse_card(data: bytes, folder: Path) -> Card:
     :class:`AmbiguousSourceError` for several configurations without a default.
     """
     head = _HEAD.match(data)
+    if head is None and len(data) >= _MAX_BYTES and _BEGIN.match(data):
+        raise ValueError(f"has no end within {_MAX_BYTES:,} bytes")
     if head is None or _RELEVANT.search(head[1]) is None:
         return Card()
     content = load_yaml(head[1])
@@ -84,19 +84,19 @@ def parse_card(data: bytes, folder: Path) -> Card:
     return Card(
         _read_data_files(chosen.get("data_files"), chosen.get("data_dir")),
         _read_features(info.get("features")),
-        drop_labels if isinstance(drop_labels, bool) else None,
+        next((known for known in (True, False) if is_yaml_bool(drop_labels, known)), None),
     )
 
 
-def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
+def _read_mappings(value: Any, name: str) -> list[dict[str, Any]]:
     """Returns the mappings in a member: none, one, or a list. Raises :class:`ValueError` for anything else."""
-    mappings = value if isinstance(value, list) else [] if value is None else [value]
+    mappings = value if isinstance(value, list) else [] if is_yaml_null(value) else [value]
     if not all(isinstance(each, dict) for each in mappings):
         raise ValueError(f"has {name} that are no mappings")
     return mappings
 
 
-def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
+def _choose_config(configs: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Returns the configuration that ``datasets`` loads by default: the only one, or the one that is marked or named as
     the default.
 
@@ -106,7 +106,7 @@ def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any
     if len(configs) < 2:
         return configs[0] if configs else {}
     for config, name in zip(configs, names, strict=True):
-        if config.get("default") is True or name == "default":
+        if is_yaml_bool(config.get("default"), True) or name == "default":
             return config
     some = ", ".join(map(printable, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     raise AmbiguousSourceError(
@@ -116,7 +116,7 @@ def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any
     )
 
 
-def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
+def _config_folder(config: dict[str, Any], folder: Path) -> Path | None:
     """Returns the folder that holds all files of a configuration.
 
     Returns None if that is the folder of the card, or does not exist. Returns None also for a malformed configuration.
@@ -139,7 +139,8 @@ def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
     Without patterns, takes all files of ``data_dir`` as ``train``. Returns None if both are missing. Raises
     :class:`ValueError` for malformed entries, and for patterns that lead out of the folder.
     """
-    if value is None:
+    data_dir = None if is_yaml_null(data_dir) else data_dir
+    if is_yaml_null(value):
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]
     by_split: dict[str, list[str]] = {}
@@ -183,7 +184,7 @@ def _read_features(value: Any) -> dict[str, Any]:
     return features
 
 
-def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:
+def _read_feature(item: Mapping[str, Any]) -> dict[str, Any] | None:
     """Converts a feature of an image, another file or a class, or a list of such. Returns None for other features.
 
     Raises :class:`ValueError` for classes that are not numbered from 0.
@@ -199,7 +200,10 @@ def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:
     label = dtype.get("class_label") if isinstance(dtype, dict) else None
     names = label.get("names") if isinstance(label, dict) else None
     if isinstance(names, dict):
-        if sorted(map(str, names)) != sorted(map(str, range(len(names)))):
+        by_number = {parse_yaml_int(number): name for number, name in names.items()}
+        if by_number.keys() != {*range(len(names))}:
             raise ValueError("has names of classes that are not numbered from 0")
-        names = [name for _, name in sorted(names.items(), key=lambda each: int(each[0]))]
-    return {"_type": "ClassLabel", "names": list(map(str, names))} if isinstance(names, list) else None
+        names = [by_number[number] for number in range(len(names))]
+    if isinstance(names, list) and not all(isinstance(name, str) for name in names):
+        raise ValueError("has names of classes that are no texts")
+    return {"_type": "ClassLabel", "names": names} if isinstance(names, list) else None

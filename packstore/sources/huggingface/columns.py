@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from packstore.core.column import ITEM_SIZE
+from packstore.core.column import CROWD, ITEM_SIZE
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
@@ -97,8 +97,8 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
     """Chooses the columns and fields of tables whose first rows are the record batch ``first``.
 
     If there are only lists of images, the first image of a list becomes ``image``, and the later ones ``further_…``. A
-    column of objects becomes ``boxes``, ``labels`` and, as JSON, the other members of the objects. Paths of files
-    become columns, too.
+    column of objects becomes ``boxes``, ``labels``, ``iscrowd`` and, as JSON, the other members of the objects. Paths
+    of files become columns, too.
 
     Raises :class:`SourceError` for a column that no field holds, for two columns of one name, and for tables without
     images.
@@ -234,20 +234,25 @@ def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> Tab
 
 
 def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
-    """Returns the column of boxes, and that of labels if the same column holds them. Adds their names to ``used``.
+    """Returns the column of boxes, and those of labels and crowd regions if the same column holds them. Adds their
+    names to ``used``.
 
     ``name``: name of the field, if the column holds the boxes alone.
     """
     optional = objects.column in facts.optional
     if not objects.boxes:
         return [TableColumn(name, objects.column, Boxes(optional=optional), converting_reader(objects.boxes_of))]
-    names = make_column_names(["boxes", "labels"] if objects.labels else ["boxes"], used)
+    parts = {"boxes": True, "labels": bool(objects.labels), CROWD: bool(objects.crowds)}
+    names = make_column_names([part for part, there in parts.items() if there], used)
     used |= set(names.values())
     boxes = Boxes(optional=optional)
     columns = [TableColumn(names["boxes"], objects.column, boxes, converting_reader(objects.boxes_of))]
     if objects.labels:
         labels = Labels(objects.classes, of=names["boxes"], optional=optional)
         columns.append(TableColumn(names["labels"], objects.column, labels, converting_reader(objects.labels_of)))
+    if objects.crowds:
+        crowds = Labels(of=names["boxes"], optional=optional)
+        columns.append(TableColumn(names[CROWD], objects.column, crowds, converting_reader(objects.crowds_of)))
     return columns
 
 

@@ -6,12 +6,12 @@ list of one feature, or a dict of features by name.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 from packstore.core.errors import printable
+from packstore.core.plainjson import load_json
 from packstore.sources.huggingface.arrow_types import (
     is_binary,
     is_file_struct,
@@ -38,9 +38,9 @@ def read_features(schema: Any) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"its features have {len(data)} bytes; expected at most {_MAX_BYTES}")
     try:
-        info = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"its features are no JSON: {error}") from None
+        info = load_json(data, "are no JSON")
+    except ValueError as error:
+        raise ValueError(f"its features {error}") from None
     inner = info.get("info") if isinstance(info, dict) else None
     features = inner.get("features") if isinstance(inner, dict) else None
     return features if isinstance(features, dict) else {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Images, Json, Label, Labels, Mask
 from packstore.sources.archives import open_tree
@@ -33,6 +34,7 @@ from packstore.sources.labels import hash_path, lower_known_split
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
+from packstore.sources.schema import RELATIVE
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
@@ -93,14 +95,15 @@ class HfImageFolderSource(FileRowSource):
         objects = self._object_column
         if objects is None:
             return columns
-        boxes, labels = self._object_names
+        boxes, labels, crowds = self._object_names
         optional = self._metadata.fields[objects.column].optional or any(
             row.values.get(objects.column) is None for row in self._metadata.rows()
         )
         if objects.boxes and not objects.has_rest:
             del columns[self._field_names[objects.column]]
         columns[boxes] = Boxes(optional=optional)
-        return columns | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
+        columns |= {labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {}
+        return columns | ({crowds: Labels(of=boxes, optional=optional)} if objects.crowds else {})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files and values of a row. Converts its boxes, if any, to corners in pixels.
@@ -112,17 +115,19 @@ class HfImageFolderSource(FileRowSource):
         objects = self._object_column
         if objects is None:
             return values
-        boxes, labels = self._object_names
+        boxes, labels, crowds = self._object_names
         value = values[self._field_names[objects.column]]
         if objects.labels:
             values[labels] = objects.labels_of(value if objects.boxes else values[labels])
+        if objects.crowds:
+            values[crowds] = objects.crowds_of(value)
         if objects.has_rest:
             values[self._field_names[objects.column]] = objects.rest_of(value)
         elif objects.boxes:
             del values[self._field_names[objects.column]]
         raw = objects.boxes_of(value)
         values[boxes] = None if raw is None else to_corners(raw, objects.convention, values["image"])
-        return values
+        return values | {RELATIVE: objects.convention.endswith("n")}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of the metadata that are of the split.
@@ -194,13 +199,13 @@ class HfImageFolderSource(FileRowSource):
         return facts.decide_convention(layout, printable(str(self.path)), self.path)
 
     @cached_property
-    def _object_names(self) -> tuple[str, str]:
-        """Names of the fields of boxes and of their labels; ``""`` without labels."""
+    def _object_names(self) -> tuple[str, str, str]:
+        """Names of the fields of boxes, of their labels, and of flags of crowd regions; ``""`` without these."""
         assert self._object_column is not None
         if self._object_column.boxes:
-            boxes, labels = make_column_names(["boxes", "labels"], ["image", *self._field_names.values()]).values()
-            return boxes, labels
-        return self._field_names[self._object_column.column], self._field_names.get(self._object_column.labels, "")
+            names = make_column_names(["boxes", "labels", CROWD], ["image", *self._field_names.values()])
+            return names["boxes"], names["labels"], names[CROWD]
+        return self._field_names[self._object_column.column], self._field_names.get(self._object_column.labels, ""), ""
 
     @cached_property
     def _main_column(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
+from packstore.core.plainjson import load_json
 from packstore.sources.beside import clean_path, join, read_text, read_whole
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.columns import declare_column
@@ -208,7 +209,7 @@ class ColumnValues:
         """Adds a value to the summary. ``text``: the file stores every value as text. Numbers are parsed then."""
         self.count += 1
         self.text = text
-        kind = _classify_text(value) if text and value is not None else _classify_value(value)
+        kind = classify_text(value) if text and value is not None else _classify_value(value)
         if kind == "missing":
             self.missing += 1
             return
@@ -248,7 +249,7 @@ class ColumnValues:
         return Json(), _keep_value
 
 
-def _classify_text(value: str) -> str:
+def classify_text(value: str) -> str:
     """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
 
     An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros.
@@ -365,9 +366,9 @@ def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{shown}, line {number}: not JSON: {printable(str(error))}") from None
+            row = load_json(line, "not JSON")
+        except ValueError as error:
+            raise SourceError(f"{shown}, line {number}: {printable(str(error))}") from None
         if not isinstance(row, dict):
             raise SourceError(f"{shown}, line {number}: no object of values by name")
         yield f"line {number}", row

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from packstore.core.column import is_crowd_name
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.boxes import BOX_NAMES, CONVENTIONS, LABEL_NAMES, NOT_CONVERTED, BoxConventionCounter
 
@@ -28,6 +29,7 @@ class ObjectColumn:
         column: Its name.
         boxes: Name of the boxes in each object; ``""`` if the column holds the boxes alone.
         labels: Name of the classes in each object, or of another column; ``""`` for none.
+        crowds: Name of the flags of crowd regions in each object; ``""`` for none.
         classes: Names of the classes by number; None if they have none.
         named: The values of ``labels`` are names.
         has_rest: Objects have further members.
@@ -37,6 +39,7 @@ class ObjectColumn:
     column: str
     boxes: str = ""
     labels: str = ""
+    crowds: str = ""
     classes: tuple[str, ...] | None = None
     named: bool = False
     has_rest: bool = False
@@ -63,6 +66,11 @@ class ObjectColumn:
         if unknown is not None or None in labels:
             raise ValueError(f"{printable(str(unknown))!r} is not one of the classes: its table has changed")
         return [numbers[each] for each in labels]
+
+    def crowds_of(self, value: Any) -> list[int] | None:
+        """Returns 1 for each crowd region among the objects of a row, and 0 for other objects; None without objects."""
+        flags = _collect_member(value, self.crowds)
+        return None if flags is None else [int(flag in (1, True)) for flag in flags]
 
     def rest_of(self, value: Any) -> Any:
         """Returns the objects of a row without boxes and labels; None stays None."""
@@ -161,7 +169,10 @@ def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
     by_name = {name.lower(): name for name, kind in beside.items() if kind in ("numbers", "names")}
     label = next((by_name[name] for name in LABEL_NAMES if name in by_name), "")
     has_rest = not isinstance(inside, str) and len(inside) > 1 + bool(label)
-    return replace(candidates[0], labels=label, named=bool(label) and beside[label] == "names", has_rest=has_rest)
+    crowds = "" if isinstance(inside, str) else next(filter(is_crowd_name, inside), "")
+    return replace(
+        candidates[0], labels=label, crowds=crowds, named=bool(label) and beside[label] == "names", has_rest=has_rest
+    )
 
 
 def classify_value(value: Any) -> ValueKind | None:

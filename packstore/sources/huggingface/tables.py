@@ -29,6 +29,7 @@ from packstore.sources.huggingface.splits import list_folder_files
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import PROBED, Row
+from packstore.sources.schema import RELATIVE
 from packstore.sources.values import nbytes_of
 from packstore.sources.workers import FailedSample
 from packstore.stores.link_files import Location
@@ -248,6 +249,7 @@ class HfTableSource(ScannedTables):
         objects = self._facts.objects
         if objects is not None:
             self._convert_boxes(values, objects.convention)
+            values[RELATIVE] = objects.convention.endswith("n")
         return values
 
     def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:

@@ -7,7 +7,6 @@ other images raises a question, so it is never mistaken for another set.
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Json, Label, Text
+from packstore.core.plainjson import load_json
 from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -161,10 +161,9 @@ class FolderSetSource(FileRowSource):
             content = values.get(name)
             if isinstance(content, bytes) and files[0].lower().endswith(_JSON):
                 try:
-                    values[name] = json.loads(content)
-                except (ValueError, RecursionError) as error:
-                    reason = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
-                    raise ValueError(f"its {name} is {reason}") from None
+                    values[name] = load_json(content, "is no JSON")
+                except ValueError as error:
+                    raise ValueError(f"its {name} {error}") from None
             elif isinstance(content, bytes) and not files[0].lower().endswith(IMAGE_SUFFIXES):
                 values[name] = to_utf8(content, self.tree.encoding, f"its {name}").decode("utf-8-sig")
         return values

@@ -58,8 +58,9 @@ class Food101(NamedSource):
         Raises :class:`SourceError` for any other content.
         """
         if self.exists(f"{name}.json"):
+            text = self.read_text(f"{name}.json")
             try:
-                by_class = json.loads(self.read_text(f"{name}.json"))
+                by_class = json.loads(text)
                 images = [image for of_class in by_class.values() for image in of_class]
             except (ValueError, AttributeError, TypeError, RecursionError):
                 images = [None]

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label, Mask
+from packstore.sources.boxes import CORNERS
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.voc.objects import parse_annotation
@@ -66,8 +67,7 @@ class OxfordPet(NamedSource):
         """
         values = dict(super().read_values(ref))
         if values.get("boxes") is not None:
-            boxes = parse_annotation(values["boxes"])["boxes"]
-            values["boxes"] = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in boxes]  # as published
+            values["boxes"] = parse_annotation(values["boxes"], CORNERS)["boxes"]
         return values
 
     @cached_property

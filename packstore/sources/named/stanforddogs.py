@@ -13,6 +13,7 @@ from typing import Any
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Json, Label
 from packstore.sources.beside import join
+from packstore.sources.boxes import CORNERS
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.mat import to_texts
@@ -90,9 +91,8 @@ class StanfordDogs(NamedSource):
         """
         values = dict(super().read_values(ref))
         if values["json"] is not None:
-            read = parse_annotation(values["json"])
-            corners = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in read["boxes"]]  # as published
-            values |= {"boxes": corners, "json": read["json"]["annotation"]}
+            read = parse_annotation(values["json"], CORNERS)
+            values |= {"boxes": read["boxes"], "json": read["json"]["annotation"]}
         return values
 
     def _read_list(self, split: str) -> list[str]:

@@ -91,8 +91,9 @@ class VisA(NamedSource):
         """Reads the rows of a table. Raises :class:`SourceError` for another header, no rows, and a path out of the
         source."""
         shown = self.file_name(file)
+        text = self.read_text(file)
         try:
-            lines = csv.reader(io.StringIO(self.read_text(file).decode("utf-8-sig"), newline=""), strict=True)
+            lines = csv.reader(io.StringIO(text.decode("utf-8-sig"), newline=""), strict=True)
             head = next(lines, [])
             rows = [dict(zip(columns, line, strict=True)) for line in lines if line]
             for row in rows:

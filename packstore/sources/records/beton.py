@@ -6,7 +6,6 @@ of data, and a table of the allocated pieces of pages, which alone has the sizes
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Json, Label
+from packstore.core.plainjson import load_json
 from packstore.images.encode.png import encode_png
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
@@ -219,7 +219,7 @@ class BetonSource(ShardSource):
             data = self._read_data(number, int(value), math.prod(shape) * dtype.itemsize, _MAX_VALUE)
             return np.frombuffer(data, dtype).reshape(shape)
         data = self._read_data(number, int(value["ptr"]), int(value["size"]), _MAX_VALUE)
-        return json.loads(data.partition(b"\0")[0]) if kind == _JSON else data
+        return load_json(data.partition(b"\0")[0]) if kind == _JSON else data
 
     def _read_image(self, number: int, name: str, value: Any) -> Any:
         """Reads an image: the bytes of a JPEG file, or an array of raw pixels. If other images of the field are JPEG,
@@ -358,7 +358,7 @@ def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]
     *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
     while axes and not axes[-1]:
         axes.pop()
-    (description,) = json.loads(arguments[33 * 8 :][:length])
+    (description,) = load_json(arguments[33 * 8 :][:length])
     name, form = description
     dtype = np.dtype(str(form))
     if name or dtype.kind not in "biuf" or len(axes) > 8 or math.prod(axes) * dtype.itemsize > _MAX_VALUE:

@@ -6,7 +6,6 @@ values, then the values. This is the layout of MDS without its description.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.plainjson import load_json
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.records.litdata_chunks import ChunkFiles
 from packstore.sources.records.mds import MdsSource, find_indexes
@@ -118,12 +118,12 @@ def _parse_names(spec: object, count: int) -> tuple[str, ...]:
     or list. Raises :class:`ValueError` for nested items, other types, and a number of names other than ``count``."""
     if not isinstance(spec, str):
         raise ValueError("it has no data_spec")
-    node = json.loads(spec)[1]
+    node = load_json(spec)[1]
     children = node["children_spec"]
     if len(children) != count or any(child["children_spec"] for child in children):
         raise ValueError("its items are nested, or not as many values as it says")
     kind = str(node["type"]).rpartition(".")[2]
-    names = tuple(map(str, json.loads(node["context"]) if kind == "dict" else range(count)))
+    names = tuple(map(str, load_json(node["context"]) if kind == "dict" else range(count)))
     if kind not in ("dict", "tuple", "list") or len(set(names)) != count:
         raise ValueError(f"its items are {kind!r:.40}, where a dict or a tuple should be")
     return names

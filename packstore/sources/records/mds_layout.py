@@ -4,7 +4,6 @@ version 2 of the format).
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
 
 INDEX = "index.json"
 MAX_JSON, _MAX_COLUMNS = 1 << 28, 1000
@@ -75,7 +75,7 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding == "str_float":
         return float(data)
     if encoding == "json":
-        return json.loads(data)
+        return load_json(data)
     if encoding == "pil":
         return _decode_pixels(data)
     return decode_array(encoding, data)
@@ -189,7 +189,7 @@ def read_index(index: Path) -> dict[str, Any]:
     Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 256 MiB.
     """
     try:
-        content = json.loads(read_bounded(index, MAX_JSON))
+        content = load_json(read_bounded(index, MAX_JSON), "it is not valid JSON")
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
     if not isinstance(content, dict):

@@ -6,7 +6,6 @@ Features become examples as in ``tensorflow_datasets/core/example_serializer.py`
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zlib
@@ -23,8 +22,10 @@ from numpy.typing import NDArray
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
 from packstore.core.protobuf import Feature, Message
-from packstore.images.sniff import HeaderError, max_file_bytes, sniff
+from packstore.images.decoders.orientation import upright_size
+from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
@@ -33,6 +34,7 @@ from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrec
 from packstore.sources.records.exported import ExportedTfds
 from packstore.sources.records.shards import list_first_shards
 from packstore.sources.records.tfds_features import FEATURES, Leaf, is_mask_leaf, is_pixel_tensor, read_feature_columns
+from packstore.sources.schema import RELATIVE
 
 INFO = "dataset_info.json"
 _MAX_JSON = 1 << 26
@@ -107,6 +109,7 @@ class TfdsSource(ExampleSource):
         for name, leaf in self._column_leaves.items():
             if leaf.what == "boundingBox" and values[name] is not None:
                 values[name] = _boxes_to_pixels(leaf, values[name], values["image"])
+                values[RELATIVE] = True
         return values
 
     def _index_file(self, number: int) -> Any:
@@ -287,10 +290,9 @@ def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDAr
             height, width = image.shape[:2]
         else:
             try:
-                info = sniff(image or b"")
+                width, height = upright_size(image or b"")
             except HeaderError as error:
                 raise ValueError(error.reason) from None
-            height, width = info.height, info.width
         boxes = boxes * (width, height, width, height)
     return boxes.astype(np.float32)
 
@@ -329,7 +331,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
-        content = json.loads(read_bounded(file, _MAX_JSON))
+        content = load_json(read_bounded(file, _MAX_JSON), "it is not valid JSON")
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:

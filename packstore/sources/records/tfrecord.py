@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
 from packstore.core.protobuf import Feature, Message
+from packstore.images.decoders.orientation import upright_size
 from packstore.images.encode.png import encode_png
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.sniff import HeaderError
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.facts import FeatureFacts
 from packstore.sources.records.labels import ClassNameFile, Numbering, find_class_names, find_numbering
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards
+from packstore.sources.schema import RELATIVE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
 _LABELS = {
@@ -126,6 +128,7 @@ class TfrecordSource(ExampleSource):
                 raise ValueError(f"{printable(self._main_feature)}: {error}") from error
         if self._box_features is not None:
             values["boxes"] = self._read_boxes(features, message, values.get("image"))
+            values[RELATIVE] = self._box_features[1]
         return values
 
     def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
@@ -154,10 +157,9 @@ class TfrecordSource(ExampleSource):
         boxes = np.stack(edges, 1).astype(np.float64)
         if fractions:
             try:
-                info = sniff(image or b"")
+                boxes *= upright_size(image or b"") * 2
             except HeaderError as error:
                 raise ValueError(error.reason) from None
-            boxes *= (info.width, info.height, info.width, info.height)
         return boxes.astype(np.float32)
 
     @cached_property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.huggingface.metadata import MISSING, ColumnValues
+from packstore.sources.huggingface.metadata import MISSING, ColumnValues, classify_text
 from packstore.sources.labels import LABEL_COLUMNS
 from packstore.sources.table.box_cells import (
     find_box_columns,
@@ -27,6 +27,7 @@ _MAX_TEXTS, _LEAST_POINTS = 1 << 16, 3
 _SEPARATORS = "|;,"
 _FLAGS = {"": None, "0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
 _RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")
+_CROWD_NAMES = ("iscrowd", "isgroupof")
 _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
 
 
@@ -96,10 +97,10 @@ class ColumnFacts:
 
     @property
     def class_kinds(self) -> set[str]:
-        """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A``.
-        Not beside texts for missing values, such as ``NA``, alone."""
+        """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A`` or
+        ``007``. Not beside texts for missing values, such as ``NA``, alone."""
         kinds = self.values.kinds
-        names = (text for text in self.texts or () if parse_number_cell(text) is None and text not in MISSING)
+        names = (text for text in self.texts or () if classify_text(text) == "text" and text not in MISSING)
         return {"text"} if self.values.text and "text" in kinds and any(names) else kinds
 
     @property
@@ -140,6 +141,7 @@ class ColumnRoles:
     Attributes:
         split: Column of splits.
         boxes: Four columns, or the only one, whose cells are boxes.
+        crowds: Column of flags that are 1 for crowds, such as Open Images' ``IsGroupOf``.
         convention: ``xyxy``, ``xywh`` or ``cxcywh`` if the names of the columns imply it; else empty.
         runs: Column of masks by run lengths, such as Kaggle's ``EncodedPixels``.
         label: Column of a class, or of several.
@@ -152,6 +154,7 @@ class ColumnRoles:
 
     split: str = ""
     boxes: tuple[str, ...] = ()
+    crowds: str = ""
     convention: str = ""
     runs: str = ""
     label: str = ""
@@ -186,6 +189,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         if not roles.boxes:
             runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
             roles.runs = _take_column(free, next(runs, ""))
+    roles.crowds = _find_crowd_column(free) if roles.boxes else ""
     if "keypoints" in given:
         names = given["keypoints"]
         roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
@@ -230,6 +234,12 @@ def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
     return next(
         (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled_count), ""
     )
+
+
+def _find_crowd_column(free: Mapping[str, ColumnFacts]) -> str:
+    """Finds a ``free`` column of flags that mark a crowd; ``""`` if there is none, or no flag is set."""
+    flags = (name for name, each in free.items() if each.flags is not None and 1 in each.flags)
+    return next((name for name in flags if letters_and_digits(name) in _CROWD_NAMES), "")
 
 
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:

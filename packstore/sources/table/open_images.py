@@ -68,8 +68,9 @@ def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) 
     """
     parents: dict[str, list[str]] = {}
     for file in files:
+        text = read_text(tree, file, MAX_BYTES)
         try:
-            _collect_parents(parse_json(read_text(tree, file, MAX_BYTES)), [], titles, parents)
+            _collect_parents(parse_json(text), [], titles, parents)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SourceError(f"{tree.name(file)} is not a hierarchy of classes ({printable(reason)[:80]})") from None

@@ -7,13 +7,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from packstore.core.column import CROWD
 from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, Labels
+from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.sources.boxes import to_corners
 from packstore.sources.names import make_column_names
+from packstore.sources.schema import RELATIVE
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
 from packstore.sources.table.boxes import read_row_boxes, read_sides
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
-from packstore.sources.table.columns import ColumnRoles, convert_runs
+from packstore.sources.table.columns import ColumnRoles, convert_runs, parse_flag
 from packstore.sources.table.image_rows import RowsByImage
 from packstore.sources.table.open_images import find_descriptions, find_hierarchies, read_descriptions, read_hierarchy
 from packstore.sources.tree import Tree
@@ -48,7 +51,7 @@ class RecordColumns:
     def declare_fields(self) -> dict[str, Field]:
         """Returns the field of each column; reads rows as needed. The columns:
 
-        - ``boxes``; with ``segmentations`` if the rows have masks.
+        - ``boxes``; with ``segmentations`` if the rows have masks, and ``iscrowd`` if a box is a crowd.
         - ``label`` or ``labels``, and ``tags``: classes of rows without a box.
         - ``parents``: the classes above.
         - Flags: ``label``, or ``labels`` with ``uncertain`` and ``unmentioned``.
@@ -62,7 +65,7 @@ class RecordColumns:
         if roles.boxes or roles.runs:
             fields["boxes"] = Boxes()
         if roles.runs:
-            fields["segmentations"] = Json()
+            fields["segmentations"] = Json(shapes=True)
         if roles.label:
             classes = self._class_column.names
             if roles.boxes or roles.runs:
@@ -73,6 +76,8 @@ class RecordColumns:
                 fields["labels"] = Labels(classes, of=False, optional=True)
             else:
                 fields["label"] = Label(classes, optional=self._lacks_values(roles.label))
+        if roles.crowds:
+            fields[CROWD] = Labels(of="boxes")
         if self._parents:
             fields["parents"] = Json()
         if roles.flags:
@@ -94,6 +99,8 @@ class RecordColumns:
         result, boxed = self._read_boxes(rows, image)
         if roles.label:
             result |= self._read_classes(rows, boxed)
+        if roles.crowds:
+            result[CROWD] = [parse_flag(cells.get(roles.crowds)) or 0 for cells, count in boxed for _ in range(count)]
         if self._parents:
             labels = result["labels"] if "labels" in result else [result["label"]]
             result["parents"] = [self._parents.get(each, ()) for each in labels or ()]
@@ -119,9 +126,17 @@ class RecordColumns:
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
             boxes = to_corners([box for each in raw for box in each], self._convention, image)
-            return {"boxes": boxes}, [(cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each]
+            relative = {RELATIVE: self._convention.endswith("n")}
+            return {"boxes": boxes, **relative}, [
+                (cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each
+            ]
         if roles.runs:
             masked = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
+            if masked and swaps_sides(read_annotation_orientation(image)):
+                raise ValueError(
+                    "its run lengths do not tell if they count in the stored or in the upright image, whose sides "
+                    "differ; save the image without its EXIF orientation"
+                )
             masks = [convert_runs(cells[roles.runs], *read_sides(image)) for cells in masked]
             values = {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
             return values, [(cells, 1) for cells in masked]
@@ -179,6 +194,7 @@ class RecordColumns:
             "segmentations",
             "label",
             "labels",
+            *([CROWD] if self._roles.crowds else []),
             "tags",
             "keypoints",
             "keypoint_labels",

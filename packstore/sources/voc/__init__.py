@@ -1,7 +1,6 @@
 """Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): JPEGImages with Annotations, ImageSets and masks.
 
-Boxes in its files count pixels from 1, and include both corners. Here the left edge of the first pixel is 0, so a box
-is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
+Boxes in its files are described in :mod:`packstore.sources.voc.objects`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,15 @@ from packstore.sources.beside import (
     join,
     read_lines,
 )
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
-from packstore.sources.voc.objects import CLASSES, declare_annotation_fields, parse_annotation, read_classes
+from packstore.sources.voc.objects import CLASSES, declare_annotation_fields
+from packstore.sources.voc.source import AnnotatedVocSource
 
 __all__ = ["CLASSES", "KIND", "VocSource"]
 
@@ -47,7 +46,7 @@ _FLAG = re.compile(r"\s+[+-]?[01]$")
 """Flag after the name of an image, in lists of a class."""
 
 
-class VocSource(FileRowSource):
+class VocSource(AnnotatedVocSource):
     """Source of the images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
 
     Splits are the sets of ``ImageSets/Main``. If it has none, they are those of ``ImageSets/Segmentation``,
@@ -65,7 +64,6 @@ class VocSource(FileRowSource):
     :class:`SourceError` for an image in two sets, and for two images that differ only by their suffix.
     """
 
-    kind = "voc"
     left_images = "images in none of the sets"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -84,6 +82,7 @@ class VocSource(FileRowSource):
             f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folders[0]}" if self._sets else ""
         )
         self.evidence = f"{', '.join(parts)}{sets}"
+        self.decide_convention()
 
     def splits(self) -> Sequence[str]:
         """Returns the sets in packing order, or ``("",)``; reads all sets first.
@@ -101,8 +100,7 @@ class VocSource(FileRowSource):
             columns[name] = self._infer_mask_field(folder)
         columns |= declare_mask_columns(self._palette) if self._palette is not None else {}
         if self._annotated:
-            rows = chain.from_iterable(map(self.file_rows, self.splits()))
-            columns |= declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
+            columns |= declare_annotation_fields(self.facts.classes)
         return columns
 
     def _infer_mask_field(self, folder: str) -> Field:
@@ -142,8 +140,7 @@ class VocSource(FileRowSource):
         values = dict(super().read_values(ref))
         if self._palette is not None and values["mask"] is not None:
             values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
-        document = values.get("json")
-        return values if document is None else values | parse_annotation(document)
+        return values
 
     def describing_files(self) -> Iterable[str]:
         """Returns the paths of the lists of images and of the files of the palette."""
@@ -211,7 +208,11 @@ class VocSource(FileRowSource):
         only by their suffixes.
         """
         folder = self._join_base(self._images)
-        suffixes = find_suffixes_other_than_jpg(self.tree, folder, self.tree.list(folder).images)
+        folders = self.tree.folders(is_passed_over, folder)
+        images = (
+            join(place, name)[len(folder) + 1 :] for place, names in folders for name in names.ending(*IMAGE_SUFFIXES)
+        )
+        suffixes = find_suffixes_other_than_jpg(self.tree, folder, images)
         if self._sets:
             seen: set[str] = set()
             for file in self._sets:
@@ -310,4 +311,4 @@ def _open_voc(path: Path, options: SourceOptions) -> Source:
     )
 
 
-KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc, in_objects=True)
+KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc, takes_boxes=True, in_objects=True)

@@ -6,34 +6,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field
 from packstore.sources.annotations import describe_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.beside import is_folder, join
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.encodings import convert_start
+from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import in_packing_order
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
-from packstore.sources.voc.objects import declare_annotation_fields, parse_annotation, read_classes
+from packstore.sources.voc.objects import declare_annotation_fields
+from packstore.sources.voc.source import AnnotatedVocSource
 
 _IMAGES = ("images", "Images", "img", "imgs", "JPEGImages")
 _XML = ("annotations", "Annotations", "annots", "annot", "xmls", "xml", "labels", "Labels")
 _START, _LOOKED_AT = 512, 16
 
 
-class VocBesideSource(FileRowSource):
+class VocBesideSource(AnnotatedVocSource):
     """Source of images with XML files beside them, in the folder itself or in folders of splits (``train``, ``valid``
     …).
 
     The columns ``boxes``, ``labels``, ``difficult`` and ``json`` are missing for an image without an XML file. Opening
     raises :class:`SourceError` if there are no XML files.
     """
-
-    kind = "voc"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -46,6 +45,7 @@ class VocBesideSource(FileRowSource):
         self.evidence = "XML files in " + ", ".join(
             dict.fromkeys(printable(xml) or "the folder" for pairs in self._pairs.values() for _, xml in pairs)
         )
+        self.decide_convention()
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in the names of the folders, in packing order. Returns ``("",)`` if no folder names a
@@ -54,20 +54,13 @@ class VocBesideSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the field of each column. Reads all annotations for their classes."""
-        rows = (row for split in self._pairs for row in self.file_rows(split))
-        return declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
+        return declare_annotation_fields(self.facts.classes)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, with the XML file of the same name. This file may be missing."""
         for images, xml in self._pairs[split]:
             for name in self.tree.list(images).images:
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
-
-    def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image, and parses its annotation if there is one. Raises :class:`ValueError` for an invalid
-        annotation."""
-        values = dict(super().read_values(ref))
-        return values if values.get("json") is None else values | parse_annotation(values["json"])
 
     def describing_files(self) -> Iterable[str]:
         """Returns nothing: each XML file belongs to one image."""
@@ -165,7 +158,7 @@ def _has_annotations(tree: Tree, folder: str) -> bool:
 def _is_annotation(tree: Tree, file: str) -> bool:
     """Tells by its beginning if an XML file is an annotation of Pascal VOC. MIT's LabelMe has polygons instead of
     boxes: False."""
-    start = tree.first_bytes(file, _START)
+    start = convert_start(tree.first_bytes(file, _START))
     return b"<annotation" in start and b"LabelMe Webtool" not in start
 
 

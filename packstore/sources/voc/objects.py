@@ -1,18 +1,21 @@
 """Parser of Pascal VOC's XML files.
 
 Boxes in its files count pixels from 1, and include both corners. Here the left edge of the first pixel is 0, so a box
-is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
+is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number. Files of other tools
+(CVAT, Datumaro, Roboflow) count from 0: their boxes are ``(xmin, ymin, xmax, ymax)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.plainxml import load_xml
-from packstore.sources.beside import parse_finite, read_whole
+from packstore.sources.beside import parse_finite, read_text
+from packstore.sources.boxes import VOC
 from packstore.sources.tree import Tree
 
 CLASSES = (
@@ -35,25 +38,52 @@ def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
     }
 
 
-def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
-    """Reads the classes of all annotations. Returns Pascal VOC's 20 if there are no others, else the names, sorted.
+@dataclass(frozen=True, slots=True)
+class AnnotationFacts:
+    """Facts about all XML files of a source.
 
-    Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes.
+    Attributes:
+        files: Number of files that could be read.
+        classes: Pascal VOC's 20 classes if there are no others, else the names, sorted.
+        from_zero: Path of the first file with a box that proves that the files count from 0; empty for none.
     """
+
+    files: int
+    classes: tuple[str, ...]
+    from_zero: str
+
+
+def read_facts(tree: Tree, files: Iterable[str]) -> AnnotationFacts:
+    """Reads all annotations. Skips damaged files. Raises :class:`SourceError` for more than 65,536 classes, and
+    :class:`AmbiguousSourceError` for a file of unknown encoding."""
     names: set[str] = set()
+    count, from_zero = 0, ""
     for file in files:
         try:
-            document = load_xml(read_whole(tree, file))[1]
-            names.update(name for name in map(_class_name, _as_list(document["object"])))
+            document = load_xml(read_text(tree, file))[1]
+            objects = _as_list(document["object"])
+            count += 1
+            names.update(map(_class_name, objects))
+            if not from_zero and any(counts_from_zero(parse_box(each)) for each in objects):
+                from_zero = file
+        except AmbiguousSourceError:
+            raise  # of the encoding
         except (SourceError, ValueError, KeyError, TypeError):
             continue  # reported as a bad sample when it is read
         if len(names) > _MAX_CLASSES:
             raise SourceError(f"{tree.name()}: its annotations name more than {_MAX_CLASSES} classes")
-    return CLASSES if names <= set(CLASSES) else tuple(sorted(names))
+    return AnnotationFacts(count, CLASSES if names <= set(CLASSES) else tuple(sorted(names)), from_zero)
 
 
-def parse_annotation(data: bytes) -> dict[str, Any]:
-    """Parses an XML file to its columns. Raises :class:`ValueError` for an invalid file. The columns:
+def counts_from_zero(box: Sequence[float]) -> bool:
+    """Tells if a box, as written, is one that no file has that counts from 1: it begins within 0 to 1."""
+    left, top, right, bottom = box
+    return (0 <= left < 1 or 0 <= top < 1) and left < right and top < bottom  # four zeros are no box
+
+
+def parse_annotation(data: bytes, convention: str = VOC) -> dict[str, Any]:
+    """Parses an XML file to its columns. ``convention``: ``voc``, or ``xyxy`` if boxes count from 0. Raises
+    :class:`ValueError` for an invalid file. The columns:
 
     - ``boxes``: corners in pixels from 0.
     - ``labels``: names of classes.
@@ -65,8 +95,9 @@ def parse_annotation(data: bytes) -> dict[str, Any]:
     if root != "annotation" or not isinstance(document, dict):
         raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
     document["object"] = objects = _as_list(document.get("object", []))
+    first = 1 if convention == VOC else 0
     return {
-        "boxes": [parse_box(each) for each in objects],
+        "boxes": [[left - first, top - first, right, bottom] for left, top, right, bottom in map(parse_box, objects)],
         "labels": [_class_name(each) for each in objects],
         "difficult": [int(_get_text(each, "difficult", "0")) for each in objects],
         "json": {"annotation": document},
@@ -100,8 +131,7 @@ def _class_name(value: Any) -> str:
 
 
 def parse_box(value: Any) -> list[float]:
-    """Parses the box of an ``object`` to left, top, right, bottom in pixels from 0. Raises :class:`ValueError` for a
+    """Parses the box of an ``object`` to left, top, right, bottom as they are written. Raises :class:`ValueError` for a
     corner that is missing or not a finite number."""
     box = value.get("bndbox") if isinstance(value, dict) else None  # <object/> is a text
-    left, top, right, bottom = (parse_finite(_get_text(box, corner)) for corner in _CORNERS)
-    return [left - 1, top - 1, right, bottom]
+    return [parse_finite(_get_text(box, corner)) for corner in _CORNERS]

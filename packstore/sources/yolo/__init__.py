@@ -21,6 +21,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import has_yolo_beside, holds_yolo_labels, join, parse_finite, read_whole
 from packstore.sources.coco.files import READ_ORDER, find_annotation_files
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.schema import RELATIVE
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import find_folder_pairs
 from packstore.sources.yolo.layout import (
@@ -85,7 +86,7 @@ class YoloSource(FileRowSource):
             points, numbers = self._layout.points
             columns["keypoints"] = Keypoints(numbers, of="boxes", points=points)
         elif self._has_polygons:
-            columns["polygons"] = Json()
+            columns["polygons"] = Json(shapes=True)
         return columns
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -106,7 +107,13 @@ class YoloSource(FileRowSource):
         values |= _parse_label_lines(values["labels"] or b"", width, height, self._layout.points)
         if not self._has_polygons:
             del values["polygons"]
-        return values
+        return values | {RELATIVE: True}
+
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns ``upright`` for JPEG and TIFF: Ultralytics swaps the sides of a JPEG by its EXIF orientation
+        (``exif_size`` in ``ultralytics/data/utils.py``), and all its readers turn a TIFF. OpenCV, with which it reads
+        images, turns other kinds only in recent versions."""
+        return "upright" if kind in ("jpeg", "tiff") else None
 
     def describing_files(self) -> Iterable[str]:
         """Returns the files that describe the data set, and the lists of images."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.yamltext import load_yaml
+from packstore.core.yamltext import is_yaml_null, load_yaml, parse_yaml_int
 from packstore.sources.annotation_formats.objects import as_list
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import (
@@ -268,20 +268,21 @@ def read_image_list(tree: Tree, file: str) -> Iterator[str]:
         yield join(base, "/".join(parts[max(0, drop) :]))
 
 
-def _read_yaml(tree: Tree, file: str) -> dict[Any, Any]:
+def _read_yaml(tree: Tree, file: str) -> dict[str, Any]:
     """Reads a file like ``data.yaml`` to a dictionary. Raises :class:`SourceError` for any other content, and over 1
     MiB."""
+    text = read_text(tree, file, _MAX_YAML)
     try:
-        document = load_yaml(read_text(tree, file, _MAX_YAML))
+        document = load_yaml(text)
     except ValueError as error:
         raise SourceError(f"{tree.name(file)} {error}") from None
     if not isinstance(document, dict):
         raise SourceError(f"{tree.name(file)} holds no names and values")
-    return document
+    return {name: None if is_yaml_null(value) else value for name, value in document.items()}
 
 
 def _parse_classes(
-    tree: Tree, file: str, document: dict[Any, Any]
+    tree: Tree, file: str, document: dict[str, Any]
 ) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
     """Parses names of classes and shape of keypoints from the content of ``data.yaml``. Either is None if it is
     missing.
@@ -289,30 +290,26 @@ def _parse_classes(
     Adds numbers to names that occur twice. Raises :class:`SourceError` for invalid values, and for a number of names
     other than ``nc``.
     """
-    where, names, count = tree.name(file), document.get("names"), document.get("nc")
+    where, names, count = tree.name(file), document.get("names"), parse_yaml_int(document.get("nc"))
     if isinstance(names, dict):
-        numbers = [*names]
-        if not all(type(number) is int for number in numbers) or sorted(numbers) != [*range(len(numbers))]:
+        by_number = {parse_yaml_int(number): name for number, name in names.items()}
+        if by_number.keys() != {*range(len(names))}:
             raise SourceError(f"{where}: names should be numbered from 0 without gaps")
-        names = [names[number] for number in sorted(numbers)]
-    if names is not None and (not isinstance(names, list) or not all(_is_name(name) for name in names)):
+        names = [by_number[number] for number in range(len(names))]
+    if names is not None and (not isinstance(names, list) or not all(isinstance(name, str) and name for name in names)):
         raise SourceError(f"{where}: names should be a list of names, or names by number")
-    if names is not None and type(count) is int and count != len(names):
+    if names is not None and count is not None and count != len(names):
         raise SourceError(f"{where}: nc is {count}, but there are {len(names)} names")
-    classes = None if not names else number_repeated_names([*map(str, names)], range(len(names)))
+    classes = None if not names else number_repeated_names(names, range(len(names)))
     shape = document.get("kpt_shape")
     if shape is None:
         return classes, None
-    if not isinstance(shape, list) or [*map(type, shape)] != [int, int] or shape[1] not in (2, 3):
+    points, each = map(parse_yaml_int, shape) if isinstance(shape, list) and len(shape) == 2 else (None, None)
+    if points is None or each not in (2, 3):
         raise SourceError(f"{where}: kpt_shape is {printable(str(shape)[:40])}; expected [points, 2] or [points, 3]")
-    if not 1 <= shape[0] <= _NAMES:
-        raise SourceError(f"{where}: kpt_shape has {shape[0]} points; expected 1 to {_NAMES}")
-    return classes, (shape[0], shape[1])
-
-
-def _is_name(value: Any) -> bool:
-    """Tells if a value may be the name of a class: a number, or a text that is not empty."""
-    return isinstance(value, (str, int, float)) and str(value) != ""
+    if not 1 <= points <= _NAMES:
+        raise SourceError(f"{where}: kpt_shape has {points} points; expected 1 to {_NAMES}")
+    return classes, (points, each)
 
 
 def _read_names(tree: Tree, file: str) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class StoreBuilder:
         """
         if shard_size is not None and shard_size < 1:
             raise StoreError(f"a shard size must be at least 1 byte, got {shard_size}")
-        blank = tuple(dataclasses.replace(c, nbytes=0, digest=None) for c in columns)
+        blank = tuple(dataclasses.replace(c, nbytes=0, digest=None, hides_boxes=None) for c in columns)
         # Raises for anything that a manifest cannot hold.
         Manifest(format, encoding, 0, blank, Origin("", ""))
         self._format: Format = FORMATS[format]
@@ -400,7 +400,8 @@ class StoreBuilder:
         for column in self._columns[1:]:
             spool = self._spools[column.name]
             spool.check_spooled()
-            columns.append(dataclasses.replace(column, nbytes=spool.nbytes))
+            values = spool.map_values(0, self.records)
+            columns.append(dataclasses.replace(spool.find_hidden_boxes(values), nbytes=spool.nbytes))
         return dataclasses.replace(
             self._base,
             records=self.records,

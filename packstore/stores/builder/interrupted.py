@@ -236,11 +236,11 @@ def finish_published_run(destination: Path, identity: ConversionIdentity, *, ove
 def remove_published_run(destination: Path) -> None:
     """Removes the work directory that a killed run left beside a published store.
 
-    Keeps a directory that has a receipt or no valid owner file, or that a process uses.
+    Keeps a directory that has a receipt, that packstore did not make, or that a process uses.
     """
     work = work_path(destination)
     with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it
-        if work.is_dir() and read_owner(work) and all(read_receipt(run) is None for run in list_runs(work)):
+        if work.is_dir() and all(read_receipt(run) is None for run in list_runs(work)):
             WorkDirectory(destination).remove()
 
 

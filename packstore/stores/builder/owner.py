@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from packstore.core.errors import printable
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -39,12 +41,15 @@ class Owner:
     host: str
     started: float
 
+    def __str__(self) -> str:
+        return f"process {self.pid} on {printable(self.host)}"
+
 
 def read_owner(path: Path) -> Owner | None:
     """Reads the owner file of the work directory at ``path``. Returns None if there is no valid owner file."""
     try:
         descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a null byte in the path
         return None
     try:
         plain = json.loads(os.read(descriptor, _OWNER_BYTES))
@@ -74,10 +79,10 @@ def write_owner(descriptor: int, destination: str) -> None:
     os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
 
 
-def is_held(path: Path, owner: Owner) -> bool:
+def is_held(path: Path, owner: Owner | None) -> bool:
     """Returns whether a process holds the lock of the work directory.
 
-    - File system without locks: whether ``owner`` may still run. True for any other host.
+    - File system without locks: whether ``owner`` may still run. True for any other host, False for None.
     - No permission to open the owner file: True.
     - No owner file: False.
     """
@@ -88,23 +93,23 @@ def is_held(path: Path, owner: Owner) -> bool:
     except OSError:
         return False
     try:
-        locked = lock_owner_file(descriptor)
+        locked = lock_owner_file(descriptor, shared=True)
         if locked is None:
-            return owner.host != socket.gethostname() or process_exists(owner.pid)
+            return owner is not None and (owner.host != socket.gethostname() or process_exists(owner.pid))
         return not locked
     finally:
         os.close(descriptor)
 
 
-def lock_owner_file(descriptor: int) -> bool | None:
+def lock_owner_file(descriptor: int, *, shared: bool = False) -> bool | None:
     """Locks an open owner file, without waiting. Returns False if another process holds the lock.
 
-    Returns None if the system or file system has no locks.
+    Returns None if the system or file system has no locks. ``shared``: only to see whether a process writes.
     """
     if fcntl is None:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -97,14 +97,20 @@ class ColumnSpool:
         return Ragged(offsets - first if first else offsets, self._data.map_content()[first:last])
 
     def describe_values(self, start: int, stop: int, data: ColumnData) -> Column:
-        """Returns the column with size and digest of ``data``, the values of records ``start`` to ``stop - 1``.
+        """Returns the column with what depends on ``data``, the values of records ``start`` to ``stop - 1``.
 
         If these are all records, calls :meth:`check_spooled`, which may raise :class:`StoreError`.
         """
+        column = self.find_hidden_boxes(data)
         if (start, stop) != (0, self.records):
-            return describe_column(self.column, data)
+            return describe_column(column, data)
         self.check_spooled()
-        return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self.digest())
+        return dataclasses.replace(column, nbytes=self._data.nbytes, digest=self.digest())
+
+    def find_hidden_boxes(self, data: ColumnData) -> Column:
+        """Returns the column with :attr:`Column.hides_boxes` of the values ``data``."""
+        values = data if isinstance(data, Ragged) else ()
+        return dataclasses.replace(self.column, hides_boxes=self.column.traits.find_hidden_boxes(self.column, values))
 
     @property
     def nbytes(self) -> int:

@@ -61,7 +61,7 @@ ASIDE = f"{STORE}-old"
 _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
-_NAMING_SECONDS = 1.0
+_NAMING_SECONDS, _LOOK_SECONDS = 1.0, 0.05
 
 
 def work_path(destination: Path) -> Path:
@@ -205,6 +205,9 @@ class WorkDirectory:
                 return False
         try:
             locked = lock_owner_file(descriptor)
+            if locked is False:  # verify and clean hold it for a moment, to see whether a process writes
+                time.sleep(_LOOK_SECONDS)
+                locked = lock_owner_file(descriptor)
             there = os.fstat(descriptor)
             try:
                 current = (self.path / OWNER).lstat()
@@ -259,9 +262,7 @@ class WorkDirectory:
 
     def _in_use_error(self, owner: Owner | None) -> DestinationError:
         """Returns the error for a destination that another process is writing. Names ``owner`` unless that is None."""
-        who = "another process"
-        if owner is not None:
-            who = f"process {owner.pid} on {printable(owner.host)}"
+        who = "another process" if owner is None else owner
         return DestinationError(
             f"{printable(str(self._destination))} is being written by {who}; wait for it or choose another name"
         )
@@ -314,13 +315,15 @@ class Leftover:
 
     Attributes:
         path: Path of the directory.
-        owner: The process that wrote it.
+        destination: The store or export that was being written.
+        owner: The process that wrote it. None if the directory is empty, or holds only an empty owner file.
         nbytes: Bytes on disk.
         in_store: Names of shards and tables that a killed append left in the store, and that the store does not need.
     """
 
     path: Path
-    owner: Owner
+    destination: Path
+    owner: Owner | None
     nbytes: int
     in_store: tuple[str, ...] = ()
 
@@ -328,18 +331,41 @@ class Leftover:
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
     """Yields the work directories directly in ``directory`` that packstore made and no process uses.
 
-    Yields none whose owner file is not valid. Raises :class:`OSError` if the directory cannot be listed.
+    Raises :class:`OSError` if the directory cannot be listed.
     """
     for path in sorted(directory.iterdir()):
-        name = _NAME.fullmatch(path.name)
-        if name is None or path.is_symlink() or not path.is_dir():
-            continue
-        owner = read_owner(path)
-        if owner is None or work_path(directory / owner.destination) != path or is_held(path, owner):
-            continue
-        nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
-        destination = directory / owner.destination
-        yield Leftover(path, owner, nbytes, list_needless_files(destination))
+        leftover = find_leftover(path)
+        if leftover is not None:
+            yield leftover
+
+
+def find_leftover(path: Path) -> Leftover | None:
+    """Returns the work directory at ``path`` if packstore made it and no process uses it, else None."""
+    name = _NAME.fullmatch(path.name)
+    if name is None or path.is_symlink() or not path.is_dir():
+        return None
+    owner = read_owner(path)
+    # Without an owner, the name must be one that work_path gives; a cut one stands for itself.
+    destination = path.parent / (name[1] if owner is None else owner.destination)
+    if work_path(destination) != path or is_held(path, owner):
+        return None
+    try:
+        if owner is None and not _has_no_owner(path):
+            return None
+    except (PermissionError, FileNotFoundError):  # another user's, or removed meanwhile
+        return None
+    nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
+    return Leftover(path, destination, owner, nbytes, list_needless_files(destination))
+
+
+def find_writer(destination: Path) -> Owner | None:
+    """Returns the process that holds the work directory of a local destination, or None.
+
+    A process that has not written its name yet counts as none.
+    """
+    path = work_path(destination)
+    owner = read_owner(path)
+    return owner if owner is not None and is_held(path, owner) else None
 
 
 def list_needless_files(destination: Path) -> tuple[str, ...]:
@@ -356,9 +382,8 @@ def remove_leftover(leftover: Leftover) -> None:
 
     Raises :class:`DestinationError` if the directory is in use or cannot be removed whole.
     """
-    destination = leftover.path.parent / leftover.owner.destination
     with writing(leftover.path):
-        WorkDirectory(destination).remove()
+        WorkDirectory(leftover.destination).remove()
     if leftover.path.exists():
         raise DestinationError(
             f"{printable(str(leftover.path))} also holds files that packstore did not write; they are left"

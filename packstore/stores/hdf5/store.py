@@ -34,6 +34,7 @@ from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadabl
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.hdf5.checked import Hdf5Error, UnsupportedHdf5Error
 from packstore.stores.hdf5.file import Hdf5File, HeaderMessage
+from packstore.stores.hdf5.output import FailureHidingFile
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
 IMAGES_START = 4096
@@ -83,9 +84,13 @@ class Hdf5Writer(FileWriter):
         """
         self.suspend()
         with beyond_standard_streams():
-            skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below
+            skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent, buffering=0))  # noqa: SIM115
         try:
-            offset = self._write_skeleton(_ClosableFile(skeleton), manifest, columns)
+            hiding = FailureHidingFile(skeleton)
+            try:
+                offset = self._write_skeleton(hiding, manifest, columns)
+            finally:
+                hiding.raise_failure()
             end = skeleton.seek(0, os.SEEK_END)
             self._file = open_file(self.path, "r+b")
             if self._nbytes == 0:
@@ -97,7 +102,7 @@ class Hdf5Writer(FileWriter):
             self._file.truncate(end)
             self.suspend()
         finally:
-            drop(skeleton)
+            skeleton.close()
         self.abort()
 
     def abort(self) -> None:
@@ -288,19 +293,6 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
             for dataset in datasets:
                 offsets[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
     return offsets
-
-
-class _ClosableFile:
-    """Python file for h5py that may be closed before HDF5 closes it: further calls do nothing, and return 0.
-
-    If a signal interrupts h5py, HDF5 closes its file only when Python collects the exception.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> Any:
-        return (lambda *_: 0) if self._file.closed else getattr(self._file, name)
 
 
 def _create_file(file: Any) -> Any:

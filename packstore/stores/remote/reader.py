@@ -42,12 +42,14 @@ class FetchCounts:
     Attributes:
         hits: Openings of a shard that was in the cache. A read from an open shard does not count.
         misses: Openings that had to fetch the shard.
+        damaged: Damaged copies in the cache that were fetched again.
         fetched_bytes: Bytes fetched from the object store, prefetched shards included.
         waiting_seconds: Total time that reading threads waited for shards.
     """
 
     hits: int = 0
     misses: int = 0
+    damaged: int = 0
     fetched_bytes: int = 0
     waiting_seconds: float = 0.0
 
@@ -64,6 +66,8 @@ class RemoteReader(ShardedReader):
         cache: Cache of its shards.
         counts: Statistics of its fetches.
     """
+
+    can_refetch = True
 
     def __init__(self, path: UrlPath, objects: ObjectStore, head: RemoteHead, cache: Cache | None = None) -> None:
         """Reserves open files. Requests nothing. ``cache`` None takes the default cache."""
@@ -133,6 +137,7 @@ class RemoteReader(ShardedReader):
         self.cache.mark_suspect(self._table[number].digest)
         with self._lock:
             self._open.pop(number, None)
+            self._columns = {}
 
     def part_places(self) -> list[ShardPlace]:
         """Returns the URLs of the shards' objects."""
@@ -148,7 +153,13 @@ class RemoteReader(ShardedReader):
         return np.array(here, np.bool_)
 
     def check_files(self) -> None:
-        """Does nothing: shards are checked when they are fetched, which saves thousands of requests."""
+        """Closes open shards whose copies in the cache were truncated: reading their maps would end the process.
+
+        Makes no request: other shards are checked when they are opened.
+        """
+        for number in list(self._open):
+            if not self.cache.has_size(self._table[number].digest, self._table[number].nbytes):
+                self.mark_suspect(self._starts[number])
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields missing objects, objects of a wrong size, and a wrong digest of all records.
@@ -276,7 +287,8 @@ class RemoteReader(ShardedReader):
         started = time.monotonic()
         while True:
             try:
-                descriptor = self.cache.open(shard.digest, shard.nbytes, fetch, f"{self._objects.url}/{name}")
+                url = f"{self._objects.url}/{name}"
+                descriptor = self.cache.open(shard.digest, shard.nbytes, fetch, url, self._count_damaged)
                 break
             except (CacheFullError, DiskFullError) as error:
                 if ahead or (isinstance(error, CacheFullError) and error.nbytes > error.budget):
@@ -294,14 +306,20 @@ class RemoteReader(ShardedReader):
                 self._raise_if_replaced()
                 raise StoreError(f"{self._describe_shard(shard.name)} is missing: {error}") from error
             except StoreError as error:
-                damaged = isinstance(error, DamagedObjectError)
                 said = f"{self._describe_shard(shard.name)} cannot be fetched: {error}"
-                raise (StoreError(said) if damaged else UnreachableError(said)) from error
+                if not isinstance(error, DamagedObjectError):
+                    raise UnreachableError(said) from error
+                raise StoreError(f"{said}; if it stays so, packstore repair URL --from SOURCE replaces it") from error
         with self._counting:
             self.counts.hits += not ahead and not fetched
             self.counts.misses += not ahead and bool(fetched)
             self.counts.fetched_bytes += fetched
         return descriptor
+
+    def _count_damaged(self) -> None:
+        """Counts a damaged copy in the cache, which is fetched again."""
+        with self._counting:
+            self.counts.damaged += 1
 
     def _raise_if_replaced(self) -> None:
         """Raises :class:`StoreError` if the URL has a newer version. Does nothing if versions cannot be listed."""

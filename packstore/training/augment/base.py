@@ -6,13 +6,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.training.arguments import unknown_operation_argument
+from packstore.training.arguments import CheckedArguments
 from packstore.training.random_draws import Array, Draws
 
 Size = tuple[int, int]
@@ -27,22 +27,15 @@ Step = Callable[..., Any]
 """Entry of a user's list: an :class:`Operation`, or any callable from a batch to a batch."""
 
 
-class Operation(ABC):
+class Operation(CheckedArguments, ABC):
     """Augmentation of a batch of images.
 
     Its random numbers depend only on seed, epoch, record, and its index in the user's list. Subclasses are immutable,
     picklable and stateless: threads may share an instance.
 
-    Operations of packstore raise :class:`UnknownArgumentError`, with advice, for an unknown argument.
+    Operations of packstore raise :class:`UnknownArgumentError`, with advice, for an unknown argument, and
+    :class:`UsageError` for numbers that are not finite or too large.
     """
-
-    def __new__(cls, *args: Any, **named: Any) -> Self:
-        """Raises :class:`UnknownArgumentError` for a name that is no field of an operation of packstore."""
-        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("packstore."):
-            unknown = named.keys() - {each.name for each in dataclasses.fields(cls)}
-            if unknown:
-                raise unknown_operation_argument(cls, min(unknown))
-        return super().__new__(cls)
 
     @abstractmethod
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import Code, Program, join_programs, new_program, step
+from packstore.images.programs import MOST_FACTOR, Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance, permutation, uniform
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
@@ -53,7 +52,7 @@ class ColorJitter(_ColourOperation):
         hue: A number h, at most 0.5, draws shifts from -h to h. A pair is the range of the shifts.
 
     Raises:
-        UsageError: A number or range below 0, a hue beyond 0.5, or a range that is not ascending.
+        UsageError: A number or range below 0 or above a million, a hue beyond 0.5, or a range that is not ascending.
     """
 
     brightness: float | Range = 0
@@ -72,7 +71,7 @@ class ColorJitter(_ColourOperation):
         ranges = []
         for name, code in _FACTORS.items():
             value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
-            bounds = (-0.5, 0.5) if code == Code.HUE else (0.0, math.inf)
+            bounds = (-0.5, 0.5) if code == Code.HUE else (0.0, MOST_FACTOR)
             if isinstance(value, int | float):
                 if value < 0:
                     raise UsageError(f"ColorJitter: {name} should be at least 0, got {value!r}")
@@ -255,9 +254,9 @@ class RandomAdjustSharpness(_WithProbability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.sharpness_factor, int | float) or not 0 <= self.sharpness_factor < math.inf:
+        if not isinstance(self.sharpness_factor, int | float) or not 0 <= self.sharpness_factor <= MOST_FACTOR:
             raise UsageError(
-                f"RandomAdjustSharpness: sharpness_factor should be at least 0, got {self.sharpness_factor!r}"
+                f"RandomAdjustSharpness: sharpness_factor should be 0 … {MOST_FACTOR:g}, got {self.sharpness_factor!r}"
             )
 
     def _build_step(self, count: int, where: Any) -> Program:
@@ -296,7 +295,7 @@ class RandomPhotometricDistort(_ColourOperation):
     def __post_init__(self) -> None:
         check_probability(self, self.p)
         for name in _FACTORS:
-            bounds = (-0.5, 0.5) if name == "hue" else (0.0, math.inf)
+            bounds = (-0.5, 0.5) if name == "hue" else (0.0, MOST_FACTOR)
             object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
@@ -361,6 +360,8 @@ class GaussianBlur(_ColourOperation):
 
 
 _LARGEST_KERNEL = 256
+_MOST_NOISE = 1000
+"""Largest mean and deviation of noise; times 255 they are below :data:`MOST_FACTOR`."""
 
 
 @dataclass(frozen=True)
@@ -384,10 +385,10 @@ class GaussianNoise(_ColourOperation):
     clip: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sigma, int | float) or not 0 <= self.sigma < math.inf:
-            raise UsageError(f"GaussianNoise: sigma should be at least 0, got {self.sigma!r}")
-        if not isinstance(self.mean, int | float) or not math.isfinite(self.mean):
-            raise UsageError(f"GaussianNoise: mean should be a number, got {self.mean!r}")
+        if not isinstance(self.sigma, int | float) or not 0 <= self.sigma <= _MOST_NOISE:
+            raise UsageError(f"GaussianNoise: sigma should be 0 … {_MOST_NOISE}, got {self.sigma!r}")
+        if not isinstance(self.mean, int | float) or not -_MOST_NOISE <= self.mean <= _MOST_NOISE:
+            raise UsageError(f"GaussianNoise: mean should be {-_MOST_NOISE} … {_MOST_NOISE}, got {self.mean!r}")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws a seed for each image, from which the kernels compute the noise."""

@@ -98,6 +98,9 @@ class RandomZoomOut(_ImageByImage):
         return with_window(crops.replace(fill=fill), -top, -left, (tall, wide))
 
 
+_MOST_TRIALS = 10_000
+
+
 @dataclass(frozen=True)
 class RandomIoUCrop(_ImageByImage):
     """Crops a part that overlaps enough with a box, as torchvision's ``RandomIoUCrop``.
@@ -135,8 +138,8 @@ class RandomIoUCrop(_ImageByImage):
         object.__setattr__(
             self, "sampler_options", parse_numbers("RandomIoUCrop: sampler_options", self.sampler_options)
         )
-        if not isinstance(self.trials, int) or self.trials < 1:
-            raise UsageError(f"RandomIoUCrop: trials should be a whole number of at least 1, got {self.trials!r}")
+        if not isinstance(self.trials, int) or not 1 <= self.trials <= _MOST_TRIALS:
+            raise UsageError(f"RandomIoUCrop: trials should be 1 … {_MOST_TRIALS:,}, got {self.trials!r}")
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Raises :class:`UsageError`, because this crop cannot be drawn without boxes. See :meth:`plan_around`."""

@@ -16,6 +16,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import crop
 from packstore.training.augment.crop_arithmetic import (
+    check_fill,
     find_centred_start,
     log_uniform,
     pick_attempt,
@@ -201,6 +202,8 @@ class RandomCrop(FixedSizeOperation):
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
         """Crops the images. Mirrors the crops with true ``flip``, bool ``(B,)``."""
         height, width = images.shape[-2:]
+        if not images.dtype.is_floating_point:
+            check_fill(self.fill, torch.iinfo(images.dtype))
         if self.pad_if_needed:
             tall, wide = (max(0, n - m) for n, m in zip(self._size_pair, (height, width), strict=True))
             images = torch.nn.functional.pad(images, (wide, wide, tall, tall), value=self.fill)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.training.arguments import CheckedArguments
 from packstore.training.random_draws import Draws
 
 MASKING_STREAM = -2
@@ -31,7 +32,7 @@ class Masking(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RandomMasking:
+class RandomMasking(CheckedArguments):
     """Hides a random part of the patches of each image (He et al., "Masked autoencoders …", 2021).
 
     With ``masking=`` of a loader, each batch has a :class:`Masking` as its last value, or as ``"masking"`` of a dict.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.training.arguments import CheckedArguments
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.distributions import GAMMA_DRAWS, beta, chance
 from packstore.training.augment.logic import draw_choice
@@ -41,7 +42,7 @@ class MixedLabels(NamedTuple):
     share: Tensor
 
 
-class _Mixer:
+class _Mixer(CheckedArguments):
     """Method of mixing two images. Raises :class:`UsageError` unless ``alpha`` is a positive number."""
 
     alpha: float
@@ -81,8 +82,12 @@ class CutMix(_Mixer):
     alpha: float = 1.0
 
 
+_MOST_CLASSES = 1 << 24
+"""Each record gets a float32 for each class."""
+
+
 @dataclass(frozen=True)
-class BatchMixer:
+class BatchMixer(CheckedArguments):
     """Mixes the records of a batch by mixers that are drawn per batch, pair or record.
 
     Args:
@@ -128,9 +133,13 @@ class BatchMixer:
             raise UsageError(
                 "BatchMixer: label_smoothing is for labels='dense'; a loss has an option of its own for it"
             )
-        if self.num_classes is not None and (not isinstance(self.num_classes, int) or self.num_classes < 1):
-            raise UsageError(f"BatchMixer: num_classes should be a positive integer, got {self.num_classes!r}")
+        if self.num_classes is not None and (
+            not isinstance(self.num_classes, int) or not 1 <= self.num_classes <= _MOST_CLASSES
+        ):
+            raise UsageError(f"BatchMixer: num_classes should be 1 … {_MOST_CLASSES:,}, got {self.num_classes!r}")
         if self.weights is not None:
+            if not isinstance(self.weights, Sequence) or isinstance(self.weights, str):
+                raise UsageError(f"BatchMixer: weights should be a list of numbers, got {self.weights!r}")
             if len(self.weights) != len(self.mixers) or min(self.weights) < 0 or sum(self.weights) <= 0:
                 raise UsageError(
                     f"BatchMixer: weights should be a number of at least 0 for each mixer, got {self.weights!r}"

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
+from packstore.training.arguments import CheckedArguments
 from packstore.training.augment.base import Size
+from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.detection import box_areas
 from packstore.training.augment.distributions import chance
 from packstore.training.augment.program_operation import check_probability, parse_range
@@ -25,7 +27,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Mosaic:
+class Mosaic(CheckedArguments):
     """Combines each image of a batch with three others around a random point of a canvas.
 
     For ``mix=`` of a loader. The three are drawn from the batch; an image may occur twice. Images keep the size that
@@ -110,6 +112,8 @@ class Tiles:
         Cuts off pixels outside a mosaic. Free pixels become ``fill``.
         """
         like = values[0]
+        if not like.dtype.is_floating_point:
+            check_fill(fill, torch.iinfo(like.dtype))
         result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
         for canvas, tiles in zip(result, self.tiles, strict=True):
             for source, top, left in tiles:

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import source_index
+from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
-from packstore.training.augment.resample import resize
+from packstore.training.augment.resample import resize_shown
 from packstore.training.random_draws import Draws
 
 
@@ -113,11 +115,25 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
     Args:
         ops: The user's list, or a part of it.
         size: Common size of all images; None without a common size.
+
+    Raises:
+        UsageError: The batches' images would have more pixels than any image may have, and than these images.
     """
+    most = max(MAX_PIXELS, 0 if size is None else size[0] * size[1])
     for op in ops:
         # A user's function may return any size; an operation after it may fix the size again.
         size = op.size_after(size) if isinstance(op, Operation) else None
+    if size is not None and size[0] * size[1] > most:
+        raise too_large_error(size)
     return size
+
+
+def too_large_error(size: Size) -> UsageError:
+    """Returns the error for operations that make images of ``size``, which are too large."""
+    return UsageError(
+        f"augment= makes images of {size[0]}x{size[1]} pixels, more than the {MAX_PIXELS:,} that an image may have: "
+        "choose smaller sizes"
+    )
 
 
 def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
@@ -128,17 +144,20 @@ def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]
         crops: numpy crops.
         index: Index of the image.
         out: ``(H, W, C)`` of the same dtype, with the height and width of the window. Every byte is written.
+
+    Raises:
+        DecodeError: As :func:`~packstore.training.augment.resample.resize`.
     """
-    height, width = crops.size[index].tolist()
-    if pixels.shape[:2] != (height, width):
-        # torch warns of arrays that are not writable, although it only reads this one.
-        source = torch.from_numpy(pixels if pixels.flags.writeable else np.array(pixels))
+    size, window = tuple(crops.size[index].tolist()), tuple(crops.window[index].tolist())
+    if pixels.shape[:2] != size:
         sampling = SAMPLINGS[0 if crops.sampling is None else crops.sampling[index]]
-        pixels = resize(source.permute(2, 0, 1)[None], (height, width), sampling)[0].permute(1, 2, 0).numpy()
-    top, left, rows, columns = crops.window[index].tolist()
+        pixels, window = resize_shown(pixels, size, window, sampling)
+    (height, width), (top, left, rows, columns) = pixels.shape[:2], window
     y0, y1 = max(0, -top), min(rows, height - top)
     x0, x1 = max(0, -left), min(columns, width - left)
     if (y0, y1, x0, x1) != (0, rows, 0, columns):
+        if out.dtype.kind in "iu":
+            check_fill(crops.fill, np.iinfo(out.dtype))
         out[:] = crops.fill
     if crops.pads != "constant":
         inner_y, inner_x = (

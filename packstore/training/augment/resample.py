@@ -7,13 +7,50 @@ is multiplied by two matrices of weights, the same arithmetic in float32: within
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from packstore.core.errors import UsageError
+from packstore.core.errors import DecodeError, UsageError
+from packstore.images.resize import resize_window
+from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
+
+
+def check_area(height: int, width: int, size: Size) -> None:
+    """Raises :class:`DecodeError` if an image of ``height`` and ``width`` would become a larger one of ``size``, with
+    more pixels than the limit of an image file."""
+    # torch resizes the rows first.
+    most = max(max(height, size[0]) * size[1], size[0] * size[1])
+    if most > max(MAX_PIXELS, height * width):
+        raise DecodeError(
+            f"the image of {height}x{width} would become one of {size[0]}x{size[1]}: {most:,} pixels on the way, more "
+            f"than the limit of {MAX_PIXELS:,}; crop it before it is resized, or leave the record out"
+        )
+
+
+def resize_shown(
+    pixels: NDArray[Any], size: Size, window: tuple[int, int, int, int], sampling: str = "bilinear"
+) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
+    """Resizes pixels ``(H, W, C)`` to ``size``. If the window shows only a small part, computes no more than this part.
+
+    Returns the pixels, and the window (top, left, height, width) counted in them. It may exceed them, as ``window`` may
+    exceed ``size``.
+
+    Raises :class:`DecodeError` as :func:`resize`.
+    """
+    (height, width), (top, left, rows, columns) = pixels.shape[:2], window
+    y, x = min(max(top, 0), size[0]), min(max(left, 0), size[1])
+    tall, wide = min(top + rows, size[0]) - y, min(left + columns, size[1]) - x
+    large = size[0] * size[1] > max(height * width, 4 * rows * columns) and min(tall, wide) > 0
+    if large and pixels.dtype == np.uint8 and sampling == "bilinear" and size[0] >= height and size[1] >= width:
+        return resize_window(pixels, size, (y, x, tall, wide)), (top - y, left - x, rows, columns)
+    # torch warns of arrays that are not writable, although it only reads this one.
+    source = torch.from_numpy(pixels if pixels.flags.writeable else np.array(pixels))
+    return resize(source.permute(2, 0, 1)[None], size, sampling)[0].permute(1, 2, 0).numpy(), window
 
 
 def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
@@ -28,10 +65,12 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
 
     Raises:
         UsageError: ``"box"`` or ``"lanczos"`` for anything but uint8 RGB images.
+        DecodeError: The results would be larger than any image may be, and than ``images``.
     """
     height, width = images.shape[-2:]
     if (height, width) == size:
         return images
+    check_area(height, width, size)
     # For images that become one pixel wide torch 2.13 fails (uint8) or gives wrong values (float, in planes).
     by_products = images.device.type != "cpu" or (size[1] == 1 and not sampling.startswith("plain"))
     if by_products and sampling in _FILTERS:

@@ -6,6 +6,7 @@ from typing import Any
 
 from packstore.core.arguments import show_value
 from packstore.core.errors import UsageError
+from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, GeometricOperation, Size
 from packstore.training.random_draws import Array, Draws
 
@@ -13,11 +14,16 @@ from packstore.training.random_draws import Array, Draws
 def parse_size(size: Any, what: str) -> Size:
     """Converts a user's size to ``(height, width)``. One number stands for a square.
 
-    Raises :class:`UsageError`, which names the operation ``what``, for anything but positive integers below 2 ** 31.
+    Raises :class:`UsageError`, which names the operation ``what``, for anything but positive integers, and for
+    more pixels than an image may have.
     """
     pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    if len(pair) != 2 or not all(isinstance(n, int) and 0 < n < 1 << 31 for n in pair):
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
         raise UsageError(f"{what}: size should be a positive integer or (height, width), got {show_value(size)}")
+    if pair[0] * pair[1] > MAX_PIXELS:
+        raise UsageError(
+            f"{what}: a size of {pair[0]}x{pair[1]} has more than the {MAX_PIXELS:,} pixels that an image may have"
+        )
     return pair
 
 

@@ -17,7 +17,7 @@ from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
+from packstore.training.augment.crop_arithmetic import check_fill, visible_box, where, with_window
 from packstore.training.augment.geometry import CenterCrop, RandomCrop
 from packstore.training.augment.resample import resize
 from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
@@ -225,6 +225,8 @@ class Pad(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         left, top, right, bottom = self._paddings
         if self.padding_mode == "constant":
+            if not images.dtype.is_floating_point:
+                check_fill(self.fill, torch.iinfo(images.dtype))
             return torch.nn.functional.pad(images, (left, right, top, bottom), value=self.fill)
         height, width = images.shape[-2:]
         least = 1 if self.padding_mode == "reflect" else 0

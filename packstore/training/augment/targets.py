@@ -106,18 +106,13 @@ class Placement:
 
         The result is -1 for constant padding.
         """
-        sources = None
-        for move in self.moves:
+        length = int(self.sizes[:, axis].max(initial=0))
+        places = np.broadcast_to(np.arange(length), (len(self.sizes), length))
+        # From the last move to the first: between them an image may be far larger than the result shows.
+        for move in reversed(self.moves):
             assert isinstance(move, Move)
-            source = _trace_move(move, axis)
-            if sources is not None:
-                earlier = np.take_along_axis(sources, source.clip(0), 1)
-                source = np.where(source < 0, -1, earlier)
-            sources = source
-        if sources is None:
-            length = int(self.sizes[:, axis].max(initial=0))
-            return np.broadcast_to(np.arange(length), (len(self.sizes), length))
-        return sources
+            places = np.where(places < 0, -1, _trace_move(move, axis, places))
+        return places
 
 
 def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
@@ -269,15 +264,14 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     return result.reshape(points.shape)
 
 
-def _trace_move(move: Move, axis: int) -> Numbers:
-    """Returns the input row (``axis`` 0) or column (1) of each row or column of the result of ``move``.
+def _trace_move(move: Move, axis: int, place: Numbers) -> Numbers:
+    """Returns the input row (``axis`` 0) or column (1) of rows or columns of the result of ``move``.
 
-    The result is int64 ``(B, n)``. It is -1 for constant padding.
+    ``place`` and the result are int64 ``(B, n)``. The result is -1 for constant padding.
     """
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
     resized, window = crops.size[:, [axis]], crops.window[:, [2 + axis]]
-    place = np.arange(int(window.max(initial=0)))
     if axis == 1 and crops.flip is not None:
         place = np.where(crops.flip[:, None], window - 1 - place, place)
     place = place + crops.window[:, [axis]]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import Program
+from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import (
     SAMPLINGS,
     Crops,
@@ -27,13 +28,14 @@ from packstore.training.augment.base import (
     is_channels_last,
 )
 from packstore.training.augment.crop import source_index
+from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.operations import output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
-from packstore.training.augment.resample import resize
+from packstore.training.augment.resample import check_area, resize, resize_shown
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
@@ -147,18 +149,39 @@ class Cut:
         return dataclasses.replace(other, box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``. May return a view."""
+        """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``. May return a view.
+
+        Raises :class:`DecodeError` if it would make an image of too many pixels.
+        """
         top, left, height, width = self.box
         images = images[..., top : top + height, left : left + width]
-        if self.resizes:
+        window = self.window
+        if self.reaches_out:
+            check_area(height, width, (window[2], window[3]))
+        if self.resizes and len(images) == 1 and self.pads == "constant":
+            pixels = images[0].permute(1, 2, 0).numpy()
+            pixels, window = resize_shown(pixels, self.size, window, SAMPLINGS[self.sampling])
+            images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        elif self.resizes:
             images = resize(images, self.size, SAMPLINGS[self.sampling])
-        top, left, rows, columns = self.window
-        images = self._pad_window(images) if self.reaches_out else images[..., top : top + rows, left : left + columns]
+        top, left, rows, columns = window
+        if self.reaches_out:
+            images = self._pad_window(images, window)
+        else:
+            images = images[..., top : top + rows, left : left + columns]
         return images.flip(-1) if self.flip else images
 
-    def _pad_window(self, images: Tensor) -> Tensor:
-        """Returns the window of ``images``, which are resized already. Pads it by mode and fill outside the images."""
-        (height, width), (top, left, rows, columns) = self.size, self.window
+    @property
+    def area(self) -> int:
+        """Number of pixels that the cut computes, at most."""
+        height, width = self.window[2:]
+        if self.resizes and (self.sampling != 0 or self.pads != "constant"):  # as resize_shown
+            height, width = max(height, self.size[0]), max(width, self.size[1])
+        return height * width
+
+    def _pad_window(self, images: Tensor, window: _Four) -> Tensor:
+        """Returns a window of ``images``, which are resized already. Pads it by mode and fill outside the images."""
+        (height, width), (top, left, rows, columns) = images.shape[-2:], window
         if self.pads != "constant":
             y, x = (
                 source_index(torch.arange(first, first + count), length, self.pads).clip(0, length - 1)
@@ -166,14 +189,16 @@ class Cut:
             )
             return images[..., y[:, None], x]
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-        window = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
+        padded = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
         fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
-        window[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
+        if not images.dtype.is_floating_point:
+            check_fill(fill, torch.iinfo(images.dtype))
+        padded[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
         y0, y1 = max(0, -top), min(rows, height - top)
         x0, x1 = max(0, -left), min(columns, width - left)
         if y0 < y1 and x0 < x1:
-            window[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
-        return window
+            padded[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
+        return padded
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
@@ -326,6 +351,28 @@ class DrawnOperations:
         if self._boxes is not None:
             corners, rows = self._boxes
             self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
+
+    def find_large_rows(self) -> dict[int, Size]:
+        """Returns the images of which operations would make more pixels than an image may have, and than it has: each
+        by its row, with the height and width that are too large."""
+        moved = [stage.move.crops for stage in self._stages if stage.move is not None]
+        areas = [sizes.prod(1) for crops in moved for sizes in (crops.size, crops.window[:, 2:])]
+        limits = np.maximum(MAX_PIXELS, self._first.prod(1))
+        rows = np.flatnonzero(np.any([area > limits for area in areas], 0)).tolist() if areas else []
+        large = ((row, self._find_large_cut(row, int(limits[row]))) for row in rows)
+        return {row: cut.size if cut.resizes else cut.window[2:] for row, cut in large if cut is not None}
+
+    def _find_large_cut(self, row: int, limit: int) -> Cut | None:
+        """Returns the first cut of :meth:`run_on_image` of more than ``limit`` pixels, or None."""
+        cut = Cut.full(*self._first[row].tolist())
+        for stage in (*self._stages, DrawnOperation()):
+            joined = None if stage.move is None else cut.compose(stage.cuts[row])
+            if joined is None:
+                if cut.area > limit:
+                    return cut
+                joined = stage.cuts[row] if stage.move is not None else Cut.full(*cut.window[2:])
+            cut = joined
+        return None
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
         """Combines the first operations into one cut of the image of ``row``, which the engine can do while decoding.

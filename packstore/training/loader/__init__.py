@@ -191,8 +191,7 @@ class PackedLoader:
 
         If the user has set another epoch in the sampler, begins that epoch instead."""
         self._epochs.begin_epoch()
-        if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
-            self.set_epoch(epoch)
+        self._follow_sampler()
         if self._resume is not None:
             epoch, first = self._resume[0], self._epochs.batches_before(self._resume[1])
             self._resume = None
@@ -236,14 +235,23 @@ class PackedLoader:
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration. The iteration begins at its first batch, even after
-        ``load_state_dict``.
+        """Sets the epoch of the next iteration, which begins at its first batch.
+
+        After ``load_state_dict``, the epoch of the state keeps the position in the state: a script may call
+        ``set_epoch`` before every epoch, the resumed one too. Any other epoch drops that position.
 
         Raises:
             UsageError: ``epoch`` is not a whole number of at least 0.
         """
         self.epoch = whole_number("epoch", epoch, 0)
-        self._resume = None
+        self._running = None
+        if self._resume is not None and self._resume[0] != self.epoch:
+            self._resume = None
+
+    def _follow_sampler(self) -> None:
+        """Sets the epoch that the user has set in the sampler, if any."""
+        if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
+            self.set_epoch(epoch)
 
     def stats(self) -> dict[str, float]:
         """Returns counts, and the seconds of each stage, since the loader was made or ``reset_stats()``.
@@ -259,6 +267,7 @@ class PackedLoader:
         Of a store at a URL also:
 
         - ``cache_hits``, ``cache_misses``: shards that were in the cache, or not, when a thread came to read them.
+        - ``cache_damaged``: damaged copies in the cache, which were fetched again.
         - ``fetched_bytes``
         - ``fetch_wait_seconds``: threads waited for shards; summed.
         """
@@ -273,16 +282,18 @@ class PackedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the latest iteration, for :meth:`load_state_dict`.
 
-        A loader that resumes from it continues after the batches before it. After :meth:`load_state_dict`, returns the
-        loaded position until the next iteration begins.
+        A loader that resumes from it continues after the batches before it; after the last batch, with the next epoch.
+        After :meth:`load_state_dict` or :meth:`set_epoch`, returns where the next iteration begins.
 
-        If no iteration has begun yet, first prepares the order of the next epoch. This raises :class:`UsageError` if
+        If no iteration has begun since, first prepares the order of the next epoch. This raises :class:`UsageError` if
         the epoch would have no batches, or if ranks would draw different records from the sampler."""
+        self._follow_sampler()
         if self._running is None:
             self._epochs.begin_epoch()
         epoch, batches = self._running or (self.epoch, 0)
         epoch, records = self._resume or (epoch, self._epochs.count_records(batches))
-        where = {"version": VERSION, "epoch": epoch, "records": records}
+        ended = self._resume is None and self._epochs.ends_after(batches)
+        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended}
         return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
     @cached_property
@@ -318,8 +329,8 @@ class PackedLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration continue after the batches of ``state``. Restores the epoch and the generator of the
-        sampler, too.
+        """Makes the next iteration continue after the batches of ``state``, or begin the next epoch if none is left.
+        Restores the epoch and the generator of the sampler, too.
 
         The number of ranks may differ if the global batch size is the same. If records of a last batch are too few for
         the ranks, leaves them out, and logs a warning.
@@ -331,13 +342,17 @@ class PackedLoader:
         self._epochs.begin_epoch()
         check_state(state, self._identity(), self.dataset)
         epoch, given = state["epoch"], state["records"]
-        self.set_epoch(epoch)
-        self._epochs.set_epoch_of_sampler(epoch)
         self._epochs.restore_generator(state.get("generator"))
-        self._resume = epoch, given
-        left = self._epochs.count_records(self._epochs.batches_before(given)) - given
+        batches = self._epochs.batches_before(given)
+        left = self._epochs.count_records(batches) - given
         if left:  # of a last batch that fewer ranks were about to share
             _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
+        if state.get("ended") or self._epochs.ends_after(batches):
+            self._epochs.finish_generator()
+            epoch, given = epoch + 1, 0
+        self._resume = epoch, given
+        self.set_epoch(epoch)
+        self._epochs.set_epoch_of_sampler(epoch)
 
 
 def _describe_operation(operation: Any) -> str:

@@ -202,8 +202,9 @@ class Assembler(ABC):
             errors[record] = error
             return row
         named = locate_error(error, self._images.reader, record, self._images.column.name)
+        named.record, named.__cause__ = record, error
         if errors is None:
-            raise named from error
+            raise named
         errors[record] = named
         return row
 

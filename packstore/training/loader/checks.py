@@ -30,7 +30,7 @@ class PendingChecksums:
     """Checksums of a batch's images that are still to be verified, and faults already found in its other columns.
 
     Attributes:
-        reader: The store. Records found damaged are marked in it.
+        reader: The store.
         records: Numbers of the batch's records, ``(B,)``.
         faults: Errors in other columns, by row.
         rows: Rows whose images are verified, in order.
@@ -48,8 +48,6 @@ class PendingChecksums:
     ) -> Iterator[tuple[int, StoreError]]:
         """Computes checksums; yields row and error of each damaged image, except rows in ``skip``.
 
-        Marks damaged records in the reader. A cached copy of their shard is therefore verified before its next use.
-
         ``images``: images of the rows from ``first`` on. If the reader converts images, reads the stored ones instead.
         """
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
@@ -62,14 +60,11 @@ class PendingChecksums:
                 yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
 
     def _mismatch_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
-        """Returns the error for a wrong checksum, and marks the record in the reader as suspect.
-
-        If the record's key is damaged, too, the error says this in place of the key."""
+        """Returns the error for a wrong checksum. It names the key, or says that the key is damaged, too."""
         try:
             key = self.reader.unchecked_reader.key(record)
         except StoreError:
             key = "its key is damaged, too"
-        self.reader.mark_suspect(record)
         return CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}")
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import UsageError
+from packstore.core.errors import StoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Operation
 from packstore.training.augment.targets import check_targets, plan_targets
@@ -30,6 +30,9 @@ from packstore.training.loader.fields import (
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.random_draws import Draws
+
+_SAMPLES = 1000
+"""Most records that are searched for hidden boxes."""
 
 
 class BatchColumns:
@@ -246,10 +249,13 @@ def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str
 def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[Column]) -> None:
     """Raises :class:`UsageError` if one of the ``columns`` holds boxes that no operation moves, as JSON may.
 
-    Reads only the dataset's first record.
+    The manifest tells. For a store whose manifest does not, looks at up to 1,000 records.
     """
     for column in columns:
-        if column.traits.hides_boxes(column, partial(_read_first, dataset, column)):
+        hides = column.hides_boxes
+        if hides is None:
+            hides = column.traits.find_hidden_boxes(column, _read_samples(dataset, column))
+        if hides:
             raise UsageError(
                 f"the column {column.name!r} ({column.type}) holds boxes, which would stay where they are while their "
                 "image is moved; leave it out of columns=, or pack the boxes as a column of type boxes "
@@ -257,6 +263,12 @@ def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[Column]) -> No
             )
 
 
-def _read_first(dataset: PackedDataset, column: Column) -> Any:
-    """Reads the value of the dataset's first record."""
-    return dataset.reader.item(column.name, dataset._record_of_item(0))
+def _read_samples(dataset: PackedDataset, column: Column) -> Iterator[Any]:
+    """Yields stored values of up to 1,000 of the dataset's records, evenly spaced, of local files and the first."""
+    records = dataset._record_of_item(0) + np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLES), dtype=np.int64)
+    reader = dataset.reader.unchecked_reader
+    local = reader.parts_are_local(np.searchsorted(reader.part_starts, records, "right") - 1)
+    local[0] = True
+    for record in records[local].tolist():
+        with suppress(StoreError):  # the loader raises for the record, or skips it, when it is its turn
+            yield reader.value(column.name, record)

@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import DecodeError, PackstoreError
+from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
+from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.clips import place_clip
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
@@ -256,6 +257,13 @@ def pad_to_largest(
     """
     axes = sizes.shape[1]
     largest = [max((each.shape[axis] for each in values), default=0) for axis in range(-axes, 0)]
+    height, width = largest[-2:]
+    if height * width > max([MAX_PIXELS, *(each.shape[-2] * each.shape[-1] for each in values)]):
+        shown = f"{height}x{width}"
+        raise UsageError(
+            f"the padded images of this batch would have {shown} pixels, more than the limit of {MAX_PIXELS:,}: begin "
+            "augment= with a resize or a crop, or take the images as a list (collate={'image': 'list'})"
+        )
     result = example.new_full((len(values), *example.shape[:-axes], *largest), fill)
     for row, each in zip(result, values, strict=True):
         row[(..., *(slice(length) for length in each.shape[-axes:]))] = each

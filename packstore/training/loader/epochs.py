@@ -7,6 +7,7 @@ The lower 32 bits of an id are the record number. The upper bits count the recor
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Sized
 from dataclasses import replace
 from functools import cached_property
@@ -96,6 +97,7 @@ class Epochs:
         self._fits_cache = options.window is None and remote is not None and (lanes or by_shards)
         self._dataset, self._order_of_one = dataset, self.order
         self._sampler_epoch = getattr(self._sampler, "epoch", None)
+        self._drawn_batches: int | None = None  # of the latest epoch of a sampler, once that has ended
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -107,6 +109,7 @@ class Epochs:
                 the sampler.
         """
         self.order = self._current_order()
+        self._drawn_batches = None
         generator = self._sampler_generator
         self.generator_state = None if generator is None else bytes(generator.get_state().tolist()).hex()
         if self._sampler is None:
@@ -124,6 +127,14 @@ class Epochs:
         except (RuntimeError, TypeError, ValueError) as error:
             raise UsageError(f"the loader's state has a generator that torch refuses: {error}") from error
         self.generator_state = state
+
+    def finish_generator(self) -> None:
+        """Advances the sampler's generator, if there is one, by the draws of an epoch. Remembers its state."""
+        sampler: Any = self._sampler
+        if self._sampler_generator is not None:
+            # One more than its length, since torch's samplers draw once more at their end.
+            deque(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else None), maxlen=0)
+            self.begin_epoch()
 
     @property
     def _sampler_generator(self) -> torch.Generator | None:
@@ -207,6 +218,13 @@ class Epochs:
         order, position = self._order_with_length(), position // self._sampler_ranks
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 
+    def ends_after(self, batches: int) -> bool:
+        """Tells if an epoch has no batch after its first ``batches``.
+
+        For a sampler without a length, that is known of the latest epoch, from its last batch on."""
+        order = self._order_with_length()
+        return batches == self._drawn_batches if order is None else batches >= order.count_batches()
+
     @property
     def subset_digest(self) -> str | None:
         """SHA-256 of the chosen indices; None for all."""
@@ -276,7 +294,7 @@ class Epochs:
         at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size
         drawn, held = iter(self._sampler), np.empty(0, np.int64)  # type: ignore[arg-type]
         wanted = (at_once + 1) * whole  # one batch more, since the last full batch may get the remaining records
-        ended = False
+        ended, before = False, 0
         while not ended:
             held = np.concatenate([held, self._draw_ids(drawn, wanted - len(held), occurrences, not len(held))])
             ended = len(held) < wanted
@@ -284,6 +302,9 @@ class Epochs:
             if ended:
                 _refuse_empty(order)
             count = order.count_batches() if ended else at_once
+            before += count
+            if ended:
+                self._drawn_batches = before
             bounds = [order.batch_bounds(number) for number in range(max(first, 0), count)]
             if bounds:
                 yield held[_batch_positions(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]

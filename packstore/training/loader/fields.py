@@ -104,6 +104,7 @@ class ColumnContext:
             error = locate_error(error, self.reader, record, column)
         elif not isinstance(error, CorruptRecordError):
             error = StoreError(f"{self.describe_row(row)}: {error}")
+        error.record = record
         if self.errors is None:
             raise error
         self.errors[record] = error

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.stores.records import DamagedCopies
 from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.decoded_fields import split_flat
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
@@ -66,6 +67,9 @@ class BatchJob:
         self._called: list[list[torch.Tensor | None]] = []  # results of functions that threads call, by set of images
         self._cancelled = False
         self._error: Exception | None = None
+        self._given = ids
+        self._copies = DamagedCopies(pipeline.dataset.reader)
+        self._pool: tuple[ThreadPoolExecutor, int] | None = None
         self._torch_modes: tuple[bool, ...] = ()
         self._drawn = DrawnForBatch()
         self._records = len(ids)
@@ -73,6 +77,7 @@ class BatchJob:
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchJob:
         """Allocates the batch's buffer, and submits its preparation to the pool; returns this job."""
+        self._pool = pool, threads
         assembler = self._pipeline.assembler
         self._buffer = ring.get_buffer(
             self._slot, 0, (len(self.ids), *assembler.row_shape_for(self.ids & MASK)), assembler.dtype
@@ -164,6 +169,8 @@ class BatchJob:
         """
         if self._prepared is None or not self._prepared.done() or not all(future.done() for future in self._slices):
             return
+        if self._copies.can_refetch and self._list_errors():
+            return  # :meth:`result` has damaged shards fetched again
         try:
             self._send(ring)
         except torch.OutOfMemoryError:
@@ -184,6 +191,9 @@ class BatchJob:
                 raise self._error
             start = perf_counter()
             self._wait_for_slices()
+            while self._copies.refetch(self._list_errors(), self._given & MASK):
+                self._start_again(ring)
+                self._wait_for_slices()
             self._pipeline.stats.add_seconds("wait", perf_counter() - start)
             if self._slot.shipment is None or self._torch_modes != _torch_modes():
                 self._send(ring)
@@ -204,6 +214,19 @@ class BatchJob:
             self._slices[-1].exception()
             for future in self._slices:
                 future.exception()
+
+    def _list_errors(self) -> list[BaseException]:
+        """Lists the errors of the threads, which have ended, and of the records that are left out."""
+        raised = (future.exception() for future in (self._prepared, *self._slices) if future is not None)
+        return [*(error for error in raised if error is not None), *(self._errors or {}).values()]
+
+    def _start_again(self, ring: Ring) -> None:
+        """Starts the whole batch again. No thread may work on it."""
+        assert self._pool is not None
+        self.ids, self._share, self._slices, self._failed = self._given, None, [], []
+        self._sent = self._records
+        self._errors = None if self._errors is None else {}
+        self.start(ring, *self._pool)
 
     def _send(self, ring: Ring) -> None:
         """Does :meth:`_send_batch`, and measures the seconds."""
@@ -321,7 +344,7 @@ class BatchJob:
     def _break_cycle(self) -> None:
         """Breaks the reference cycle of job and futures, so that buffers are freed without the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
-        self._called, self._images, self._error = [], [], None
+        self._called, self._images, self._error, self._pool = [], [], None, None
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column
-from packstore.images.engine import MODES, Requests
+from packstore.images.engine import MODES, MOST_SIDE, Requests
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.finish import RowFormat, stored_format
@@ -66,11 +66,16 @@ class EngineKernel:
     def for_column(
         cls, image: Column, operations: Sequence[GeometricOperation], finish: RowFormat | None, programs: Programs
     ) -> EngineKernel | None:
-        """Creates the kernel for a column of arrays. Returns None if the engine does not support them, or if there is
-        nothing to do.
+        """Creates the kernel for a column of arrays. Returns None if the engine does not support them or their sizes on
+        the way, or if there is nothing to do.
 
         ``finish``: format of the rows; None for that of the stored pixels."""
         if not engine_supports(image) or not (operations or programs or finish is not None):
+            return None
+        sizes: list[Size | None] = [height_width(image)]
+        for operation in operations:
+            sizes.append(operation.size_after(sizes[-1]))
+        if any(size is not None and max(size) > MOST_SIDE for size in sizes):
             return None
         return cls(height_width(image), operations, finish or stored_format(image, image.pixels), programs)
 

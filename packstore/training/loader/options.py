@@ -59,7 +59,10 @@ class BatchOptions:
     )
     drop_last: bool = option(False, "Drop a last batch that is not full.")
     block: int | None = option(
-        None, "For disks that seek slowly: shuffle blocks of this many consecutive records. Needs ``shuffle=True``."
+        None,
+        "For disks that seek slowly: shuffle blocks of this many consecutive records. Needs ``shuffle=True``.",
+        least=1,
+        most=1 << 40,
     )
     window: int | None = option(
         None,
@@ -115,8 +118,10 @@ class BatchOptions:
         None,
         "Number of threads that read and decode; None for one per core. (DataLoader's ``num_workers``, without "
         "processes.)",
+        least=1,
+        most=1000,
     )
-    prefetch: int = option(3, "Number of batches in progress at a time.")
+    prefetch: int = option(3, "Number of batches in progress at a time.", least=1, most=1000)
     rank: int | None = option(
         None,
         "Number of this process among ``world_size`` processes, each of which takes an equal part of every global "

@@ -173,15 +173,16 @@ class Pipeline:
         return operations_at_decoding(self.dataset, self.options.augment, image)
 
     def _make_kernel(self, image: Column) -> EngineKernel | None:
-        """Creates the engine's kernel for resident images. Returns None for small images without operations, which
-        torch gathers as fast."""
+        """Creates the engine's kernel for resident images. Returns None for small images that only have to be
+        gathered, which torch does faster."""
         crops, programs, finish = self.division.crops, self.division.programs, self.division.finish
-        if not crops and not programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
+        floats = image.layout == "CHW"
+        stored = RowFormat(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
+        converts = finish is not None and (finish.normalizer is not None or finish.dtype != stored.dtype)
+        # Batches of large images need new memory each, whose page faults take torch four times as long as the engine.
+        if not (crops or programs or converts) and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
-        if finish is None:
-            floats = image.layout == "CHW"
-            finish = RowFormat(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
-        return EngineKernel(height_width(image), crops, finish, programs)
+        return EngineKernel(height_width(image), crops, finish or stored, programs)
 
     def _new_assembler(
         self,

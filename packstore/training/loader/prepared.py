@@ -46,6 +46,8 @@ class PreparedBatch:
         crops: Source of the pixels of each row; None for whole images.
         finish: Final format of the rows; None if rows hold pixels as decoded.
         failed: Rows whose records cannot be read.
+        too_large: Rows of which operations would make too many pixels: the image's height and width, and those of the
+            result.
         requests: The whole batch as requests to the engine; None if the engine cannot process it.
         program: Pixel operations on each row after the crops, ``(B, n)``; None for none.
         views_planned: With several views of a record (``views=``): the plan of each, by :class:`ViewAssembler`.
@@ -68,6 +70,7 @@ class PreparedBatch:
     finish: RowFormat | None = None
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
+    too_large: Mapping[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
     requests: Requests | None = None
     program: Program | None = None
     views_planned: Sequence[Any] = ()

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError
+from packstore.core.errors import PackstoreError, StoreError
+from packstore.stores.records import DamagedCopies
 from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.by_engine import EngineGatherer
 from packstore.training.loader.device_steps import DrawnForBatch
@@ -87,6 +88,8 @@ class Resident:
         views = pipeline.views
         gathers = not together and not steps.works_on_batches and by_engine is None
         whole = gathers or views is not None
+        last = whole and images.ndim == 4 and is_channels_last(images)
+        stored_rows = images.permute(0, 2, 3, 1) if last else images  # torch copies contiguous rows as they are
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
         at_once = (
             _GATHERED_AT_ONCE
@@ -122,13 +125,15 @@ class Resident:
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
             offset = 0
             # Do not give the user views made by split: autograd would treat all of them as one.
-            for own, skip in zip(torch.split(places, sizes), skipped, strict=True):
-                rows = slice(offset, offset + len(own))
-                offset += len(own)
+            for own, size, skip in zip(torch.split(places, sizes), sizes, skipped, strict=True):
+                rows = slice(offset, offset + size)
+                offset += size
                 if together:
                     producer.wait(places, chunk)
                 # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
-                batch = images.index_select(0, own) if whole else chunk[rows]
+                batch = stored_rows.index_select(0, own) if whole else chunk[rows]
+                if last:
+                    batch = batch.permute(0, 3, 1, 2)
                 if views is None:
                     batch = batch.clone() if together else steps.convert_batch(batch)
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
@@ -138,11 +143,11 @@ class Resident:
                 # No variable here: it would hold the batch while the next is made.
                 if views is None:
                     yield LoadedBatch(
-                        self._make_item(steps.mix_batch(batch, record_ids[rows], epoch), columns), len(own), skip
+                        self._make_item(steps.mix_batch(batch, record_ids[rows], epoch), columns), size, skip
                     )
                 else:
                     made = views.build_from_images(batch, ids[rows] + first_record, epoch)
-                    yield LoadedBatch(pipeline.make_batch(steps.call_transform(made), columns), len(own), skip)
+                    yield LoadedBatch(pipeline.make_batch(steps.call_transform(made), columns), size, skip)
                 start = perf_counter()
 
     def _make_item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
@@ -195,6 +200,8 @@ class Resident:
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform
+        if pipeline.dataset.reader.can_refetch:
+            pipeline.dataset.reader.check_files()
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
         whole: torch.Tensor | None = None
@@ -205,17 +212,14 @@ class Resident:
                     slot = ring.acquire()
                     assert slot is not None
                     buffer = ring.get_buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-                    records = np.arange(start + first, start + last)
-                    prepared = assembler.prepare_batch(buffer, records, 0, 0, errors, check_all=True)
-                    assembler.fill_rows(prepared, 0, last - first, errors)
+                    self._fill_rows(buffer, np.arange(start + first, start + last), errors)
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
                     images = images if pre_transform is None else pre_transform(images)
-                    if whole is None and pipeline.kernel is not None and is_channels_last(images):
-                        rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
-                        whole = assembler.as_images(rows)
-                    elif whole is None:
-                        whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
+                    if whole is None:
+                        layout = self._memory_format(images)
+                        shape = (count, *images.shape[1:])
+                        whole = torch.empty(shape, dtype=images.dtype, device=device, memory_format=layout)
                     whole[first:last] = images
                     ring.release(slot, ())
                 if ahead is not None:
@@ -225,6 +229,33 @@ class Resident:
                 f"{pipeline.dataset.path}: none of its shards can be read, so there is nothing to train on"
             )
         return whole
+
+    def _memory_format(self, images: torch.Tensor) -> torch.memory_format:
+        """Returns the memory format in which all images are kept: that which the engine reads, or that of the batches
+        if they are only gathered on the CPU."""
+        pipeline, options = self._pipeline, self._pipeline.options
+        gathers = images.device.type == "cpu" and not pipeline.device_steps.works_on_batches and pipeline.views is None
+        last = gathers and options.channels_last if pipeline.kernel is None else is_channels_last(images)
+        return torch.channels_last if last and images.ndim == 4 else torch.contiguous_format
+
+    def _fill_rows(self, buffer: torch.Tensor, records: NDArray[np.int64], errors: dict[int, Exception] | None) -> None:
+        """Reads, verifies and writes ``records`` to ``buffer``. Reads again if damaged shards can be fetched again.
+
+        ``errors`` receives damaged records; None raises the first error."""
+        assembler, copies = self._pipeline.assembler, DamagedCopies(self._pipeline.dataset.reader)
+        while True:
+            failed: dict[int, Exception] | None = None if errors is None else {}
+            try:
+                prepared = assembler.prepare_batch(buffer, records, 0, 0, failed, check_all=True)
+                assembler.fill_rows(prepared, 0, len(records), failed)
+            except PackstoreError as error:
+                if not copies.refetch([error], records):
+                    raise
+            else:
+                if not copies.refetch((failed or {}).values(), records):
+                    break
+        if errors is not None:
+            errors.update(failed or {})
 
     def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
         """Yields ranges of indices, start and stop, that cover ``first`` … ``last - 1``. With ``skip``, leaves out

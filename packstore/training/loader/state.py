@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Collection, Mapping
+from itertools import accumulate, islice
 from typing import Any
 
 from packstore.core.checksums import join_records_digests
@@ -31,13 +31,16 @@ def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset)
     """Raises :class:`UsageError` unless ``state`` is valid, of this version, and of a loader of the same ``identity``.
 
     ``identity``: dataset, order and options. The text names the difference."""
-    if not isinstance(state, Mapping) or "version" not in state:
-        raise UsageError(
-            f"load_state_dict takes what a loader's state_dict() gave, got {type(state).__name__}; look under which "
-            "name the checkpoint has it, or begin without one"
-        )
-    if state["version"] != VERSION:
+    given = "load_state_dict takes what a loader's state_dict() gave"
+    advice = "look under which name the checkpoint has it, or begin without one"
+    if not isinstance(state, Mapping):
+        raise UsageError(f"{given}, got {type(state).__name__}; {advice}")
+    if "version" in state and state["version"] != VERSION:
         raise UsageError(f"the loader's state has version {state['version']!r}, expected {VERSION}")
+    wanted = ("version", "epoch", "records", *(name for name, own in identity.items() if own is not None))
+    if missing := [name for name in wanted if name not in state]:
+        found = f"has {_list_some(state)}" if state else "is empty"
+        raise UsageError(f"{given}; this dict {found}, and lacks {_list_some(missing)}: {advice}")
     whole = ("epoch", "records")
     if not all(isinstance(state.get(name), int) and state[name] >= 0 for name in whole):
         found = ", ".join(f"{name} {state.get(name)!r}" for name in whole)
@@ -47,6 +50,11 @@ def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset)
     for name, own in identity.items():
         if state.get(name) != own:
             raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own!r}")
+
+
+def _list_some(names: Collection[Any]) -> str:
+    """Lists the first six names."""
+    return ", ".join([*map(str, islice(names, 6)), *(["…"] if len(names) > 6 else [])])
 
 
 def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) -> str:

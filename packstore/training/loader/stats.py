@@ -115,8 +115,8 @@ class Stats:
             return {}
         # Leaves out counts of readers in another process.
         before = [old for counts, old in self._before if any(counts is each for each in now)]
-        names = ("hits", "misses", "fetched_bytes", "waiting_seconds")
-        shown = ("cache_hits", "cache_misses", "fetched_bytes", "fetch_wait_seconds")
+        names = ("hits", "misses", "damaged", "fetched_bytes", "waiting_seconds")
+        shown = ("cache_hits", "cache_misses", "cache_damaged", "fetched_bytes", "fetch_wait_seconds")
         return {
             key: sum(getattr(each, name) for each in now) - sum(getattr(each, name) for each in before)
             for key, name in zip(shown, names, strict=True)

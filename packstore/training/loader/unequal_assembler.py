@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from packstore.core.errors import PackstoreError, UsageError
+from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.engine import Requests
 from packstore.training.augment.base import Size, Step
 from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.operations import too_large_error
+from packstore.training.augment.resample import check_area
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.assemble import wrong_header_error
 from packstore.training.loader.fields import Failures, read_ragged
@@ -80,12 +83,15 @@ class UnequalAssembler(RecordAssembler):
         The engine writes an array per image, in ``prepared.images``. Returns None if ``requests`` is None or there are
         no images."""
         ids = prepared.ids
-        prepared.operations = operations = DrawnOperations(
-            prepared.sizes,
-            self._list,
-            Draws(prepared.seed, prepared.epoch, ids),
-            self._read_boxes(prepared) if self._object_columns else None,
-        )
+        operations = self._draw_operations(prepared)
+        if large := operations.find_large_rows():
+            # Planned as unreadable ones: masks and other columns follow the plan.
+            prepared.too_large = {row: (tuple(prepared.sizes[row].tolist()), size) for row, size in large.items()}
+            prepared.sizes[[*large]] = _ANY_SIZE
+            operations = self._draw_operations(prepared)
+            if always := [*operations.find_large_rows().values()]:
+                raise too_large_error(always[0])
+        prepared.operations = operations
         prepared.first_cuts = [operations.first_cut(row) for row in range(len(ids))]
         prepared.images = [None] * len(ids)
         if requests is None or not len(ids):
@@ -97,6 +103,22 @@ class UnequalAssembler(RecordAssembler):
         boxes, sizes, windows, flips, samplings = (np.array([getattr(cut, name) for cut in cuts]) for name in names)
         requests.set_output_images(boxes, sizes, windows, flips, samplings, pixels)
         return requests
+
+    def _draw_operations(self, prepared: PreparedBatch) -> DrawnOperations:
+        """Draws all operations for images of the batch's sizes."""
+        draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
+        boxes = self._read_boxes(prepared) if self._object_columns else None
+        return DrawnOperations(prepared.sizes, self._list, draws, boxes)
+
+    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+        """Plans the batch; records whose images would become too large fail."""
+        read = super()._plan_batch(prepared, records, errors)
+        for row, (found, size) in prepared.too_large.items():
+            try:
+                check_area(*found, size)
+            except DecodeError as error:
+                prepared.failed.append(self._note_error(errors, row, prepared.numbers[row], error))
+        return read
 
     def _replace_unread(self, prepared: PreparedBatch) -> None:
         """Sets the size of images with unreadable headers to at least 4096 x 4096. No operation then refuses them as

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import PackstoreError
+from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.modes import RGB, Mode
 from packstore.images.engine import MODES, Requests, get_engine
 from packstore.images.programs import Program
@@ -154,7 +154,9 @@ class ViewAssembler(RecordAssembler):
             if self._images.mode in MODES:
                 requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
             for planned in prepared.views_planned:
-                self._write_crops(planned, rows, images, requests)
+                for row, error in self._write_crops(planned, rows, images, requests).items():
+                    if row not in failed:
+                        failed.append(self._note_error(errors, row, prepared.numbers[row], error))
         return failed
 
     def _decode_rows(
@@ -207,9 +209,11 @@ class ViewAssembler(RecordAssembler):
         rows: Sequence[int],
         pixels: Sequence[NDArray[Any]],
         sources: Requests | None,
-    ) -> None:
+    ) -> dict[int, DecodeError]:
         """Writes all crops of one view for consecutive rows of the batch. The engine writes them; crops that it refuses
         are written one by one.
+
+        Returns the errors of crops that would need too many pixels, by row.
 
         ``sources``: the rows' pixels as requests to the engine; None if the engine does not support their mode."""
         plan, count = planned.plan, planned.plan.view.count
@@ -222,8 +226,9 @@ class ViewAssembler(RecordAssembler):
             array, form = as_numpy(out), plan.row_format.engine_format(crops)
             requests.set_outputs(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
             left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._max_pixels))
+        large: dict[int, DecodeError] = {}
         if not len(left):
-            return
+            return large
         bytes_of = (
             out
             if plan.finish is None
@@ -231,11 +236,16 @@ class ViewAssembler(RecordAssembler):
         )
         placed = RowWriter(bytes_of, crops)
         for crop in left.tolist():
-            placed.write_image(crop, pixels[crop // count])
+            try:
+                placed.write_image(crop, pixels[crop // count])
+            except DecodeError as error:
+                large[rows[crop // count]] = error
+                continue
             if program is not None:
                 plan.programs.run_on_image(placed.array[crop : crop + 1], program[crop : crop + 1])
             if plan.finish is not None:
                 plan.finish.write_rows(bytes_of[crop : crop + 1], out[crop : crop + 1])
+        return large
 
 
 def _split_runs(rows: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -324,6 +324,8 @@ function facts(about) {
   if (image.orientation > 1) {
     const turned = image.shown && image.width !== image.height && image.shown[0] === image.height && image.orientation > 4;
     rows.push(["EXIF orientation", `${image.orientation}${turned ? ", applied" : ""}`]);
+    const frame = about.columns.find((c) => c.frame)?.frame;
+    if (frame) rows.push(["Annotations", `of the ${frame} image`]);
   }
   if (image.nbytes !== undefined) rows.push(["bytes", bytes(image.nbytes), " ", make("a", { href: `/file/${about.record}`, download: "" }, "save")]);
   for (const sum of about.checksums) {

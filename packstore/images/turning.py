@@ -1,0 +1,162 @@
+"""Moves boxes, points, masks and polygons of an image between its two frames.
+
+The *stored* frame is that of the pixels as a file stores them, the *upright* frame that of the image after its
+orientation (EXIF, or the tag of a TIFF) is applied.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import from_stored, shape_to_stored, to_stored
+from packstore.core.manifest import Column
+from packstore.core.run_lengths import encode_run_lengths, fill_run_lengths
+from packstore.images.decoders.orientation import swaps_sides, turn_points, upright
+from packstore.images.masks import decode_mask, open_mask, read_mask_header
+
+STORED, UPRIGHT = FRAMES = ("stored", "upright")
+_INVERSE = {6: 8, 8: 6}
+"""Orientations that are not their own inverse."""
+
+
+def is_moved(column: Column) -> bool:
+    """Tells if the values of a column have coordinates or pixels of the main image, which move with its frame."""
+    return column.traits.moves or (column.traits.is_object and column.frame is not None)
+
+
+def make_turn(orientation: int, stored_size: tuple[int, int], to: str) -> Turn:
+    """Makes the move from one frame of an image to the other. ``stored_size``: width and height of the stored pixels.
+    ``to``: the frame that values are moved to."""
+    if to == UPRIGHT:
+        return Turn(orientation, *stored_size)
+    width, height = stored_size[::-1] if swaps_sides(orientation) else stored_size
+    return Turn(_INVERSE.get(orientation, orientation), width, height)
+
+
+class Turn:
+    """Moves values with an image that is turned by an EXIF orientation. Satisfies
+    :class:`~packstore.core.column_types.geometry.RowMoves`, and keeps all rows.
+
+    Attributes:
+        orientation: The orientation, 1 … 8.
+        width: Width of the image before it is turned.
+        height: Height of the image before it is turned.
+    """
+
+    def __init__(self, orientation: int, width: int, height: int) -> None:
+        self.orientation, self.width, self.height = orientation, width, height
+
+    def move_boxes(self, boxes: NDArray[Any], images: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Moves boxes ``(N, 4)``: left, top, right, bottom."""
+        corners = self._move(np.asarray(boxes).reshape(-1, 2, 2), 0)
+        moved = np.concatenate([corners.min(1), corners.max(1)], 1)
+        return moved.astype(boxes.dtype), np.ones(len(boxes), np.bool_)
+
+    def move_points(self, points: NDArray[Any], images: NDArray[np.int64]) -> NDArray[Any]:
+        """Moves points ``(N, …, k)``. Points that are not visible stay as they are."""
+        moved = np.array(points)
+        moved[..., :2] = self._move(points[..., :2], 1)
+        return np.where(points[..., 2:3] == 0, points, moved) if points.shape[-1] == 3 else moved
+
+    def move_polygon(self, flat: list[float]) -> list[float]:
+        """Moves a polygon ``x, y, x, y …`` in pixels."""
+        moved: list[float] = self._move(np.array(flat, np.float64).reshape(-1, 2), 0).ravel().tolist()
+        return moved
+
+    def move_pixels(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Moves an array whose last two axes are height and width."""
+        planes = np.moveaxis(array.reshape(-1, *array.shape[-2:]), 0, -1)
+        moved = np.moveaxis(upright(planes, self.orientation), -1, 0)
+        return np.ascontiguousarray(moved).reshape(*array.shape[:-2], *moved.shape[1:])
+
+    def move_mask_file(self, data: bytes) -> bytes:
+        """Moves a mask in a PNG file. The result is a PNG file with the same values and palette."""
+        from PIL import Image
+
+        header = read_mask_header(data)
+        image = open_mask(data, header)
+        # Values come from the decoder: Pillow scales gray of 2 and 4 bits when it loads it, and not when it saves it.
+        moved = Image.fromarray(self.move_pixels(decode_mask(data, header)))
+        if image.mode == "P":
+            moved.putpalette(image.getpalette("RGB") or [])
+        out = io.BytesIO()
+        moved.save(out, "PNG")
+        return out.getvalue()
+
+    def move_value(self, column: Column, value: Any) -> Any:
+        """Moves a value of any column, as :func:`packstore.core.columns.to_stored` takes it. None, and values without
+        coordinates or pixels, stay as they are. Raises :class:`ValueError` for a value that does not fit the
+        column, and :class:`DecodeError` for a damaged mask."""
+        if value is None or not is_moved(column):
+            return value
+        if column.traits.lies_on_image:
+            file = column.layout is None
+            return self.move_mask_file(bytes(value)) if file else self.move_pixels(np.asarray(value))
+        if column.traits.is_object:
+            return self._move_shapes(value, fractions=column.name == "polygons")
+        rows = np.asarray(from_stored(column, to_stored(column, value)))
+        return column.traits.move_rows(column, rows, np.zeros(len(rows), np.int64), self)[0]
+
+    def move_stored_values(self, columns: Mapping[str, Column], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Moves the values of a record in stored form, companions included. Returns all values by name."""
+        moved = dict(values)
+        for name, column in columns.items():
+            if not is_moved(column) or (column.nullable and not values[column.valid_name]):
+                continue
+            has_shape = column.kind == "ragged" and column.layout is not None
+            shape = tuple(np.asarray(values[column.shape_name]).tolist()) if has_shape else None
+            value = self.move_value(column, from_stored(column, values[name], shape))
+            moved[name] = to_stored(column, value)
+            if has_shape:
+                moved[column.shape_name] = shape_to_stored(column, value)
+        return moved
+
+    def _move(self, points: NDArray[Any], last: int) -> NDArray[np.float64]:
+        """Moves points ``(…, 2)``. ``last``: 0 for edges of pixels; 1 for numbers of pixels, which end one earlier."""
+        return turn_points(np.asarray(points, np.float64), self.orientation, self.width - last, self.height - last)
+
+    def _move_shapes(self, value: Any, fractions: bool) -> Any:
+        """Moves the shapes in a JSON column: COCO's annotations or segmentations, or YOLO's polygons, in fractions."""
+        if isinstance(value, dict):
+            image = value.get("image")
+            if isinstance(image, dict) and swaps_sides(self.orientation) and {"width", "height"} <= image.keys():
+                value = value | {"image": image | {"width": image["height"], "height": image["width"]}}
+            entries = value.get("annotations")
+            return value | {"annotations": [self._move_coco(each) for each in entries]} if entries else value
+        if not isinstance(value, list):
+            return value
+        if fractions:
+            turn = Turn(self.orientation, 1, 1)
+            return [turn.move_polygon(each) if each else each for each in value]
+        return [self._move_segmentation(each) for each in value]
+
+    def _move_coco(self, entry: Any) -> Any:
+        """Moves box, segmentation and keypoints of an annotation in COCO's form."""
+        if not isinstance(entry, dict):
+            return entry
+        moved = dict(entry)
+        if "segmentation" in entry:
+            moved["segmentation"] = self._move_segmentation(entry["segmentation"])
+        if isinstance(box := entry.get("bbox"), list) and len(box) == 4:
+            left, top, right, bottom = self.move_polygon([box[0], box[1], box[0] + box[2], box[1] + box[3]])
+            moved["bbox"] = [min(left, right), min(top, bottom), abs(right - left), abs(bottom - top)]
+        if isinstance(flat := entry.get("keypoints"), list) and flat and len(flat) % 3 == 0:
+            points = np.array(flat, np.float64).reshape(-1, 3)
+            moved["keypoints"] = self.move_points(points, np.zeros(0, np.int64)).ravel().tolist()
+        return moved
+
+    def _move_segmentation(self, shape: Any) -> Any:
+        """Moves polygons or run lengths in COCO's form. Returns anything else unchanged."""
+        if isinstance(shape, list):
+            return [self.move_polygon(each) if isinstance(each, list) else each for each in shape]
+        if isinstance(shape, dict) and {"size", "counts"} <= shape.keys():
+            mask = np.zeros((self.height, self.width), np.uint8)
+            fill_run_lengths(shape, mask)
+            moved = self.move_pixels(mask)
+            return shape | {"size": [*moved.shape], "counts": encode_run_lengths(moved != 0)}
+        return shape

@@ -1,0 +1,310 @@
+"""Brings annotations and pixels of a record into one frame: stored, or upright (EXIF, a TIFF's orientation).
+
+A source gives boxes, points, masks and shapes in the frame in which somebody annotated the image. The options of a
+store say in which frame its readers show images. :class:`FrameAligner` finds the frame of a record's annotations by
+evidence, and moves them if the two differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, printable
+from packstore.core.manifest import Column, Manifest
+from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
+from packstore.images.encode.options import keeps_exif
+from packstore.images.masks import read_mask_header
+from packstore.images.sniff import HeaderError, sniff
+from packstore.images.turning import FRAMES, STORED, UPRIGHT, is_moved, make_turn
+from packstore.sources.base import Sample, Source, Survey
+
+Size = tuple[int, int]
+"""Width and height."""
+
+_SIZES = (("width", "height"), ("@width", "@height"), ("imageWidth", "imageHeight"))
+_PARTS = ("image", "size", "annotation", "asset", "media", "metadata", "item")
+_ANYWHERE = "original_width", "original_height"
+"""Label Studio states the size in each result."""
+_LOOKED_AT = 20_000
+_SLACK = 1.0
+
+
+def frame_of_pixels(upright: bool, kind: str) -> str:
+    """Returns the frame in which readers show an image: upright if they apply EXIF, and for every TIFF."""
+    return UPRIGHT if upright or kind == "tiff" else STORED
+
+
+def state_frames(survey: Survey, upright: bool) -> Survey:
+    """Returns the survey with the frame of each column that moves with the image: upright or stored.
+
+    Columns of a store that keeps no EXIF, or whose frame is unknown and will not change, keep the frame of that store.
+    """
+    store, frame = survey.store, UPRIGHT if upright else STORED
+    moved = [column for column in survey.columns if is_moved(column)]
+    if store is not None:
+        same = bool(store.options.get("exif_transpose")) == upright
+        moved = [column for column in moved if keeps_exif(store) and not (same and column.frame is None)]
+    names = {column.name for column in moved}
+    columns = tuple(replace(column, frame=frame) if column.name in names else column for column in survey.columns)
+    return replace(survey, columns=columns)
+
+
+def restore_aligner(manifest: Manifest, source: Source, survey: Survey, split: str | None) -> FrameAligner | None:
+    """Makes the aligner with which a store was packed from a source. Returns None for a store without frames: its
+    annotations were not moved."""
+    if all(column.frame is None for column in manifest.columns):
+        return None
+    answer = manifest.options.get("annotation_frame")
+    upright = bool(manifest.options.get("exif_transpose"))
+    return FrameAligner(source, survey, upright, answer if answer in FRAMES else None, split)
+
+
+class FrameAligner:
+    """Moves the annotations of samples to the frame in which readers of the store show the image. Thread-safe.
+
+    The frame of a sample's annotations follows from the first of these that tells:
+
+    - The size that annotations or masks state, and coordinates beyond the image's sides.
+    - ``answer``, which the user has given.
+    - The convention of the format (:meth:`packstore.sources.base.Source.annotation_frame`).
+    - Other samples of the source, if their sizes tell the same frame.
+    """
+
+    def __init__(self, source: Source, survey: Survey, upright: bool, answer: str | None, split: str | None) -> None:
+        """
+        Args:
+            source: The source of the samples.
+            survey: Its survey.
+            upright: Readers of the store apply EXIF.
+            answer: The user's answer, ``stored`` or ``upright``; None for none.
+            split: The split of the source that is packed; None for all.
+        """
+        companions = {each.name for column in survey.columns for each in column.companions}
+        self._columns = {
+            column.name: column
+            for column in survey.columns
+            if column.name in survey.sampled and column.name not in companions and is_moved(column)
+        }
+        self._source, self._survey, self._upright = source, survey, upright
+        self._answer, self._split = answer, split
+        self._lock = threading.Lock()
+        self._evidence: str | None = None
+        self._looked = False
+
+    def align(self, key: str, sample: Sample) -> Sample:
+        """Returns the sample with its annotations in the frame of its pixels.
+
+        Raises:
+            AmbiguousSourceError: Nothing tells the frame of its annotations.
+            SampleError: A mask or shape cannot be moved.
+        """
+        if not self._columns or isinstance(sample.image, np.ndarray):
+            return sample
+        try:
+            orientation = read_annotation_orientation(sample.image)
+            if orientation == 1:
+                return sample
+            info = sniff(bytes(sample.image))
+        except HeaderError:
+            return sample  # the encoder reports it
+        swapped = swaps_sides(orientation)
+        # The size of a TIFF is given as decoded, upright.
+        size = (info.height, info.width) if swapped and info.kind == "tiff" else (info.width, info.height)
+        wanted = frame_of_pixels(self._upright, info.kind)
+        frames = self._find_frames(key, sample, orientation, size, info.kind)
+        values = dict(sample.values)
+        if sample.relative and swapped:
+            _scale_to_stored_size(values, self._columns, frames, size)
+        turn = make_turn(orientation, size, wanted)
+        columns = {name: self._columns[name] for name, frame in frames.items() if frame != wanted}
+        try:
+            if sample.at_rest:
+                return sample._replace(values=turn.move_stored_values(columns, values))
+            values |= {name: turn.move_value(column, values[name]) for name, column in columns.items()}
+        except (ValueError, DecodeError) as error:
+            raise SampleError(key, f"its annotations cannot be moved to the {wanted} image: {error}") from error
+        return sample._replace(values=values)
+
+    def _find_frames(
+        self, key: str, sample: Sample, orientation: int, size: Size, kind: str
+    ) -> dict[str, str]:  # fmt: skip
+        """Returns the frame of each column in which the sample has annotations. Raises :class:`AmbiguousSourceError` if
+        nothing tells it."""
+        present = [name for name, column in self._columns.items() if _has_annotations(column, sample)]
+        if sample.at_rest:
+            recorded = {name: self._find_recorded_frame(name, kind) for name in present}
+            frames = {name: frame for name, frame in recorded.items() if frame is not None}
+        else:
+            frames = _find_evidence({name: self._columns[name] for name in present}, sample, orientation, size)
+        if frames.keys() >= set(present):
+            return frames
+        frame = self._answer or self._source.annotation_frame(kind) or self._find_common_frame()
+        if frame is None:
+            names = ", ".join(name for name in present if name not in frames)
+            raise AmbiguousSourceError(
+                f"{printable(key)}: its EXIF orientation is {orientation}, and nothing tells if its annotations "
+                f"({names}) count in the pixels as the file stores them, or in the upright image that viewers show. "
+                "Say which with --annotation-frame, for all images that do not tell; the run resumes",
+                [Answer(("--annotation-frame", frame)) for frame in (UPRIGHT, STORED)],
+                self._source.path,
+            )
+        return dict.fromkeys(present, frame) | frames
+
+    def _find_recorded_frame(self, name: str, kind: str) -> str | None:
+        """Returns the frame of a column of a source that is a store. If that store does not tell, annotations stay with
+        its pixels unless their frame changes; then the result is None."""
+        store = self._survey.store
+        assert store is not None
+        turned = bool(store.options.get("exif_transpose"))
+        frame = store.column(name).frame
+        known = frame is not None or turned is self._upright
+        return frame_of_pixels(turned, kind) if known else None
+
+    def _find_common_frame(self) -> str | None:
+        """Returns the frame that samples of the source tell, of the first 20,000. None if none tells, if they
+        contradict each other, and for samples that can be read only once. Looks once."""
+        with self._lock:
+            if not self._looked:
+                frames: set[str] = set()
+                for frame in self._walk_evidence() if self._survey.counted else ():
+                    frames.add(frame)
+                    if len(frames) > 1:
+                        break
+                self._evidence = frames.pop() if len(frames) == 1 else None
+                self._looked = True
+            return self._evidence
+
+    def _walk_evidence(self) -> Iterator[str]:
+        """Yields the frames that the first samples of the source tell. Skips bad samples."""
+        for entry in islice(self._source.fetch(self._source.entries(self._split)), _LOOKED_AT):
+            try:
+                sample = self._source.read(entry)
+                if not isinstance(sample, Sample) or isinstance(sample.image, np.ndarray) or sample.at_rest:
+                    return
+                orientation = read_annotation_orientation(sample.image)
+                if not swaps_sides(orientation):
+                    continue
+                info = sniff(bytes(sample.image))
+                size = (info.height, info.width) if info.kind == "tiff" else (info.width, info.height)
+                present = {name: each for name, each in self._columns.items() if _has_annotations(each, sample)}
+                yield from _find_evidence(present, sample, orientation, size).values()
+            except (SampleError, HeaderError):
+                continue  # packing reports it
+
+
+def _has_annotations(column: Column, sample: Sample) -> bool:
+    """Tells if a sample has a value of a column that is not empty."""
+    value = sample.values.get(column.name)
+    if sample.at_rest and column.nullable and not sample.values[column.valid_name]:
+        return False
+    return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
+
+
+def _find_evidence(columns: Mapping[str, Column], sample: Sample, orientation: int, size: Size) -> dict[str, str]:
+    """Returns the frame of each column that the sample itself tells, by sizes and coordinates; leaves out the others.
+
+    Sizes tell nothing of a square image, and of one that is only mirrored or turned upside down.
+    """
+    if not swaps_sides(orientation) or size[0] == size[1]:
+        return {}
+    by_size = {size: STORED, size[::-1]: UPRIGHT}
+    stated = {by_size.get(each) for each in _walk_stated_sizes(sample.values)}
+    frames: dict[str, str] = {}
+    shapes: set[str | None] = stated
+    for name, column in columns.items():
+        value = sample.values[name]
+        if column.traits.lies_on_image:
+            mask_size = _read_mask_size(column, value)
+            if mask_size is not None and (frame := by_size.get(mask_size)) is not None:
+                frames[name] = frame
+        elif not stated and not sample.relative and column.coordinates is not None:
+            shapes = shapes | {_find_frame_of_extent(column, value, size)} - {None}
+    common = shapes if shapes else set(frames.values())
+    if len(common) == 1 and (frame := next(iter(common))) is not None:
+        return dict.fromkeys(columns, frame) | frames
+    return frames
+
+
+def _read_mask_size(column: Column, value: Any) -> Size | None:
+    """Returns width and height of a mask, volume or clip; None if it is damaged."""
+    if column.layout is not None:
+        shape = np.shape(value)
+        return (shape[-1], shape[-2]) if len(shape) >= 2 else None
+    try:
+        header = read_mask_header(value)
+    except DecodeError:
+        return None  # reported when it is checked
+    return header.width, header.height
+
+
+def _find_frame_of_extent(column: Column, value: Any, size: Size) -> str | None:
+    """Returns the only frame in which all coordinates lie within the image; None if both or neither fit."""
+    points = np.asarray(value, np.float64).reshape(-1, len(column.coordinates or ""))
+    points = points.reshape(-1, 2) if column.coordinates == "xyxy" else points[:, :2]
+    right, bottom = points.max(0)
+    fits = {
+        frame: right <= width + _SLACK and bottom <= height + _SLACK
+        for frame, (width, height) in ((STORED, size), (UPRIGHT, size[::-1]))
+    }
+    return next(frame for frame in FRAMES if fits[frame]) if sum(fits.values()) == 1 else None
+
+
+def _walk_stated_sizes(values: Any) -> Iterator[Size]:
+    """Yields the sizes of the image that values state: numbers or texts named ``width`` and ``height`` in columns and
+    in the JSON of files of annotations."""
+    for names in _SIZES if isinstance(values, Mapping) else ():
+        sides = [_to_side(values.get(name)) for name in names]
+        if sides[0] and sides[1]:
+            yield sides[0], sides[1]
+    if isinstance(values, Mapping):
+        yield from _walk_listed_sizes(values.get("size"))
+        for name in (*_PARTS, "json"):
+            yield from _walk_stated_sizes(values.get(name))
+        yield from _walk_result_sizes(values.get("json"))
+
+
+def _walk_listed_sizes(size: Any) -> Iterator[Size]:
+    """Yields the size that a list ``[height, width]`` states, as in Datumaro."""
+    if isinstance(size, list) and len(size) == 2:
+        height, width = map(_to_side, size)
+        if height and width:
+            yield width, height
+
+
+def _walk_result_sizes(value: Any) -> Iterator[Size]:
+    """Yields the sizes in the results of Label Studio, at any depth."""
+    if isinstance(value, Mapping):
+        sides = [_to_side(value.get(name)) for name in _ANYWHERE]
+        if sides[0] and sides[1]:
+            yield sides[0], sides[1]
+    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _walk_result_sizes(each)
+
+
+def _to_side(value: Any) -> int:
+    """Converts a number or its text to a side in pixels; returns 0 for anything else."""
+    try:
+        side = float(value) if isinstance(value, (int, float, str, np.number)) else 0.0
+        return int(side) if side >= 1 and side == int(side) else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _scale_to_stored_size(
+    values: dict[str, Any], columns: Mapping[str, Column], frames: Mapping[str, str], size: Size
+) -> None:
+    """Scales coordinates in place that are fractions of the stored image, and that the source has multiplied with the
+    sides of the upright image."""
+    ratio = size[0] / size[1]
+    for name, frame in frames.items():
+        coordinates = columns[name].coordinates
+        if frame == STORED and coordinates is not None:
+            scale = np.ones(len(coordinates))
+            scale[: 4 if coordinates == "xyxy" else 2] = [ratio, 1 / ratio] * (2 if coordinates == "xyxy" else 1)
+            values[name] = np.asarray(values[name], np.float64) * scale

@@ -1,0 +1,265 @@
+"""Annotations and pixels of a record are in one frame, or packstore asks: all orientations, formats and kinds of
+images, from the source through loader and exports to their importers. The truth is drawn into the pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from packstore import PackedDataset, PackedLoader, convert, export, verify
+from packstore.augment import CenterCrop, RandomHorizontalFlip
+from packstore.core.errors import AmbiguousSourceError, UsageError
+from packstore.core.manifest import Manifest
+from packstore.core.registry import EXPORTS
+from packstore.stores.opening import read_manifest
+from tests.makers.oriented import (
+    FORMATS,
+    FRAMES,
+    KINDS,
+    ORIENTATIONS,
+    describe_photo,
+    find_red,
+    make_set,
+)
+
+_LABELS = ("coco", "csv", "cvat", "datumaro", "fiftyone", "kitti", "label_studio", "labelme", "masks",
+           "open_images", "voc", "yolo")  # fmt: skip
+"""Exports that write labels beside images."""
+_EXACT = ("webdataset", "mds", "recordio", "imagefolder")
+
+
+def list_columns(manifest: Manifest) -> list[str]:
+    """The columns that show where the object is."""
+    return [c.name for c in manifest.columns if c.name in ("boxes", "keypoints", "mask")]
+
+
+def assert_in_place(image: Any, values: dict[str, Any]) -> None:
+    """Boxes, points and masks are where the image is red."""
+    red = find_red(image)
+    height, width = red.shape
+    assert red.any()
+    for name, value in values.items():
+        value = np.asarray(value)
+        if name == "mask":
+            assert value.shape == red.shape
+            assert ((value == 1) == red).mean() > 0.98
+        elif name == "keypoints":
+            inside_image = [
+                (x, y) for x, y, v in value.reshape(-1, 3).tolist() if v and 0 <= x < width and 0 <= y < height
+            ]
+            for x, y in inside_image:
+                near = red[max(0, round(y) - 1) : round(y) + 2, max(0, round(x) - 1) : round(x) + 2]
+                assert near.any()
+        else:
+            left, top, right, bottom = (round(v) for v in value.reshape(-1).tolist())
+            assert 0 <= left < right <= width
+            assert 0 <= top < bottom <= height
+            inside = np.zeros_like(red)
+            inside[top:bottom, left:right] = True
+            assert (inside == red).mean() > 0.97
+
+
+def assert_item_in_place(store: Path, **options: Any) -> None:
+    manifest = read_manifest(store)
+    split = manifest.splits[0].name if manifest.splits else None
+    columns = list_columns(manifest)
+    with closing(PackedDataset(store, split, columns=("image", *columns), output="dict", **options)) as data:
+        item = data[0]
+        assert_in_place(item["image"], {name: item[name] for name in columns})
+
+
+def assert_batches_in_place(store: Path) -> None:
+    """The same in batches, also cropped and mirrored."""
+    manifest = read_manifest(store)
+    split = manifest.splits[0].name if manifest.splits else None
+    columns = list_columns(manifest)
+    steps: Iterable[list[Any]] = ([], [CenterCrop(36)], [RandomHorizontalFlip(1)])
+    for augment in steps:
+        data = PackedDataset(store, split, columns=("image", *columns))
+        loader = PackedLoader(data, 1, augment=augment)
+        image, *values = next(iter(loader))
+        firsts = [v[0] if name == "mask" else getattr(v, "values", v) for name, v in zip(columns, values, strict=True)]
+        assert_in_place(image[0], dict(zip(columns, map(_first_row, firsts), strict=True)))
+        data.close()
+
+
+def _first_row(value: Any) -> Any:
+    """The value of the only image of a batch; a list of one value for each image has one."""
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def pack(source: Path, store: Path, frame: str, **options: Any) -> bool:
+    """Packs a source; if packstore asks for the frame, answers truly. Returns whether it asked."""
+    asked = None
+    try:
+        convert(source, store, **options)
+    except AmbiguousSourceError as error:
+        asked = error
+    if asked is None:
+        return False
+    offered = [("--annotation-frame", "upright"), ("--annotation-frame", "stored")]
+    assert [each.options for each in asked.answers] == offered, str(asked)
+    convert(source, store, annotation_frame=frame, **options)  # type: ignore[arg-type]
+    return True
+
+
+KNOWN = {"yolo": "upright", "yolo_polygons": "upright", "labelme": "upright"}
+"""Formats whose own tools turn a JPEG: labels of another frame need the answer."""
+
+
+LAYOUTS = {
+    "metadata": {"layout": "xywh"},
+    "csv_without_sizes": {"layout": "xyxy"},
+    "csv_with_sizes": {"layout": "xyxy"},
+}
+"""Answers to another question: a single box does not tell its convention."""
+
+
+@pytest.mark.sampled(24, fast=2)
+@pytest.mark.parametrize("upright", [False, True], ids=["stored-pixels", "upright-pixels"])
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_grid(name: str, kind: str, orientation: int, frame: str, upright: bool, tmp_path: Path) -> None:
+    if kind == "heic" and (frame == "stored" or orientation != 1):
+        pytest.skip("decoders of HEIC give the upright image alone")
+    source = make_set(tmp_path / "set", name, kind, orientation, frame)
+    options: dict[str, Any] = {"exif_transpose": upright} | LAYOUTS.get(name, {})
+    if name in KNOWN and kind in ("jpg", "tif") and frame != KNOWN[name]:
+        options["annotation_frame"] = frame
+    store = tmp_path / "a.lmdb"
+    asked = pack(source, store, frame, **options)
+    if orientation == 1 or kind == "heic":
+        assert not asked
+    assert_item_in_place(store)
+    assert_batches_in_place(store)
+    assert not verify(store, against=source).problems
+    manifest = read_manifest(store)
+    wanted = "upright" if upright else "stored"
+    assert {c.frame for c in manifest.columns if c.name in (*list_columns(manifest), "segmentations", "polygons")} == {
+        wanted
+    }
+
+
+SIZED = ("coco", "voc", "cvat", "datumaro", "label_studio", "csv_with_sizes", "supervisely", "metadata", "masks")
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_tell_the_frame(name: str, orientation: int, frame: str, tmp_path: Path) -> None:
+    """No question is asked where the annotations state the size."""
+    source = make_set(tmp_path / "set", name, "jpg", orientation, frame)
+    convert(source, tmp_path / "a.lmdb", **LAYOUTS.get(name, {}))
+    assert_item_in_place(tmp_path / "a.lmdb")
+
+
+@pytest.mark.sampled(16, fast=1)
+@pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8"])
+@pytest.mark.parametrize("upright", [False, True])
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("name", ["coco", "masks"])
+def test_encodings(name: str, orientation: int, upright: bool, encoding: str, tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", name, "jpg", orientation, "stored")
+    for suffix in ("lmdb", "h5", "pth"):
+        pack(source, tmp_path / f"a.{suffix}", "stored", exif_transpose=upright, encoding=encoding)
+        assert_item_in_place(tmp_path / f"a.{suffix}")
+        assert_batches_in_place(tmp_path / f"a.{suffix}")
+
+
+@pytest.mark.sampled(30, fast=1)
+@pytest.mark.parametrize("upright", [False, True], ids=["stored-pixels", "upright-pixels"])
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif", "avif"])
+@pytest.mark.parametrize("to", [*_LABELS, *_EXACT])
+def test_exports_and_their_importers(to: str, kind: str, orientation: int, upright: bool, tmp_path: Path) -> None:
+    """An export is in one frame: packstore.json tells it; without that file, the labels do, or packstore asks."""
+    source = make_set(tmp_path / "set", "masks" if to == "masks" else "coco", kind, orientation, "stored")
+    pack(source, tmp_path / "a.lmdb", "stored", exif_transpose=upright)
+    destination = tmp_path / ("out.tar" if to == "tar" else "out")
+    export(tmp_path / "a.lmdb", destination, to=to)
+    convert(destination, tmp_path / "b.lmdb")
+    assert_item_in_place(tmp_path / "b.lmdb")
+    assert read_manifest(tmp_path / "b.lmdb").dataset_digest == read_manifest(tmp_path / "a.lmdb").dataset_digest
+    if to not in _LABELS:
+        return
+    export(tmp_path / "a.lmdb", tmp_path / "bare", to=to, bare=True)
+    frame = "upright" if upright or kind == "tif" or (to == "labelme" and kind == "jpg") else "stored"
+    options = {"source_kind": to} if to == "voc" else LAYOUTS["csv_with_sizes"] if to == "csv" else {}
+    pack(tmp_path / "bare", tmp_path / "c.lmdb", frame, **options)
+    assert_item_in_place(tmp_path / "c.lmdb")
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("name", ["coco", "masks"])
+def test_from_store_to_store(name: str, orientation: int, tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", name, "jpg", orientation, "upright")
+    pack(source, tmp_path / "stored.lmdb", "upright")
+    convert(tmp_path / "stored.lmdb", tmp_path / "upright.h5", exif_transpose=True)
+    assert_item_in_place(tmp_path / "upright.h5")
+    assert not verify(tmp_path / "upright.h5", against=tmp_path / "stored.lmdb").problems
+    convert(tmp_path / "upright.h5", tmp_path / "again.lmdb")
+    assert_item_in_place(tmp_path / "again.lmdb")
+
+
+def test_images_are_not_turned_without_their_annotations(tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", "coco", "jpg", 6, "stored")
+    convert(source, tmp_path / "a.lmdb")
+    with pytest.raises(UsageError, match="exif_transpose=True would turn the images and not 'boxes'"):
+        PackedDataset(tmp_path / "a.lmdb", "train", exif_transpose=True)
+    with closing(PackedDataset(tmp_path / "a.lmdb", "train", columns=("image",), exif_transpose=True)) as alone:
+        assert alone[0].shape == (3, 40, 64)
+
+
+def test_other_photos_tell_the_frame_of_one_that_does_not(tmp_path: Path) -> None:
+    """Orientation 3 swaps no sides: its size tells nothing, that of a photo with orientation 6 does."""
+    import json
+
+    first, second = (make_set(tmp_path / str(n), "coco", "jpg", n, "upright") for n in (3, 6))
+    root = tmp_path / "set/train"
+    root.mkdir(parents=True)
+    documents = [json.loads((each / "train/_annotations.coco.json").read_text()) for each in (first, second)]
+    for number, each in enumerate((first, second), 1):
+        (root / f"{number}.jpg").write_bytes((each / "train/a.jpg").read_bytes())
+        documents[number - 1]["images"][0] |= {"id": number, "file_name": f"{number}.jpg"}
+        documents[number - 1]["annotations"][0] |= {"id": number, "image_id": number}
+    joined = documents[0] | {name: documents[0][name] + documents[1][name] for name in ("images", "annotations")}
+    (root / "_annotations.coco.json").write_text(json.dumps(joined))
+    convert(tmp_path / "set", tmp_path / "a.lmdb")
+    assert_item_in_place(tmp_path / "a.lmdb")
+
+
+def test_the_answer_resumes_the_run_and_is_recorded(tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", "masks", "jpg", 3, "stored")
+    with pytest.raises(AmbiguousSourceError, match="orientation is 3"):
+        convert(source, tmp_path / "a.lmdb")
+    convert(source, tmp_path / "a.lmdb", annotation_frame="stored")
+    assert read_manifest(tmp_path / "a.lmdb").options["annotation_frame"] == "stored"
+    assert not verify(tmp_path / "a.lmdb", against=source).problems
+    wrong = convert(source, tmp_path / "b.lmdb", annotation_frame="upright")
+    assert wrong.manifest.options["annotation_frame"] == "upright"
+
+
+@pytest.mark.parametrize("name", ["masks", "palette_masks"])
+def test_a_turned_mask_keeps_values_and_palette(name: str, tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", name, "jpg", 6, "stored")
+    convert(source, tmp_path / "a.lmdb", exif_transpose=True)
+    export(tmp_path / "a.lmdb", tmp_path / "out", to="masks")
+    (file,) = (tmp_path / "out").rglob("*.png")
+    with Image.open(file) as mask:
+        assert (np.asarray(mask) == describe_photo("jpg", 6, "upright").mask).all()
+        if name == "palette_masks":
+            assert (mask.getpalette() or [])[:6] == [0, 0, 0, 200, 100, 50]
+
+
+def test_every_export_of_labels_is_tried() -> None:
+    from packstore.exports.objects import ObjectsExport
+
+    assert {kind.name for kind in EXPORTS.values() if issubclass(kind, ObjectsExport)} == set(_LABELS)
