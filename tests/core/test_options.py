@@ -72,7 +72,7 @@ def test_a_function_takes_the_fields() -> None:
     ("options", "message"),
     [
         ({"colour": "green"}, "colour should be 'red' or 'blue', got 'green'"),
-        ({"layers": 0}, "layers should be a whole number of at least 1, got 0"),
+        ({"layers": 0}, "layers should be a whole number from 1 to 9, got 0"),
         ({"layers": 1.5}, "layers should be a whole number of at least 1, got 1.5"),
         ({"wide": "yes"}, "wide should be True or False, got 'yes'"),
         ({"ladder": 3}, "ladder should be True or False, got 3"),
