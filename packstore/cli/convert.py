@@ -290,6 +290,9 @@ def _describe_orientation(report: ConvertReport) -> str:
     """Returns a phrase: how many images have an EXIF orientation, and if the orientation was applied."""
     some = f"{report.oriented:,} of {pluralize(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"
+    frames = (column.frame for column in report.manifest.columns if column.traits.moves)
+    frame = next(filter(None, frames), None)
+    of = f", and annotations count in the {frame} image" if frame is not None else ""
     if report.orientation == "not applied":
-        return f"{some} {verb} an EXIF orientation that is not applied; --exif-transpose turns them upright"
-    return f"{some} {verb} an EXIF orientation, {report.orientation}"
+        return f"{some} {verb} an EXIF orientation that is not applied{of}; --exif-transpose turns them upright"
+    return f"{some} {verb} an EXIF orientation, {report.orientation}{of}"

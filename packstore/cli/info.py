@@ -245,6 +245,7 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
         kind = _image_type(m) if c.name == "image" else describe_column(c)
         own = [(name, m.options.get(f"{c.name}.{name}")) for name in ("depth", "alpha", "frames")]
         kind += "".join(f", {name} {printable(str(value))}" for name, value in own if value is not None)
+        kind += f", of the {c.frame} image" if c.frame is not None else ""
         mean = human_bytes(c.nbytes / max(1, m.records))
         rows.append((f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record"))
     if m.is_linked and reader.nbytes is None:

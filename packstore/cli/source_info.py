@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +103,7 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
         rows.append(("modes", f"{some} (by the headers of {pluralize(modes.total(), 'file')})"))
     elif not files and survey.mode is not None:
         rows.append(("mode", str(parse_mode(survey.mode))))
-    # The frame follows from options of packing.
-    columns = [replace(column, frame=None) for column in user_columns(survey.columns)]
-    rows += [(f"column {column.name}", describe_column(column)) for column in columns]
+    rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]
     if not any(column.traits.has_classes for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
@@ -172,8 +169,6 @@ def describe_column(column: Column) -> str:
     parallel = f", one for each row of {column.parallel}" if column.parallel else ""
     if column.mode is not None:
         meaning = f"{meaning}, mode {column.pixels}"
-    if column.frame is not None:
-        meaning += f" of the {column.frame} image"
     named = meaning if meaning.lower() == column.type else f"{column.type}: {meaning}"
     return f"{named}{parallel}{'; may be missing' if column.nullable else ''}"
 

@@ -21,7 +21,7 @@ from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.testing.export_base import picture
 from tests.makers import annotation_formats
-from tests.makers.annotated import coco, fill, jpeg, voc, yolo
+from tests.makers.annotated import coco, fill, jpeg, voc
 
 LONG = "9" * 5000
 
@@ -54,7 +54,7 @@ def test_the_limit_is_python_s() -> None:
 
 
 def test_yaml_and_manifests() -> None:
-    assert load_yaml(f"a: 1\nb: {LONG}\n".encode()) == {"a": "1", "b": LONG}  # numbers are texts
+    assert load_yaml(f"a: 1\nb: {LONG}\n".encode()) == {"a": "1", "b": LONG}  # a text, as all scalars
     with pytest.raises(ManifestError, match="the manifest has a number of 5,000 digits"):
         Manifest.from_json('{"records": ' + LONG + "}")
     with pytest.raises(ManifestError, match="number of 5,000 digits"):
@@ -96,9 +96,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str, tuple[str, str], str]] = {
         "metadata.jsonl", ("777", "N"), r"metadata\.jsonl, line 2.*5,000 digits",
     ),
     "captions": (
-        table(
-            "".join(f'{{"file": "{n}.jpg", "caption": "a", "index": {n + 1}77}}\n' for n in range(4)), "captions.jsonl"
-        ),
+        table("".join(f'{{"file":"{n}.jpg","caption":"a","index":{n + 1}77}}\n' for n in range(4)), "captions.jsonl"),
         "captions.jsonl", ("277", "N"), "5,000 digits",
     ),
     "coco": (coco, "annotations/instances_train2017.json", ('"id":', '"x": N, "id":'), r"\.json has a number of 5,000"),
