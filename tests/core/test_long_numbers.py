@@ -21,7 +21,7 @@ from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.testing.export_base import picture
 from tests.makers import annotation_formats
-from tests.makers.annotated import coco, fill, jpeg, voc
+from tests.makers.annotated import coco, fill, jpeg, voc, yolo
 
 LONG = "9" * 5000
 

@@ -335,9 +335,7 @@ def test_its_faults_are_kinds_of_findings(tmp_path: Path) -> None:
     )
     with packstore.open(tmp_path / "b.lmdb") as reader:
         assert reader.item("circles", 0).tolist() == [[10, 20, 4]]
-        assert (
-            describe_column(reader.manifest.column("circles")) == "circles: x, y, radius in pixels"
-        )
+        assert describe_column(reader.manifest.column("circles")) == "circles: x, y, radius in pixels"
     unread = packstore.audit(tmp_path / "a.lmdb")
     assert "radii of circles" in unread.checks
     assert not unread.of("circle_outside")
