@@ -140,5 +140,5 @@ def image_from_stored(manifest: Manifest, data: Any, shape: Any) -> ImageData:
     from packstore.stores.base import as_image_array
 
     return as_image_array(
-        data, image, image.shape if image.kind == "fixed" else tuple(np.asarray(shape).tolist()), "an image"
+        data, image, image.shape if image.kind == "fixed" else tuple(np.asarray(shape).tolist()), lambda: "an image"
     )

@@ -172,7 +172,7 @@ class StoreSource(Source):
         """Returns an array over verified bytes, without a copy. The bytes must stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
-        return as_image_array(data, image, shape, f"record {record} of {printable(str(self.path))}")
+        return as_image_array(data, image, shape, lambda: f"record {record} of {printable(str(self.path))}")
 
     def stamp(self) -> str:
         """Returns the digest of the store."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,15 +44,15 @@ class Problem:
     lost: bool = False
 
 
-def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
     """Views the bytes of an image as an array ``(H, W, C)`` or ``(C, H, W)`` of the column's dtype. Copies nothing.
 
-    Raises :class:`StoreError` if ``shape`` has not three dimensions or does not fit the bytes; ``where`` names the
-    record in the message.
+    Raises :class:`StoreError` if ``shape`` has not three dimensions or does not fit the bytes; the result of
+    ``where`` names the record in the message.
     """
     flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != flat.size or (not flat.size and max(shape) >= 1 << 31):
-        raise StoreError(f"{where} holds {flat.size} elements, not {shape}")
+        raise StoreError(f"{where()} holds {flat.size} elements, not {shape}")
     return flat.reshape(shape)
 
 
@@ -214,7 +214,8 @@ class Reader(ABC):
         if column.layout is None:
             raise StoreError(f"{self.path} holds encoded images ({self.manifest.encoding}), not arrays")
         shape = column.shape if column.kind == "fixed" else tuple(self.value("shape", index).tolist())
-        return as_image_array(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
+        view = self.view(index)
+        return as_image_array(view, column, shape, lambda: f"record {index} of {printable(str(self.path))}")
 
     def fixed_column(self, name: str) -> NDArray[Any]:
         """Returns the fixed column ``name``, loaded whole if it is stored value by value. Raises :class:`StoreError` if

@@ -154,15 +154,14 @@ class SparinglyCheckedReader(CheckedReader):
 
         Raises :class:`CorruptRecordError` if it does not match its checksum.
         """
-        checks = self._count_read(index)
+        return read_again_if_damaged(self, index, self._read_array)
 
-        def read(index: int) -> NDArray[Any]:
-            array = self._reader.array(index)
-            if checks:
-                self.check_image(index, array.data, self._read_checksum(index))
-            return array
-
-        return read_again_if_damaged(self, index, read)
+    def _read_array(self, index: int) -> NDArray[Any]:
+        """Reads the array, and checks it if its turn has come."""
+        array = self._reader.array(index)
+        if self._count_read(index):
+            self.check_image(index, array.data, self._read_checksum(index))
+        return array
 
     def read(self, index: int) -> Buffer:
         """Returns the image, checked if it is a file, or at one of 16 reads of the record.

@@ -42,7 +42,7 @@ def widen_for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
 
     Returns other dtypes, and pixels of ``CHW`` columns, unchanged.
     """
-    wide = column.layout != "CHW" and pixels.dtype in (np.uint16, np.int16)
+    wide = pixels.dtype.char in "Hh" and column.layout != "CHW"
     return pixels.astype(np.int32) if wide else pixels
 
 

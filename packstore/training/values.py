@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ class ValueReader:
     device: torch.device
     max_pixels: int = MAX_PIXELS
 
+    @cached_property
+    def _is_label(self) -> bool:
+        """True if each record has one class number."""
+        return self.column.holds_class and not self.column.nullable
+
     def read(self, output: str, reader: Reader, record: int) -> Any:
         """Reads the value of a record. Returns None for a missing value.
 
@@ -59,7 +65,7 @@ class ValueReader:
             DecodeError: The mask cannot be decoded. Names the record and its key.
         """
         column = self.column
-        if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
+        if self._is_label:
             return int(reader.value(column.name, record))
         if column.traits.is_picture:
             return self._read_mask(output, reader, record) if reader.has_value(column.name, record) else None

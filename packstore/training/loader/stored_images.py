@@ -230,7 +230,7 @@ class ArrayImages(StoredImages):
         :class:`StoreError` if the bytes do not fit the shape."""
         column = self.column
         shape = tuple(self.reader.value(column.shape_name, record).tolist()) if self._has_shapes else column.shape
-        return widen_for_torch(as_image_array(view, column, shape, "it"), column)
+        return widen_for_torch(as_image_array(view, column, shape, lambda: "it"), column)
 
     def read_pixels_of_each(
         self, records: Sequence[int], views: Sequence[Any]
