@@ -6,8 +6,6 @@ import importlib
 import re
 from typing import Any
 
-from packstore.core.plainjson import find_long_number
-
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 32
 _UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
@@ -36,7 +34,7 @@ def load_yaml(data: bytes) -> Any:
         # the base loader does not guess types: YAML 1.1 reads the class name "no" as False
         node = None if refused else yaml.compose(data, yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise ValueError(find_long_number(data) or f"is not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())[:200]}") from None
     if refused:
         raise ValueError(refused)
     return None if node is None else _to_plain_value(node)

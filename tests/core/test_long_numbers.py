@@ -21,7 +21,7 @@ from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.testing.export_base import picture
 from tests.makers import annotation_formats
-from tests.makers.annotated import coco, fill, jpeg, voc
+from tests.makers.annotated import coco, fill, jpeg, voc, yolo
 
 LONG = "9" * 5000
 
@@ -108,6 +108,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str, tuple[str, str], str]] = {
         lambda root: fill(root, annotation_formats.widerface(6)), "*.txt", ("\n1\n", "\nN\n"), "5,000 digits"
     ),
     "cvat": (lambda root: fill(root, annotation_formats.cvat(6)), "*.xml", ('xtl="', 'xtl="N'), "expected a number"),
+    "yolo": (yolo, "data.yaml", ("names:", "nc: N\nnames:"), r"data\.yaml: nc is 9{40}, but"),
 }  # fmt: skip
 
 

@@ -407,7 +407,8 @@ def test_the_clock_ends_when_there_is_no_more_work() -> None:
     [
         ({"workers": 0}, "workers should be a whole number of at least 1, got 0"),
         ({"seconds": 0.0}, "seconds should be above 0"),
-        ({"target": float("nan")}, "target should be above 0"),
+        ({"target": -1.0}, "target should be above 0"),
+        ({"target": float("nan")}, "target should be a finite number .*, got nan"),
         ({"augment": "some"}, "augment should be crop, none or operations: .*RandomHorizontalFlip.*got 'some'"),
     ],
 )

@@ -194,6 +194,17 @@ def test_a_stored_image_beyond_the_limit_is_shown(tmp_path: Path, monkeypatch: p
             assert client.get("/api/loaded/0", augment=augment).status == 400
 
 
+@pytest.mark.parametrize("name", ["cifar.h5", "floats.pth", "bfloats.lmdb", "floats.h5"])
+def test_the_limit_counts_bytes(name: str, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floating point is float32 on its way to the page."""
+    from packstore.seeing.view import loaded
+
+    monkeypatch.setattr(loaded, "_MOST_BYTES", 3 * 40 * 40 * (1 if name.startswith("cifar") else 4))
+    with client_of(stores(name)) as client:
+        assert client.get("/api/loaded/1", augment="Resize(40)").status == 200
+        assert client.get("/api/loaded/1", augment="Resize(41)").status == 400
+
+
 @pytest.mark.parametrize("kind", ["files", "masks", "floats"])
 @pytest.mark.parametrize("most", [300_000, 1_000_000])
 def test_loaded_records_are_kept_in_bounded_memory(
@@ -210,7 +221,7 @@ def test_loaded_records_are_kept_in_bounded_memory(
     with packstore.open(path) as reader:
         loader = SampleLoader(reader)
         for seed in range(30):
-            side = 20 + seed * 3
+            side = 20 + seed * 2
             request = LoadRequest(seed % len(reader), f"RandomResizedCrop({side}), Pad({side // 4})", seed, 0)
             found = loader.load(request)
             assert found.nbytes <= loader.cached_bytes <= most

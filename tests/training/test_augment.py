@@ -657,21 +657,21 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         (lambda: RandomResizedCrop(3, ratio=(2, 1)), "ratio should be"),
         (lambda: RandomResizedCrop(3, ratio=(1, math.nan)), "ratio should be"),
         (lambda: RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
-        (lambda: RandomResizedCrop(3, scale=("a", 1)), "scale should be a list of numbers, got"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(3, scale=("a", 1)), "scale should be a number, got \\('a', 1\\)"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(10**5000), "size should be .* got a number with thousands of digits"),
         (lambda: ScaleJitter(3, None), "scale_range should be a list of numbers, got None"),  # type: ignore[arg-type]
         (lambda: RandomIoUCrop(sampler_options=("a",)), r"sampler_options should be .* got \('a',\)"),  # type: ignore[arg-type]
         (lambda: RandomIoUCrop(sampler_options=()), "sampler_options should be a list of numbers"),
-        (lambda: RandomIoUCrop(trials=0), "trials should be a whole number of at least 1, got 0"),
+        (lambda: RandomIoUCrop(trials=0), "trials should be 1 … 10,000, got 0"),
         (lambda: RandomZoomOut(None), "RandomZoomOut: fill should be"),  # type: ignore[arg-type]
         (lambda: RandomShortestSize(None), "min_size and max_size should be"),  # type: ignore[arg-type]
         (lambda: Pad(None), "padding should be 1, 2 or 4 integers"),  # type: ignore[arg-type]
         (lambda: RandomChoice([RandomHorizontalFlip()], p=1), "p should be a list of numbers"),  # type: ignore[arg-type]
-        (lambda: AutoAugment([]), "policy should be one of"),  # type: ignore[arg-type]
-        (lambda: TimmAugment([]), "config should be a policy"),  # type: ignore[arg-type]
+        (lambda: AutoAugment([]), "policy should be text or None"),  # type: ignore[arg-type]
+        (lambda: TimmAugment([]), "config should be text or None"),  # type: ignore[arg-type]
         (lambda: RandomHorizontalFlip(1.1), r"p should be 0 … 1, got 1.1"),
-        (lambda: RandomHorizontalFlip("1"), r"p should be 0 … 1, got '1'"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(9, fill=math.inf), "fill should be a byte, 0 … 255, or three of them, got inf"),
+        (lambda: RandomHorizontalFlip("1"), r"p should be a number, got '1'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(9, fill=math.inf), "fill should be a finite number .*, got inf"),
         (lambda: Cutout(0), "Cutout: size should be a positive integer, got 0"),
         (lambda: split_operations([Resize(3), "flip"]), r"augment\[1\] is not callable: 'flip'"),
         (

@@ -26,7 +26,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomResizedCrop
 from packstore.cache import Cache, default_cache, files
-from packstore.core.errors import CorruptRecordError, DiskFullError, StoreError
+from packstore.core.errors import DiskFullError, StoreError
 from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
 from packstore.stores.remote.names import shard_object_name
@@ -179,8 +179,8 @@ def test_a_rotten_copy_is_fetched_again_once_it_is_found(
     (copy,) = (cache.root / "whole").iterdir()
     rot(copy, copy.read_bytes().index(expected[0][:64]))
     with open_store(url, checksums) as reader:
-        with pytest.raises(CorruptRecordError, match=r"record 0 .* is damaged"):
-            [reader.read(0) for _ in range(16)]
+        read = [bytes(reader.read(0)) for _ in range(16)]  # one of them at least is compared with its checksum
+        assert expected[0] in read if checksums == "auto" else {*read} == {expected[0]}
         assert [bytes(reader.read(record)) for record in range(RECORDS)] == expected
     rot(copy)
     with open_store(url, checksums) as reader:

@@ -33,8 +33,8 @@ from packstore.training.random_draws import Draws
 _KEPT = 24
 _MOST_BYTES = 3 << 26
 """Most bytes of a record that operations have enlarged, and of all cached records together."""
-_MASK_BYTES = 4
-"""Bytes of a mask's pixel, at most."""
+_VALUE_BYTES = 4
+"""Most bytes of a mask's pixel, and of an image's channel, which becomes float32 unless it is uint8."""
 _MOST_SEED = 1 << 63
 
 
@@ -188,13 +188,17 @@ class SampleLoader:
 
     def _check_size(self, operations: list[Operation], request: LoadRequest) -> None:
         """Raises :class:`UsageError` if ``operations`` would enlarge the record to more than 192 MiB. Ignores a file
-        that is no image."""
+        that is no image, and one without pixels."""
         try:
             size, _, _ = read_image_facts(self._reader, request.record)
         except HeaderError:
             return  # the loader reports it
+        if 0 in size:
+            return
+        image = self._manifest.image
         masks = sum(column.holds_masks for column in self._manifest.columns)
-        pixel_bytes = self._manifest.image.pixels.pixel_bytes + _MASK_BYTES * masks
+        channel_bytes = 1 if image.dtype == image.pixels.dtype == "uint8" else _VALUE_BYTES
+        pixel_bytes = image.pixels.channels * channel_bytes + masks * _VALUE_BYTES
         draws = Draws(request.seed, request.epoch, np.array([request.record]))
         no_boxes = BatchBoxes(np.empty((0, 4), np.float32), np.empty(0, np.int64))
         most_pixels = max(size[0] * size[1], _MOST_BYTES // pixel_bytes)

@@ -290,7 +290,7 @@ def _parse_classes(
     Adds numbers to names that occur twice. Raises :class:`SourceError` for invalid values, and for a number of names
     other than ``nc``.
     """
-    where, names, count = tree.name(file), document.get("names"), parse_yaml_int(document.get("nc"))
+    where, names, count = tree.name(file), document.get("names"), document.get("nc")
     if isinstance(names, dict):
         by_number = {parse_yaml_int(number): name for number, name in names.items()}
         if by_number.keys() != {*range(len(names))}:
@@ -298,8 +298,8 @@ def _parse_classes(
         names = [by_number[number] for number in range(len(names))]
     if names is not None and (not isinstance(names, list) or not all(isinstance(name, str) and name for name in names)):
         raise SourceError(f"{where}: names should be a list of names, or names by number")
-    if names is not None and count is not None and count != len(names):
-        raise SourceError(f"{where}: nc is {count}, but there are {len(names)} names")
+    if names is not None and not is_yaml_null(count) and parse_yaml_int(count) != len(names):
+        raise SourceError(f"{where}: nc is {printable(str(count)[:40])}, but there are {len(names)} names")
     classes = None if not names else number_repeated_names(names, range(len(names)))
     shape = document.get("kpt_shape")
     if shape is None:
