@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, row_checksum, row_columns
+from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
-from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError, printable
+from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.stores.delegating import DelegatingReader
-from packstore.stores.records import read_again_if_damaged
+from packstore.stores.records import check_digest, read_again_if_damaged
 
 
 def find_invalid_class(column: Column, data: Any) -> int | None:
@@ -120,18 +120,9 @@ class CheckedReader(DelegatingReader):
         if name in self._sound:
             return
 
-        def check(start: int) -> None:
-            part = self._reader.part(starts.index(start))
-            expected, found = part.manifest.column(name).digest, column_digest(part.column(name))
-            if found != expected:
-                raise StoreError(
-                    f"column {name!r} of {printable(str(part.path))} is damaged: its SHA-256 is {found}, expected "
-                    f"{expected}; packstore repair restores it from the source"
-                )
-
         starts = self._reader.part_starts.tolist()
         for start in starts:
-            read_again_if_damaged(self, start, check)
+            read_again_if_damaged(self, start, lambda start: check_digest(self._reader.part(starts.index(start)), name))
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
+from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, row_checksum, row_columns
 from packstore.core.columns import Buffer
-from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError, UnreachableError
+from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError, UnreachableError, printable
 from packstore.stores.base import Reader
 
 _T = TypeVar("_T")
@@ -29,6 +29,16 @@ def read_again_if_damaged(reader: Reader, record: int, read: Callable[[int], _T]
             raise
         reader.mark_suspect(record)
         return read(record)
+
+
+def check_digest(part: Reader, name: str) -> None:
+    """Raises :class:`StoreError` if a column of a store's file does not match its digest."""
+    expected, found = part.manifest.column(name).digest, column_digest(part.column(name))
+    if found != expected:
+        raise StoreError(
+            f"column {name!r} of {printable(str(part.path))} is damaged: its SHA-256 is {found}, expected {expected}; "
+            "packstore repair restores it from the source"
+        )
 
 
 class DamagedCopies:

@@ -62,10 +62,12 @@ class Remote:
                 path.write_bytes(others[number - 1])
             else:
                 wanted, last = {"image": (values, 100), "fields": (columns, 0), "key": (keys, 0)}[how]
-                place = max(data.find(value) for value in wanted)
-                data[place + last] ^= 1
+                rotten = bytes(data)
+                for value in wanted:  # wherever it stands: an LMDB may have pages that are no longer used
+                    rotten = rotten.replace(value, value[:last] + bytes([value[last] ^ 1]) + value[last + 1 :])
+                assert rotten != data
                 with path.open("r+b") as file:
-                    file.write(data)
+                    file.write(rotten)
             os.utime(path, ns=(dates.st_atime_ns, dates.st_mtime_ns))
 
 

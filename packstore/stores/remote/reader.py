@@ -21,6 +21,7 @@ from packstore.core.shards import Shard
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, refuse_requests
 from packstore.stores.base import Problem, Reader
+from packstore.stores.records import check_digest
 from packstore.stores.remote.head import RemoteHead, find_newest_version
 from packstore.stores.remote.names import SHARDS
 from packstore.stores.remote.transfer import hash_object
@@ -235,11 +236,14 @@ class RemoteReader(ShardedReader):
     def _open_shard(self, number: int, held: int | None) -> Reader:
         """Opens a shard in the cache, and fetches it before if ``held`` is None.
 
-        If it does not open or does not fit the table, has the cache verify or replace its copy, and tries once more.
+        If it does not open, does not fit the table or has damaged keys, has the cache verify or replace its copy, and
+        tries once more.
         """
         try:
             # Without a descriptor it was open when it was asked for, and has been closed since.
-            return super()._open_shard(number, self._fetch_shard(number) if held is None else held)
+            shard = super()._open_shard(number, self._fetch_shard(number) if held is None else held)
+            check_digest(shard, "key")  # keys choose records, before these are read and proven
+            return shard
         except UnreachableError:
             raise
         except StoreError:
