@@ -68,11 +68,11 @@ def _is_within(number: Any, most: int) -> bool:
     return bool(-most <= number <= most)
 
 
-def refuse_numbers(name: str, value: Any) -> None:
+def refuse_numbers(name: str, value: Any, expected: str) -> None:
     """Raises :class:`UsageError` for a number in ``value``, where none is meant. Looks as deep as
-    :func:`check_numbers`."""
+    :func:`check_numbers`. ``expected`` says in the message what is meant."""
     if any(isinstance(each, Real) for each in _iterate_values(value)):
-        raise UsageError(f"{name} takes no number, got {show_value(value)}")
+        raise UsageError(f"{name} should be {expected}, got {show_value(value)}")
 
 
 def _iterate_values(value: Any) -> Iterator[Any]:

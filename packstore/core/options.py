@@ -209,10 +209,8 @@ def check_option_numbers(
         value, kinds = values.get(name), _list_kinds(kind)
         if value is None:
             continue
-        if {*split_union(kind)} <= {str, NoneType}:
-            check_texts(**{f"{owner}{name}": value})
-        elif not kinds & {int, float, bool, object, Any}:
-            refuse_numbers(f"{owner}{name}", value)
+        if not kinds & {int, float, bool, object, Any}:
+            refuse_numbers(f"{owner}{name}", value, _name_kind(kind))
         elif kind is bool:
             check_bools(**{f"{owner}{name}": value})
         elif kinds & {int, float}:
@@ -226,6 +224,19 @@ def check_option_numbers(
                 span = f" of at least {least}" if most is None else f" from {least} to {most:,}"
                 whole = "" if float in kinds else "whole "
                 raise UsageError(f"{owner}{name} should be a {whole}number{span}, got {show_value(value)}")
+
+
+def _name_kind(kind: Any) -> str:
+    """Names a type for messages: ``RandomMasking or None``."""
+    names = []
+    for part in split_union(kind):
+        if get_origin(part) is Callable or part is Callable:
+            names.append("a function")
+        elif get_origin(part) is Literal:
+            names += map(repr, get_args(part))
+        else:
+            names.append({NoneType: "None", str: "text"}.get(part, getattr(part, "__name__", str(part))))
+    return " or ".join(names)
 
 
 @functools.cache

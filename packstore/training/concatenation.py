@@ -136,7 +136,7 @@ class Mix(ConcatDataset):
         check_numbers("temperature", temperature, texts=False)
         given = weights if isinstance(weights, Mapping) else None
         if given is None:
-            refuse_numbers("a list of stores", weights)
+            refuse_numbers("weights", weights, "weights by store, or a list of stores")
         check_numbers("weights", [*(given or {}).values()], texts=False)
         if not _is_positive(temperature):
             raise UsageError(f"temperature should be a positive number, got {temperature!r}")

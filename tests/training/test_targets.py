@@ -530,7 +530,10 @@ def test_in_place() -> None:
     assert InPlace(lambda images: {"images": images})(images) == {"images": images}  # for transform=
     with pytest.raises(UsageError, match=r"InPlace\(.*\) made 2x4 pixels of 4x4: it does not leave them in place"):
         InPlace(lambda images: images[..., ::2, :])(images)
-    for wrong, message in ((3, "InPlace: fn takes no number, got 3"), ("neg", "InPlace takes a function, got 'neg'")):
+    for wrong, message in (
+        (3, "InPlace: fn should be a function, got 3"),
+        ("neg", "InPlace takes a function, got 'neg'"),
+    ):
         with pytest.raises(UsageError, match=message):
             InPlace(wrong)  # type: ignore[arg-type]
     assert InPlace(torch.nn.ReLU()).size_after((3, 4)) == (3, 4)
