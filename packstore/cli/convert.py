@@ -293,6 +293,8 @@ def _describe_orientation(report: ConvertReport) -> str:
     frames = (column.frame for column in report.manifest.columns if column.traits.moves)
     frame = next(filter(None, frames), None)
     of = f", and annotations count in the {frame} image" if frame is not None else ""
+    if unmoved := [column.name for column in report.manifest.columns if column.hides_boxes and column.frame is None]:
+        of += f"; coordinates in {', '.join(unmoved)} (JSON) stay as they are"
     if report.orientation == "not applied":
         return f"{some} {verb} an EXIF orientation that is not applied{of}; --exif-transpose turns them upright"
     return f"{some} {verb} an EXIF orientation, {report.orientation}{of}"

@@ -53,12 +53,13 @@ def check_numbers(name: str, value: Any, most: int = MOST_NUMBER, *, bools: bool
     raises it for a bool where a number is meant, and for a text.
     """
     for each in _iterate_values(value):
+        wanted = "a number" if each is value else "numbers"
         if isinstance(each, bool) or type(each).__name__ == "bool_":
             if not bools:
-                raise UsageError(f"{name} should be a number, got {show_value(value)}")
+                raise UsageError(f"{name} should be {wanted}, got {show_value(value)}")
         elif isinstance(each, str):
             if not texts:
-                raise UsageError(f"{name} should be a number, got {show_value(value)}")
+                raise UsageError(f"{name} should be {wanted}, got {show_value(value)}")
         elif isinstance(each, Real) and not _is_within(each, most):
             raise UsageError(f"{name} should be a finite number of at most {most:.3g}, got {show_value(value)}")
 

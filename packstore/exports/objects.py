@@ -18,7 +18,7 @@ from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.encode.options import keeps_exif, readers_transpose
+from packstore.images.encode.options import readers_transpose
 from packstore.images.sniff import HeaderError, sniff
 from packstore.images.turning import UPRIGHT, make_turn
 from packstore.stores.base import Reader
@@ -206,17 +206,9 @@ class ObjectsExport(FilesExport):
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        """Returns a text on the order of records and on keys. Before it, texts on missing boxes, and on the frame of
-        labels if images have an orientation."""
+        """Returns a text on the order of records and on keys. If the store has no boxes, returns a text on boxes before
+        it."""
         lost = [] if self.object_columns.boxes else ["objects: the store has no boxes"]
-        oriented = self.manifest.options.get("exif_oriented")
-        if oriented and keeps_exif(self.manifest) and self.visible_columns():
-            frame = "upright" if readers_transpose(self.manifest) else "stored"
-            of = f" (of {', '.join(sorted(self.upright_kinds))}: the upright image)" if self.upright_kinds else ""
-            lost.append(
-                f"that labels count in the {frame} image{of}, where EXIF has an orientation ({oriented:,} of "
-                f"{self.manifest.records:,})"
-            )
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:

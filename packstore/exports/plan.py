@@ -20,6 +20,7 @@ from packstore.exports.estimate import estimate_bytes
 from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
 from packstore.exports.staging import find_owned_files, was_published
+from packstore.images.encode.options import keeps_exif
 from packstore.stores import Reader
 from packstore.stores.builder.publish import check_destination
 from packstore.stores.opening import open_reader
@@ -81,6 +82,21 @@ class ExportPlan:
         return xxh3_128_hexdigest(text.encode("ascii"))
 
 
+def _describe_frame(kind: type[Export], recoding: Recoding) -> list[str]:
+    """Describes in which image labels count, if images keep an EXIF orientation. Empty without such images and
+    labels."""
+    manifest = recoding.manifest
+    oriented, frames = manifest.options.get("exif_oriented"), {column.frame for column in manifest.columns} - {None}
+    if not oriented or not frames or recoding.recode is not None or not keeps_exif(manifest):
+        return []
+    upright = sorted(getattr(kind, "upright_kinds", ()))
+    of = f" (beside {' and '.join(upright)} files: in the upright one)" if upright else ""
+    return [
+        f"that boxes and masks count in the {frames.pop()} image{of}, where EXIF has an orientation ({oriented:,} of "
+        f"{manifest.records:,})"
+    ]
+
+
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
     """Checks the arguments, opens the store and plans the export. Writes nothing.
 
@@ -112,7 +128,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     held, visible = tuple(trial.exact_columns()), trial.visible_columns()
     hidden = [trial.describe_hidden(name) for name in list_value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
-    lost += [_BARE] if options.bare else []
+    lost += _describe_frame(kind, recoding) + ([_BARE] if options.bare else [])
     plan = ExportPlan(
         reader=reader,
         kind=kind,

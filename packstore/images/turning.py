@@ -126,8 +126,7 @@ class Turn:
             image = value.get("image")
             if isinstance(image, dict) and swaps_sides(self.orientation) and {"width", "height"} <= image.keys():
                 value = value | {"image": image | {"width": image["height"], "height": image["width"]}}
-            entries = value.get("annotations")
-            return value | {"annotations": [self._move_coco(each) for each in entries]} if entries else value
+            return {name: self._move_coco_entries(each) for name, each in value.items()}
         if not isinstance(value, list):
             return value
         if fractions:
@@ -135,19 +134,31 @@ class Turn:
             return [turn.move_polygon(each) if each else each for each in value]
         return [self._move_segmentation(each) for each in value]
 
+    def _move_coco_entries(self, value: Any) -> Any:
+        """Moves a list of annotations in COCO's form, or the segments of a panoptic mask."""
+        if isinstance(value, list):
+            return [self._move_coco(each) for each in value]
+        if isinstance(value, dict) and isinstance(segments := value.get("segments_info"), list):
+            return value | {"segments_info": [self._move_coco(each) for each in segments]}
+        return value
+
     def _move_coco(self, entry: Any) -> Any:
-        """Moves box, segmentation and keypoints of an annotation in COCO's form."""
+        """Moves boxes, segmentation and keypoints of an annotation in COCO's form; with the names of COCO-WholeBody
+        (https://github.com/jin-s13/COCO-WholeBody), such as ``face_box`` and ``foot_kpts``."""
         if not isinstance(entry, dict):
             return entry
         moved = dict(entry)
         if "segmentation" in entry:
             moved["segmentation"] = self._move_segmentation(entry["segmentation"])
-        if isinstance(box := entry.get("bbox"), list) and len(box) == 4:
-            left, top, right, bottom = self.move_polygon([box[0], box[1], box[0] + box[2], box[1] + box[3]])
-            moved["bbox"] = [min(left, right), min(top, bottom), abs(right - left), abs(bottom - top)]
-        if isinstance(flat := entry.get("keypoints"), list) and flat and len(flat) % 3 == 0:
-            points = np.array(flat, np.float64).reshape(-1, 3)
-            moved["keypoints"] = self.move_points(points, np.zeros(0, np.int64)).ravel().tolist()
+        for name, value in entry.items():
+            if not isinstance(value, list) or not all(isinstance(n, (int, float)) for n in value):
+                continue
+            if name == "bbox" or (name.endswith("_box") and len(value) == 4):
+                left, top, right, bottom = self.move_polygon([*value[:2], value[0] + value[2], value[1] + value[3]])
+                moved[name] = [min(left, right), min(top, bottom), abs(right - left), abs(bottom - top)]
+            elif value and len(value) % 3 == 0 and (name == "keypoints" or name.endswith("_kpts")):
+                points = np.array(value, np.float64).reshape(-1, 3)
+                moved[name] = self.move_points(points, np.zeros(0, np.int64)).ravel().tolist()
         return moved
 
     def _move_segmentation(self, shape: Any) -> Any:

@@ -57,7 +57,6 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
             "exif_transpose": encode.exif_transpose,
         }  # fmt: skip
     answered = Reading.restore(None, manifest.options)
-    recorded: Any = manifest.options.get("annotation_frame")
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
@@ -74,7 +73,7 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
         depth=options.depth or answered.depth,
         alpha=options.alpha or answered.alpha,
         frames=options.frames if options.frames is not None else answered.frames,
-        annotation_frame=options.annotation_frame or recorded,
+        annotation_frame=options.annotation_frame,
         columns=_collect_column_answers(plan),
         **shape,
     )

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.encode.options import keeps_exif
@@ -32,7 +32,7 @@ _PARTS = ("image", "size", "annotation", "asset", "media", "metadata", "item")
 _ANYWHERE = "original_width", "original_height"
 """Label Studio states the size in each result."""
 _LOOKED_AT = 20_000
-_SLACK = 1.0
+_SLACK = 1.05
 
 
 def frame_of_pixels(upright: bool, kind: str) -> str:
@@ -44,8 +44,10 @@ def state_frames(survey: Survey, upright: bool) -> Survey:
     """Returns the survey with the frame of each column that moves with the image: upright or stored.
 
     Columns of a store that keeps no EXIF, or whose frame is unknown and will not change, keep the frame of that store.
+    Arrays have no orientation, so their frame is unknown.
     """
-    store, frame = survey.store, UPRIGHT if upright else STORED
+    arrays = survey.store is None and survey.encoding != "original"
+    store, frame = survey.store, None if arrays else UPRIGHT if upright else STORED
     moved = [column for column in survey.columns if is_moved(column)]
     if store is not None:
         same = bool(store.options.get("exif_transpose")) == upright
@@ -70,9 +72,10 @@ class FrameAligner:
 
     The frame of a sample's annotations follows from the first of these that tells:
 
-    - The size that annotations or masks state, and coordinates beyond the image's sides.
+    - The size that annotations or masks state.
     - ``answer``, which the user has given.
     - The convention of the format (:meth:`packstore.sources.base.Source.annotation_frame`).
+    - Coordinates far beyond the image's sides in one of the frames.
     - Other samples of the source, if their sizes tell the same frame.
     """
 
@@ -91,6 +94,10 @@ class FrameAligner:
             for column in survey.columns
             if column.name in survey.sampled and column.name not in companions and is_moved(column)
         }
+        # Such as masks in colours.
+        self._pictures = [
+            column for column in survey.columns if column.name in survey.sampled and column.holds_one_image
+        ]
         self._source, self._survey, self._upright = source, survey, upright
         self._answer, self._split = answer, split
         self._lock = threading.Lock()
@@ -104,7 +111,7 @@ class FrameAligner:
             AmbiguousSourceError: Nothing tells the frame of its annotations.
             SampleError: A mask or shape cannot be moved.
         """
-        if not self._columns or isinstance(sample.image, np.ndarray):
+        if not (self._columns or self._pictures) or isinstance(sample.image, np.ndarray):
             return sample
         try:
             orientation = read_annotation_orientation(sample.image)
@@ -118,6 +125,7 @@ class FrameAligner:
         size = (info.height, info.width) if swapped and info.kind == "tiff" else (info.width, info.height)
         wanted = frame_of_pixels(self._upright, info.kind)
         frames = self._find_frames(key, sample, orientation, size, info.kind)
+        self._refuse_other_pictures(key, sample, orientation, size, wanted, frames)
         values = dict(sample.values)
         if sample.relative and swapped:
             _scale_to_stored_size(values, self._columns, frames, size)
@@ -137,24 +145,62 @@ class FrameAligner:
         """Returns the frame of each column in which the sample has annotations. Raises :class:`AmbiguousSourceError` if
         nothing tells it."""
         present = [name for name, column in self._columns.items() if _has_annotations(column, sample)]
+        if not sample.at_rest:  # the size of a mask that fits neither is reported when it is checked
+            present = [name for name in present if _fits_image(self._columns[name], sample.values[name], size)]
         if sample.at_rest:
             recorded = {name: self._find_recorded_frame(name, kind) for name in present}
             frames = {name: frame for name, frame in recorded.items() if frame is not None}
         else:
-            frames = _find_evidence({name: self._columns[name] for name in present}, sample, orientation, size)
+            frames = _find_stated_frames({name: self._columns[name] for name in present}, sample, orientation, size)
         if frames.keys() >= set(present):
             return frames
-        frame = self._answer or self._source.annotation_frame(kind) or self._find_common_frame()
+        frame = self._answer or self._source.annotation_frame(kind)
+        if frame is None and not sample.at_rest and swaps_sides(orientation):
+            found = {_find_frame_of_extent(self._columns[name], sample, size) for name in present} - {None}
+            frame = found.pop() if len(found) == 1 else None
+        frame = frame or self._find_common_frame()
         if frame is None:
-            names = ", ".join(name for name in present if name not in frames)
-            raise AmbiguousSourceError(
-                f"{printable(key)}: its EXIF orientation is {orientation}, and nothing tells if its annotations "
-                f"({names}) count in the pixels as the file stores them, or in the upright image that viewers show. "
-                "Say which with --annotation-frame, for all images that do not tell; the run resumes",
-                [Answer(("--annotation-frame", frame)) for frame in (UPRIGHT, STORED)],
-                self._source.path,
-            )
+            self._ask(key, orientation, ", ".join(name for name in present if name not in frames))
         return dict.fromkeys(present, frame) | frames
+
+    def _refuse_other_pictures(
+        self, key: str, sample: Sample, orientation: int, size: Size, wanted: str, frames: Mapping[str, str]
+    ) -> None:
+        """Raises :class:`UsageError` for a picture of the image's size, such as a mask in colours, that has no
+        orientation and is in another frame than the image will be: packstore does not turn such pictures."""
+        known = {*frames.values()}
+        for column in () if sample.at_rest else self._pictures:
+            data = sample.values[column.name]
+            if not isinstance(data, bytes) or read_annotation_orientation(data) != 1:
+                continue
+            try:
+                info = sniff(data)
+            except HeaderError:
+                continue  # reported when it is checked
+            by_size = {size: STORED, size[::-1]: UPRIGHT}
+            if (info.width, info.height) not in by_size:
+                continue
+            told = by_size[info.width, info.height] if swaps_sides(orientation) and size[0] != size[1] else None
+            frame = told or self._answer or (known.copy().pop() if len(known) == 1 else None)
+            if frame is None:
+                frame = self._ask(key, orientation, column.name)
+            if frame != wanted:
+                other = "with" if frame == UPRIGHT else "without"
+                raise UsageError(
+                    f"{printable(key)}: its EXIF orientation is {orientation}, and the picture {column.name!r} beside "
+                    f"it is in the {frame} frame and would not be turned: pack {other} --exif-transpose, or save the "
+                    "image upright, without an orientation"
+                )
+
+    def _ask(self, key: str, orientation: int, names: str) -> NoReturn:
+        """Raises the question in which frame the annotations are."""
+        raise AmbiguousSourceError(
+            f"{printable(key)}: its EXIF orientation is {orientation}, and nothing tells if its annotations "
+            f"({names}) count in the pixels as the file stores them, or in the upright image that viewers show. "
+            "Say which with --annotation-frame (Python: annotation_frame=), for all images that do not tell",
+            [Answer(("--annotation-frame", frame)) for frame in (UPRIGHT, STORED)],
+            self._source.path,
+        )
 
     def _find_recorded_frame(self, name: str, kind: str) -> str | None:
         """Returns the frame of a column of a source that is a store. If that store does not tell, annotations stay with
@@ -193,7 +239,7 @@ class FrameAligner:
                 info = sniff(bytes(sample.image))
                 size = (info.height, info.width) if info.kind == "tiff" else (info.width, info.height)
                 present = {name: each for name, each in self._columns.items() if _has_annotations(each, sample)}
-                yield from _find_evidence(present, sample, orientation, size).values()
+                yield from _find_stated_frames(present, sample, orientation, size).values()
             except (SampleError, HeaderError):
                 continue  # packing reports it
 
@@ -206,29 +252,32 @@ def _has_annotations(column: Column, sample: Sample) -> bool:
     return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
 
 
-def _find_evidence(columns: Mapping[str, Column], sample: Sample, orientation: int, size: Size) -> dict[str, str]:
-    """Returns the frame of each column that the sample itself tells, by sizes and coordinates; leaves out the others.
+def _find_stated_frames(columns: Mapping[str, Column], sample: Sample, orientation: int, size: Size) -> dict[str, str]:
+    """Returns the frame of each column that the sample tells by the sizes it states; leaves out the others.
 
     Sizes tell nothing of a square image, and of one that is only mirrored or turned upside down.
     """
     if not swaps_sides(orientation) or size[0] == size[1]:
         return {}
     by_size = {size: STORED, size[::-1]: UPRIGHT}
-    stated = {by_size.get(each) for each in _walk_stated_sizes(sample.values)}
+    sizes = [*_walk_stated_sizes(sample.values), *([sample.stated_size] if sample.stated_size is not None else [])]
+    stated: set[str | None] = {by_size.get(each) for each in sizes}
     frames: dict[str, str] = {}
-    shapes: set[str | None] = stated
     for name, column in columns.items():
         value = sample.values[name]
         if column.traits.lies_on_image:
             mask_size = _read_mask_size(column, value)
             if mask_size is not None and (frame := by_size.get(mask_size)) is not None:
                 frames[name] = frame
-        elif not stated and not sample.relative and column.coordinates is not None:
-            shapes = shapes | {_find_frame_of_extent(column, value, size)} - {None}
-    common = shapes if shapes else set(frames.values())
+    common = stated or set(frames.values())
     if len(common) == 1 and (frame := next(iter(common))) is not None:
         return dict.fromkeys(columns, frame) | frames
     return frames
+
+
+def _fits_image(column: Column, value: Any, size: Size) -> bool:
+    """Tells if a mask has the size of its image in one of the frames. True for other columns."""
+    return not column.traits.lies_on_image or _read_mask_size(column, value) in (size, size[::-1])
 
 
 def _read_mask_size(column: Column, value: Any) -> Size | None:
@@ -243,13 +292,17 @@ def _read_mask_size(column: Column, value: Any) -> Size | None:
     return header.width, header.height
 
 
-def _find_frame_of_extent(column: Column, value: Any, size: Size) -> str | None:
-    """Returns the only frame in which all coordinates lie within the image; None if both or neither fit."""
+def _find_frame_of_extent(column: Column, sample: Sample, size: Size) -> str | None:
+    """Returns the only frame in which all coordinates lie within the image; None if both or neither fit. Coordinates
+    may exceed its sides by 5%, as annotators draw them."""
+    value = sample.values[column.name]
+    if sample.relative or column.coordinates is None:
+        return None
     points = np.asarray(value, np.float64).reshape(-1, len(column.coordinates or ""))
     points = points.reshape(-1, 2) if column.coordinates == "xyxy" else points[:, :2]
     right, bottom = points.max(0)
     fits = {
-        frame: right <= width + _SLACK and bottom <= height + _SLACK
+        frame: right <= _SLACK * width + 1 and bottom <= _SLACK * height + 1
         for frame, (width, height) in ((STORED, size), (UPRIGHT, size[::-1]))
     }
     return next(frame for frame in FRAMES if fits[frame]) if sum(fits.values()) == 1 else None
@@ -263,9 +316,11 @@ def _walk_stated_sizes(values: Any) -> Iterator[Size]:
         if sides[0] and sides[1]:
             yield sides[0], sides[1]
     if isinstance(values, Mapping):
-        yield from _walk_listed_sizes(values.get("size"))
         for name in (*_PARTS, "json"):
             yield from _walk_stated_sizes(values.get(name))
+        for name in ("image", "media"):
+            if isinstance(part := values.get(name), Mapping):
+                yield from _walk_listed_sizes(part.get("size"))
         yield from _walk_result_sizes(values.get("json"))
 
 
@@ -308,3 +363,12 @@ def _scale_to_stored_size(
             scale = np.ones(len(coordinates))
             scale[: 4 if coordinates == "xyxy" else 2] = [ratio, 1 / ratio] * (2 if coordinates == "xyxy" else 1)
             values[name] = np.asarray(values[name], np.float64) * scale
+        elif frame == STORED and name == "segmentations" and isinstance(values[name], list):
+            values[name] = [_scale_polygons(shapes, ratio) for shapes in values[name]]
+
+
+def _scale_polygons(shapes: Any, ratio: float) -> Any:
+    """Scales polygons ``x, y, x, y …`` by a ratio of the sides; returns None and run lengths unchanged."""
+    if not isinstance(shapes, list):
+        return shapes
+    return [[n / ratio if place % 2 else n * ratio for place, n in enumerate(flat)] for flat in shapes]

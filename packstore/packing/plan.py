@@ -128,6 +128,11 @@ def plan_source(
             survey = opened.survey(options.split)
         survey = resolve_column_modes(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
+        if options.exif_transpose and survey.store is None and survey.encoding != "original":
+            raise UsageError(
+                "exif_transpose turns image files, and this source gives pixels, which have no EXIF: leave it out, and "
+                "turn PIL images with PIL.ImageOps.exif_transpose before"
+            )
         survey = state_frames(survey, encode.exif_transpose)
         probe = SampleProbe(opened, options)
         shape = resolve_uniform_shape(encode, survey, probe)

@@ -50,6 +50,8 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
         options.update({name: store.options.get(name) for name in _GEOMETRY})
         options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
         options["split"] = options["split"] or store.options.get("split")
+        if "annotation_frame" in store.options:
+            options.setdefault("annotation_frame", store.options["annotation_frame"])
         if plan.make_encoder().passes_through:
             options["quality"] = store.options.get("quality")
             if "progressive" in store.options:

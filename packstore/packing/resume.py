@@ -33,14 +33,6 @@ from packstore.stores.builder.journal import ConversionIdentity, SourcePosition
 _log = logging.getLogger(__name__)
 
 
-_FRAME = "annotation_frame"
-
-
-def _is_answer(option: str) -> bool:
-    """Tells if an option answers a question about samples."""
-    return option == _FRAME or is_reading_option(option)
-
-
 def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> ConversionIdentity:
     """Returns the identity by which an interrupted run of the same conversion is recognised. Threads do not count.
 
@@ -64,9 +56,9 @@ def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Colum
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
-        "options": {name: value for name, value in options.items() if not _is_answer(name)},
+        "options": {name: value for name, value in options.items() if not is_reading_option(name)},
         # The answer to a question changes no record that was packed before it was asked.
-        **{f"{name}?": options.get(name) for name in dict.fromkeys([*EXPECTED, _FRAME, *filter(_is_answer, options)])},
+        **{f"{name}?": options.get(name) for name in dict.fromkeys([*EXPECTED, *filter(is_reading_option, options)])},
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,

@@ -198,6 +198,7 @@ class Sample(NamedTuple):
         number: Index in its split, in sources that are Python datasets; else None.
         unified: Conversions of its images by the source, see :data:`packstore.images.losses.UNIFIED`.
         relative: The source has multiplied fractions with the sides of the upright image to get coordinates.
+        stated_size: Width and height of the image that the source states without a column for them; else None.
     """
 
     image: ImageData
@@ -207,6 +208,7 @@ class Sample(NamedTuple):
     number: int | None = None
     unified: tuple[str, ...] = ()
     relative: bool = False
+    stated_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

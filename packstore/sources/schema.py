@@ -61,6 +61,8 @@ class FieldError(ValueError):
 RELATIVE = "relative coordinates"
 """Name of a value without a field. It is True if coordinates are fractions that the source has multiplied with the
 sides of the upright image."""
+STATED_SIZE = "stated size"
+"""Name of a value without a field: width and height of the image, as its annotation states them."""
 
 
 class NamedSample(NamedTuple):
@@ -72,6 +74,7 @@ class NamedSample(NamedTuple):
         nbytes: Estimated memory of the values.
         unified: Conversions of its images to the modes of their fields, see :data:`packstore.images.losses.UNIFIED`.
         relative: Its value :data:`RELATIVE`.
+        stated_size: Its value :data:`STATED_SIZE`.
     """
 
     key: str | None
@@ -79,6 +82,7 @@ class NamedSample(NamedTuple):
     nbytes: int
     unified: tuple[str, ...] = ()
     relative: bool = False
+    stated_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Schema:
         - for the reasons of :func:`name_values`.
         """
         key, values = name_values(raw, self.positions, self.fields)
-        relative = values.pop(RELATIVE, False) is True
+        relative, stated_size = values.pop(RELATIVE, False) is True, values.pop(STATED_SIZE, None)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
@@ -165,7 +169,7 @@ class Schema:
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
             nbytes += nbytes_of(value)
-        return NamedSample(key, by_field, nbytes, relative=relative)
+        return NamedSample(key, by_field, nbytes, relative=relative, stated_size=stated_size)
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them. Does not read files.
@@ -229,7 +233,8 @@ class Schema:
             except (ValueError, TypeError) as error:
                 raise FieldError(name, str(error)) from error
         image = values.pop(self.main)
-        return Sample(image, values, taken.key, unified=taken.unified, relative=taken.relative)
+        sample = Sample(image, values, taken.key, unified=taken.unified)
+        return sample._replace(relative=taken.relative, stated_size=taken.stated_size)
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:

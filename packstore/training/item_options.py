@@ -93,7 +93,8 @@ def check_frames(manifest: Manifest, columns: Sequence[str], upright: bool) -> N
     """Raises :class:`UsageError` if images would be shown in another frame than the one in which their boxes, points or
     masks were packed. ``upright``: EXIF is applied."""
     packed = readers_transpose(manifest)
-    moved = [name for name in columns if manifest.column(name).traits.moves or manifest.column(name).frame is not None]
+    chosen = [manifest.column(name) for name in columns]
+    moved = [c.name for c in chosen if c.traits.moves or c.frame is not None or c.hides_boxes]
     if moved and upright is not packed and manifest.options.get("exif_oriented"):
         raise UsageError(
             f"exif_transpose={upright} would turn the images and not {', '.join(map(repr, moved))}, which count in the "

@@ -157,13 +157,17 @@ def tiff_of(*entries: tuple[int, int, int, int], tail: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("tag", [347, 700, 34665, 65000])
 @pytest.mark.parametrize(("kind", "count"), [(7, 5), (2, 5), (5, 1), (12, 1), (18, 1), (9, 2), (7, 0xFFFFFFFF)])
-def test_values_of_any_tag_of_a_tiff_lie_in_the_file(tag: int, kind: int, count: int) -> None:
+def test_values_on_which_the_pixels_of_a_tiff_depend_lie_in_the_file(tag: int, kind: int, count: int) -> None:
+    """347 has the tables of JPEG, the others are metadata."""
     size = ((256, 4, 1, 1), (257, 4, 1, 1), (273, 4, 1, 8), (279, 4, 1, 1))
     end = len(tiff_of(*size, (tag, kind, count, 0)))
     whole = tiff_of(*size, (tag, kind, count, end), tail=bytes(8))
     if count < 10:
         assert check_header(whole).width == 1
-    assert "TIFF values end at byte" in reason(whole[: end + 4])
+    if tag == 347:
+        assert "TIFF values end at byte" in reason(whole[: end + 4])
+    else:
+        assert check_header(whole[: end + 4]).width == 1
     assert sniff(whole).width == 1
 
 

@@ -32,7 +32,7 @@ def prepare(name: str, folder: Path) -> tuple[Work, Work, Path]:
     source = folder / ("a.lmdb" if what == "export" else f"a.{form}")
     out = folder / "out" / f"o{source.suffix}"
     shard_size = 4000 if more else None
-    options = {"encoding": "original", "shard_size": shard_size}
+    options = {"encoding": "original", "shard_size": shard_size, "index": what != "add_index"}
     packstore.convert(photos, source, split="train", **options)
     other = source.with_name(f"b{source.suffix}")
     packstore.convert(photos, other, split="val", **options)

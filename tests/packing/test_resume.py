@@ -430,8 +430,9 @@ def test_leftovers_are_found_and_nothing_else(photos: Path, tmp_path: Path) -> N
     (tmp_path / ".other.lmdb.packstore").mkdir()
     shutil.copy(run.parent / "owner", tmp_path / ".other.lmdb.packstore" / "owner")  # the owner of another name
     (tmp_path / ".link.h5.packstore").symlink_to(run.parent)
-    (found,) = find_leftovers(tmp_path)
-    assert found.path == run.parent
+    empty, found = find_leftovers(tmp_path)
+    assert (empty.path.name, found.path) == (".mine.packstore", run.parent)
+    assert found.owner is not None
     assert found.owner.pid == os.getpid()
     (run / "notes.txt").write_text("mine")
     with pytest.raises(DestinationError, match="also holds files that packstore did not write"):

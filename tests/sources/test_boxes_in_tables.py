@@ -238,9 +238,9 @@ def test_what_is_no_column_of_boxes_stays_json(tmp_path: Path) -> None:
 
 def test_a_layout_of_boxes_is_for_tables(tmp_path: Path) -> None:
     root = write(tmp_path / "set", [row("lists", CORNERS)], LISTS)
-    with pytest.raises(UsageError, match="be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn or json; got 'xyhw'"):
+    with pytest.raises(UsageError, match="be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn, voc or json; got 'xyhw'"):
         open_source(root, layout="xyhw")
-    with pytest.raises(UsageError, match="no boxes of layout xywh; kinds with boxes: arrow, parquet, hf_imagefolder"):
+    with pytest.raises(UsageError, match="no boxes of layout xywh; kinds with boxes: voc, arrow, parquet, hf_"):
         open_source(root, kind="imagefolder", layout="xywh")
 
 

@@ -84,7 +84,7 @@ def test_another_is_a_question_and_the_answer_is_right(
 ) -> None:
     word = {"cp1252": WORD, "cp1251": "Мир"}[encoding]
     for name, (file, text) in LAYOUTS.items():
-        monkeypatch.setitem(LAYOUTS, name, (file, text.replace(WORD, word).replace(WORD.split()[0], word)))
+        monkeypatch.setitem(LAYOUTS, name, (file, text.replace(WORD, word).replace(WORD.split()[0], word.split()[0])))
     root = make(encoding)
     with pytest.raises(AmbiguousSourceError, match=r"(line [12]|\.json): not UTF-8") as caught:
         texts_of(root)

@@ -249,6 +249,7 @@ OTHERS = {
     "--cpus-per-task",
     "--extra-index-url",
     "--force-reinstall",
+    "--salt",
     "--gpus-per-node",
     "--head",
     "--index-url",

@@ -657,7 +657,7 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         (lambda: RandomResizedCrop(3, ratio=(2, 1)), "ratio should be"),
         (lambda: RandomResizedCrop(3, ratio=(1, math.nan)), "ratio should be"),
         (lambda: RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
-        (lambda: RandomResizedCrop(3, scale=("a", 1)), "scale should be a number, got \\('a', 1\\)"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(3, scale=("a", 1)), "scale should be numbers, got \\('a', 1\\)"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(10**5000), "size should be .* got a number with thousands of digits"),
         (lambda: ScaleJitter(3, None), "scale_range should be a list of numbers, got None"),  # type: ignore[arg-type]
         (lambda: RandomIoUCrop(sampler_options=("a",)), r"sampler_options should be .* got \('a',\)"),  # type: ignore[arg-type]

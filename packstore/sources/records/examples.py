@@ -180,10 +180,6 @@ class ExampleSource(ShardSource):
         self.shards = shards
         self._files = self.record_files([file for _, file in self.shards])
 
-    def annotation_frame(self, kind: str) -> str | None:
-        """Returns ``stored``: ``tf.io.decode_image``, with which these files are read, applies no orientation."""
-        return "stored"
-
     @abstractmethod
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """Decodes the values of an example, by column. Raises :class:`ValueError` for a value that does not fit its

@@ -109,7 +109,7 @@ class TfdsSource(ExampleSource):
         for name, leaf in self._column_leaves.items():
             if leaf.what == "boundingBox" and values[name] is not None:
                 values[name] = _boxes_to_pixels(leaf, values[name], values["image"])
-                values[RELATIVE] = True
+                values[RELATIVE] = str(leaf.said.get("bboxFormat") or "REL_YXYX").startswith("REL_")
         return values
 
     def _index_file(self, number: int) -> Any:

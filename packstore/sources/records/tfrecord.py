@@ -30,7 +30,7 @@ from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrec
 from packstore.sources.records.facts import FeatureFacts
 from packstore.sources.records.labels import ClassNameFile, Numbering, find_class_names, find_numbering
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards
-from packstore.sources.schema import RELATIVE
+from packstore.sources.schema import RELATIVE, STATED_SIZE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
 _LABELS = {
@@ -43,6 +43,8 @@ _LABELS = {
 """Features that are class numbers, and features that name the classes."""
 _OF_BOXES = ("image/object/class/label", "image/object/bbox/label")
 _SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encoding")
+_SIDES = ("image/width", "image/height")
+"""Features with the size of the image, as TensorFlow's object detection writes them."""
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _PIXELS = 2.0
 """Edges of boxes beyond this are pixels, not fractions of the image."""
@@ -129,6 +131,10 @@ class TfrecordSource(ExampleSource):
         if self._box_features is not None:
             values["boxes"] = self._read_boxes(features, message, values.get("image"))
             values[RELATIVE] = self._box_features[1]
+        sides = [features.get(name) for name in _SIDES]
+        if all(side is not None and side.kind for side in sides):
+            width, height = (int(_decode_number(side, message) or 0) for side in sides if side is not None)
+            values[STATED_SIZE] = (width, height)
         return values
 
     def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
