@@ -46,7 +46,7 @@ LOADER = [
     ({"batch_size": True}, "batch_size should be"),
     ({"rank": 0, "world_size": 0}, "world_size should be a whole number of at least 1, got 0"),
     ({"rank": 0, "world_size": 2.0}, "world_size should be"),
-    ({"rank": "0", "world_size": 2}, "rank should be a number, got '0'"),
+    ({"rank": "0", "world_size": 2}, "rank should be a whole number, got '0'"),
     ({"world_size": 0}, "world_size should be"),
     ({"prefetch": 0}, "prefetch should be a whole number from 1 to 1,000, got 0"),
     ({"prefetch": 1.5}, "prefetch should be"),

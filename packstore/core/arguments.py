@@ -46,14 +46,16 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     return number
 
 
-def check_numbers(name: str, value: Any, most: int = MOST_NUMBER, *, bools: bool = False, texts: bool = True) -> None:
+def check_numbers(
+    name: str, value: Any, most: int = MOST_NUMBER, *, bools: bool = False, texts: bool = True, wanted: str = "a number"
+) -> None:
     """Checks all numbers in ``value``, at any depth of lists, tuples and mappings of up to 1,000 values.
 
     Raises :class:`UsageError` for NaN and infinity, and for numbers beyond ``most`` on either side. Unless allowed,
-    raises it for a bool where a number is meant, and for a text.
+    raises it for a bool where a number is meant, and for a text. ``wanted`` says in the message what is meant.
     """
     for each in _iterate_values(value):
-        wanted = "a number" if each is value else "numbers"
+        wanted = wanted if each is value else "numbers"
         if isinstance(each, bool) or type(each).__name__ == "bool_":
             if not bools:
                 raise UsageError(f"{name} should be {wanted}, got {show_value(value)}")
@@ -66,7 +68,7 @@ def check_numbers(name: str, value: Any, most: int = MOST_NUMBER, *, bools: bool
 
 def _is_within(number: Any, most: int) -> bool:
     """Tells if a number is from ``-most`` to ``most``. False for NaN."""
-    return bool(-most <= number <= most)
+    return bool(number == number and -most <= number <= most)  # some versions of numpy warn of NaN in <=
 
 
 def refuse_numbers(name: str, value: Any, expected: str) -> None:

@@ -217,13 +217,14 @@ def check_option_numbers(
             texts = bool(kinds & {str, Any}) or any(get_origin(each) is Literal for each in kinds)
             if {*split_union(kind)} <= {int, float, NoneType} and isinstance(value, list | tuple | Mapping):
                 raise UsageError(f"{owner}{name} should be a single number, got {show_value(value)}")
-            check_numbers(f"{owner}{name}", value, most_number, bools=bool in kinds, texts=texts)
             least, most = description.least, description.most
+            at_least = "" if least is None else f" of at least {least}"
+            span = at_least if most is None else f" from {least} to {most:,}"
+            wanted = f"a {'' if float in kinds else 'whole '}number{span}"
+            check_numbers(f"{owner}{name}", value, most_number, bools=bool in kinds, texts=texts, wanted=wanted)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and ((least is not None and value < least) or (most is not None and value > most)):
-                span = f" of at least {least}" if most is None else f" from {least} to {most:,}"
-                whole = "" if float in kinds else "whole "
-                raise UsageError(f"{owner}{name} should be a {whole}number{span}, got {show_value(value)}")
+                raise UsageError(f"{owner}{name} should be {wanted}, got {show_value(value)}")
 
 
 def _name_kind(kind: Any) -> str:
@@ -236,7 +237,8 @@ def _name_kind(kind: Any) -> str:
             names += map(repr, get_args(part))
         else:
             names.append({NoneType: "None", str: "text"}.get(part, getattr(part, "__name__", str(part))))
-    return " or ".join(names)
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 @functools.cache

@@ -243,7 +243,7 @@ def test_commands(name: str, flag: str, stores: Path, tmp_path: Path, monkeypatc
         (lambda: augment.RandomRotation(1, center=(NAN, 1.0)), "RandomRotation: center should be a finite number"),
         (lambda: augment.Cutout(8, fill=NAN), "Cutout: fill should be a finite number"),
         (lambda: augment.Cutout(8, fill=(1, 0)), "Cutout: fill should be a single number"),  # type: ignore[arg-type]
-        (lambda: augment.AugMix(mixture_width=True), "AugMix: mixture_width should be a number, got True"),
+        (lambda: augment.AugMix(mixture_width=True), "AugMix: mixture_width should be a whole number, got True"),
         (lambda: augment.Resize(2**30), "Resize: a size of 1073741824x1073741824 has more than"),
         (lambda: packstore.Mix({"a": HUGE}), "weights should be a finite number"),
         (lambda: packstore.Mix({"a": 1.0}, temperature=NAN), "temperature should be a finite number"),
@@ -260,7 +260,7 @@ def test_messages_of_a_loader(stores: Path) -> None:
         ({"prefetch": 10**9}, "prefetch should be a whole number from 1 to 1,000, got 1000000000"),
         ({"block": 2**70, "shuffle": True}, "block should be"),
         ({"normalize": ((NAN, 1, 1), (1, 1, 1))}, "normalize should be a finite number"),
-        ({"workers": True}, "workers should be a number, got True"),
+        ({"workers": True}, "workers should be a whole number from 1 to 1,000, got True"),
     ):
         with pytest.raises(UsageError, match=message):
             packstore.PackedLoader(dataset, 2, **options)  # type: ignore[arg-type]
