@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import column_digest, hash_values, row_checksums, row_columns
-from packstore.core.columns import NUMPY_DTYPE, ColumnData
+from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 
@@ -49,6 +49,12 @@ def compute_row_checksums(
         if isinstance(whole, np.ndarray):
             values[column.name] = whole[start:stop]
             continue
+        if isinstance(whole, Ragged):
+            try:
+                values[column.name] = hash_values(whole.iterate(start, stop), count)
+                continue
+            except StoreError:  # then one by one, to learn which
+                pass
         items: dict[int, Any] = {}
         for i in range(start, stop):
             try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -16,6 +17,7 @@ from packstore.core.errors import StoreError
 
 OFFSET = np.dtype("<i8")
 """The numpy dtype of a ragged column's offsets."""
+_OFFSETS_AT_ONCE = 16384
 
 
 class MappedValues(Sequence[memoryview]):
@@ -104,6 +106,20 @@ class Ragged(Sequence[memoryview]):
             raise StoreError(f"offsets of value {index} are out of range: {start}, {stop} of {len(data)} bytes")
         return data[start:stop].data
 
+    def __iter__(self) -> Iterator[memoryview]:
+        return self.iterate(0, len(self))
+
+    def iterate(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yields values ``start`` to ``stop - 1``, several times faster than one by one.
+
+        Raises :class:`StoreError` at a value whose offsets are out of range.
+        """
+        data = self._data.data
+        for first in range(start, stop, _OFFSETS_AT_ONCE):
+            offsets = self._offsets[first : min(first + _OFFSETS_AT_ONCE, stop) + 1].tolist()
+            for number, (begin, end) in enumerate(pairwise(offsets), first):
+                yield data[begin:end] if 0 <= begin <= end <= len(data) else self[number]  # which raises
+
 
 class LazyRagged(Ragged):
     """A ragged column that reads each value on access.
@@ -140,6 +156,10 @@ class LazyRagged(Ragged):
         if not 0 <= index < self._count:
             raise IndexError(f"value {index} of {self._count}")
         return memoryview(self._read(index))
+
+    def iterate(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yields values ``start`` to ``stop - 1``."""
+        return map(self.__getitem__, range(start, stop))
 
 
 class LazyArray(Sequence[NDArray[Any]]):

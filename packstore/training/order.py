@@ -148,7 +148,7 @@ class Order:
         last = number == self.count_batches() - 1 and not self.drop_last
         size = self.count - start if last else self.global_batch_size
         # Rounded as the lengths of lanes are, so that of the tail, too, a rank takes what remains in its own lanes.
-        first, stop = (-(-size * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        first, stop = -(-size * self.rank // self.world_size), -(-size * (self.rank + 1) // self.world_size)
         return start + first, start + stop
 
     def count_records(self, batches: int) -> int:

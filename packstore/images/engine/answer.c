@@ -244,7 +244,13 @@ static void end_request(struct decoder *decoder, enum outcome outcome)
     *decoder->output.task.refused = outcome != DONE;
     decoder->output.task.request = NULL;
     decoder->input.checkpoints = NULL;
-    trim_buffers(decoder);
+}
+
+/* Fetches the first pixels of a source into the caches, since random rows of a large array are in none. */
+static void prefetch(const struct request *request)
+{
+    for (int64_t at = 0; !is_file(request) && at < request->nbytes && at < 4096; at += 64)
+        __builtin_prefetch((const uint8_t *)request->source + at);
 }
 
 /* True if another image may join the team. An image of several segments uses both lanes itself: they share its tables,
@@ -271,6 +277,8 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
             idle->output.task = (struct task){
                 .request = &requests[next], .form = form, .channels = channels, .refused = &refused[next]};
             next++;
+            if (next < count)
+                prefetch(&requests[next]);
             enum outcome outcome = begin_request(idle, &team, max_pixels);
             if (outcome == REFUSED)
                 outcome = begin_again(idle, &team, max_pixels);
@@ -284,4 +292,6 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
         if (outcome != BEGUN)
             end_request(ended, outcome);
     }
+    trim_buffers(decoder);
+    trim_buffers(decoder->second);
 }

@@ -210,17 +210,18 @@ VECTORS void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, co
     }
 }
 
-/* Mirrors five pixels, of 16 bytes, at a time; the last byte is overwritten by the next five. */
+/* Mirrors five pixels, of 16 bytes, at a time; the first byte is overwritten by the next five. Reads forwards, as
+ * processors fetch ahead best. */
 VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
 {
-    const __m128i order = _mm_setr_epi8(13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
+    const __m128i order = _mm_setr_epi8(15, 12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2);
     int64_t i = 0;
     for (; i + 6 <= pixels; i += 5) {
-        __m128i five = _mm_loadu_si128((const __m128i *)(from + 3 * (pixels - 5 - i) - 1));
-        _mm_storeu_si128((__m128i *)(to + 3 * i), _mm_shuffle_epi8(five, order));
+        __m128i five = _mm_loadu_si128((const __m128i *)(from + 3 * i));
+        _mm_storeu_si128((__m128i *)(to + 3 * (pixels - 5 - i) - 1), _mm_shuffle_epi8(five, order));
     }
     for (; i < pixels; i++)
-        memcpy(to + 3 * i, from + 3 * (pixels - 1 - i), 3);
+        memcpy(to + 3 * (pixels - 1 - i), from + 3 * i, 3);
 }
 
 VECTORS void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
@@ -228,8 +229,8 @@ VECTORS void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels
     const __m128i order = _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     int64_t i = 0;
     for (; i + 16 <= pixels; i += 16) {
-        __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + pixels - 16 - i));
-        _mm_storeu_si128((__m128i *)(to + i), _mm_shuffle_epi8(sixteen, order));
+        __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + i));
+        _mm_storeu_si128((__m128i *)(to + pixels - 16 - i), _mm_shuffle_epi8(sixteen, order));
     }
     gray_mirror_from(to, from, i, pixels);
 }

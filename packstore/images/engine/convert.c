@@ -228,41 +228,51 @@ VECTORS_F16C void normalize_vector(void *to, int kind, const uint8_t *from, int6
         normalize_of(to, BFLOAT16, from, count, factors);
 }
 
-/* Splits sixteen pixels at a time into planes. */
+/* Splits 32 pixels at a time into planes, sixteen in each half of a register. The last 32 may overlap those before. */
 VECTORS_F16C INLINE void split_of(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
-    /* For each channel: positions of its bytes in three registers, by their place among the sixteen. */
-    static const int8_t places[3][3][16] = {{{0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-                                             {-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1},
-                                             {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13}},
-                                            {{1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-                                             {-1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1},
-                                             {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14}},
-                                            {{2, 5, 8, 11, 14, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
-                                             {-1, -1, -1, -1, -1, 1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1},
-                                             {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15}}};
-    int64_t at = 0;
-    for (; at + 16 <= pixels; at += 16) {
-        const __m128i *source = (const __m128i *)(from + 3 * at);
-        __m128i first = _mm_loadu_si128(source), second = _mm_loadu_si128(source + 1),
-                third = _mm_loadu_si128(source + 2);
+    /* In three registers, a channel's bytes have different remainders by 3: none covers another, and one shuffle then
+     * puts them in order. */
+    static const int8_t orders[3][16] = {{0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13},
+                                         {1, 4, 7, 10, 13, 0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14},
+                                         {2, 5, 8, 11, 14, 1, 4, 7, 10, 13, 0, 3, 6, 9, 12, 15}},
+                        remainders[3][16] = {{-1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1},
+                                             {0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0},
+                                             {0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0}};
+    __m256i order[3], remainder[3];
+    uint8_t bytes[32];
+    for (int c = 0; c < 3; c++) {
+        order[c] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)orders[c]));
+        remainder[c] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)remainders[c]));
+    }
+    for (int64_t at = 0; at < pixels && pixels >= 32; at += 32) {
+        at = at + 32 <= pixels ? at : pixels - 32;
+        __m256i part[3];
+        for (int i = 0; i < 3; i++) {
+            const uint8_t *source = from + 3 * at + 16 * i;
+            part[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)source)),
+                                              _mm_loadu_si128((const __m128i *)(source + 48)), 1);
+        }
+#pragma GCC unroll 3
         for (int c = 0; c < 3; c++) {
-            const __m128i *place = (const __m128i *)places[c];
-            __m128i bytes = _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(first, _mm_loadu_si128(place)),
-                                                      _mm_shuffle_epi8(second, _mm_loadu_si128(place + 1))),
-                                         _mm_shuffle_epi8(third, _mm_loadu_si128(place + 2)));
+            __m256i mixed = _mm256_blendv_epi8(part[0], part[1], remainder[(c + 2) % 3]);
+            mixed = _mm256_shuffle_epi8(_mm256_blendv_epi8(mixed, part[2], remainder[(c + 1) % 3]), order[c]);
             if (kind == UINT8) {
-                _mm_storeu_si128((__m128i *)((uint8_t *)to + c * pixels + at), bytes);
+                _mm256_storeu_si256((__m256i *)((uint8_t *)to + c * pixels + at), mixed);
                 continue;
             }
+            _mm256_storeu_si256((__m256i *)bytes, mixed);
             __m256 scale = _mm256_set1_ps(factors[c]), shift = _mm256_set1_ps(factors[3 + c]);
-            for (int half = 0; half < 2; half++, bytes = _mm_srli_si128(bytes, 8)) {
-                __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), scale);
-                store_eight(to, c * pixels + at + 8 * half, kind, _mm256_add_ps(scaled, shift));
+#pragma GCC unroll 4
+            for (int i = 0; i < 32; i += 8) {
+                __m256i values = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(bytes + i)));
+                __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(values), scale);
+                store_eight(to, c * pixels + at + i, kind, _mm256_add_ps(scaled, shift));
             }
         }
     }
-    split_from(to, kind, from, at, pixels, factors);
+    if (pixels < 32)
+        split_from(to, kind, from, 0, pixels, factors);
 }
 
 VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)

@@ -253,6 +253,7 @@ INLINE void _mm256_storeu_ps(float *to, __m256 a)
 #define _mm256_castps128_ps256(a) ((__m256){(a), (a)})
 #define _mm256_broadcastsi128_si256(a) _mm256_castsi128_si256(a)
 #define _mm256_extracti128_si256(a, n) ((n) ? (a).high : (a).low)
+#define _mm256_inserti128_si256(a, half, n) ((n) ? (__m256i){(a).low, (half)} : (__m256i){(half), (a).high})
 
 INLINE __m256 _mm256_insertf128_ps(__m256 a, __m128 half, const int n)
 {
