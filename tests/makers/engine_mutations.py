@@ -246,8 +246,9 @@ MUTATIONS = [
         "factors[3 + i / 8];\n    }\n    int64_t at = 0;",
     ),
     Mutation("convert.c", "for (; at + 24 <= count; at += 24)", "for (; at + 12 <= count; at += 24)"),
-    Mutation("convert.c", "for (; at + 16 <= pixels; at += 16)", "for (; at + 15 <= pixels; at += 16)"),
-    Mutation("convert.c", "split_from(to, kind, from, at, pixels, factors);", ";"),
+    Mutation("convert.c", "at = at + 32 <= pixels ? at : pixels - 32;", ""),
+    Mutation("convert.c", "if (pixels < 32)", "if (pixels < 0)"),
+    Mutation("convert.c", "remainder[(c + 2) % 3]", "remainder[(c + 1) % 3]"),
     Mutation("convert.c", "joined[3 * i + c] = line[i];", "joined[3 * i + c] = line[0];"),
     Mutation("convert.c", "source + (c * pixels + at) * from_size", "source + at * from_size"),
     # Windows that are cut out and padded

@@ -56,7 +56,7 @@ void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
 static void gray_mirror_from(uint8_t *to, const uint8_t *from, int64_t first, int64_t pixels)
 {
     for (int64_t i = first; i < pixels; i++)
-        to[i] = from[pixels - 1 - i];
+        to[pixels - 1 - i] = from[i];
 }
 
 void gray_mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
