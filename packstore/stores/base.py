@@ -179,7 +179,7 @@ class Reader(ABC):
         :meth:`close`."""
         return self.read(index)
 
-    def stored_image(self, index: int) -> Buffer:
+    def read_stored_image(self, index: int) -> Buffer:
         """Returns the image of a record as stored, even if :meth:`read` converts images. The record's checksum covers
         this form.
         """

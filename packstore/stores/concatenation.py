@@ -175,9 +175,9 @@ class ConcatReader(Reader):
         """Returns a view of the image from the store that has the record."""
         return self._call_store(index, lambda reader, record: reader.view(record))
 
-    def stored_image(self, index: int) -> Buffer:
+    def read_stored_image(self, index: int) -> Buffer:
         """Returns the image in the form in which its own store has it."""
-        return self._call_store(index, lambda reader, record: reader.stored_image(record))
+        return self._call_store(index, lambda reader, record: reader.read_stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
         """Passes the request on to the store that has the record."""

@@ -197,7 +197,7 @@ class UnifiedReader(DelegatingReader):
         """Returns the image in the new form: a copy if images are converted, else a view."""
         return self._convert_image(index, self.store.view(index))
 
-    def stored_image(self, index: int) -> Buffer:
+    def read_stored_image(self, index: int) -> Buffer:
         """Returns the unconverted image. The record's checksum is that of this form."""
         return self.store.view(index)
 

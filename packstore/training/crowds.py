@@ -87,8 +87,8 @@ class CrowdlessReader(DelegatingReader):
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
         return self._reader.views(records)
 
-    def stored_image(self, index: int) -> Buffer:
-        return self._reader.stored_image(index)
+    def read_stored_image(self, index: int) -> Buffer:
+        return self._reader.read_stored_image(index)
 
     def will_need(self, index: int, view: Buffer) -> None:
         self._reader.will_need(index, view)

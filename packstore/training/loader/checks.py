@@ -54,7 +54,7 @@ class PendingChecksums:
             row = self.rows[place]
             image = images[row - first]
             if self.reader.converts_images:
-                image = self.reader.unchecked_reader.stored_image(int(self.records[row]))
+                image = self.reader.unchecked_reader.read_stored_image(int(self.records[row]))
             found = image_checksum(image)
             if found != self.expected[place] and row not in skip:
                 yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
