@@ -127,6 +127,9 @@ class FrameAligner:
         frames = self._find_frames(key, sample, orientation, size, info.kind)
         self._refuse_other_pictures(key, sample, orientation, size, wanted, frames)
         values = dict(sample.values)
+        for name, value in (sample.upright_values or {}).items():
+            if frames.get(name) == UPRIGHT:
+                values[name] = value
         if sample.relative and swapped:
             _scale_to_stored_size(values, self._columns, frames, size)
         turn = make_turn(orientation, size, wanted)
@@ -155,7 +158,7 @@ class FrameAligner:
         if frames.keys() >= set(present):
             return frames
         frame = self._answer or self._source.annotation_frame(kind)
-        if frame is None and not sample.at_rest and swaps_sides(orientation):
+        if frame is None and not sample.at_rest and sample.upright_values is None and swaps_sides(orientation):
             found = {_find_frame_of_extent(self._columns[name], sample, size) for name in present} - {None}
             frame = found.pop() if len(found) == 1 else None
         frame = frame or self._find_common_frame()
