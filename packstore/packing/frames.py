@@ -57,14 +57,16 @@ def state_frames(survey: Survey, upright: bool) -> Survey:
     return replace(survey, columns=columns)
 
 
-def restore_aligner(manifest: Manifest, source: Source, survey: Survey, split: str | None) -> FrameAligner | None:
+def restore_aligner(
+    manifest: Manifest, source: Source, survey: Survey, split: str | None, answer: str | None
+) -> FrameAligner | None:
     """Makes the aligner with which a store was packed from a source. Returns None for a store without frames: its
-    annotations were not moved."""
+    annotations were not moved. ``answer``: the user's; None for that in the manifest."""
     if all(column.frame is None for column in manifest.columns):
         return None
-    answer = manifest.options.get("annotation_frame")
-    upright = bool(manifest.options.get("exif_transpose"))
-    return FrameAligner(source, survey, upright, answer if answer in FRAMES else None, split)
+    recorded = manifest.options.get("annotation_frame")
+    answer = answer or (str(recorded) if recorded in FRAMES else None)
+    return FrameAligner(source, survey, bool(manifest.options.get("exif_transpose")), answer, split)
 
 
 class FrameAligner:
