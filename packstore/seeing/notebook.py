@@ -42,7 +42,7 @@ def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
         facts = [f"{escape(repr(thing))}"]
         if thing.options.augment:
             facts.append("augment: " + ", ".join(_escape(repr(operation)) for operation in thing.options.augment))
-        return _render_page(facts, _render_dataset(thing.dataset))
+        return _render_page(facts, _render_dataset(thing.pipeline.dataset))
     if isinstance(thing, PackedDataset):
         return _render_dataset(thing)
     return _render_store(thing)

@@ -511,9 +511,11 @@ def test_batches_train_a_plain_model_without_a_warning(stores: Stores, options: 
 
 
 def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:
-    subset = torch.utils.data.Subset(PackedDataset(stores("cifar.lmdb"), "train"), [1, 2])
-    for other in (subset, str(stores("cifar.lmdb"))):
-        with pytest.raises(UsageError, match=f"got {type(other).__name__}; indices= takes a part"):
+    dataset = PackedDataset(stores("cifar.lmdb"), "train")
+    both = torch.utils.data.ConcatDataset([dataset, dataset])
+    subset = torch.utils.data.Subset(torch.utils.data.Subset(both, [3, 2]), [0])
+    for other, named in ((both, "ConcatDataset"), (subset, "a Subset of ConcatDataset"), (str(dataset.path), "str")):
+        with pytest.raises(UsageError, match=rf"or a Subset of one, got {named}; packstore\.concat joins"):
             PackedLoader(other, 4)  # type: ignore[arg-type]
 
 
