@@ -117,7 +117,7 @@ class DeviceSteps:
         with self._stats.measure("per_image"):
             for stream, operation in enumerate(self.in_decoding, first):
                 draws = Draws(self._seed, epoch, records[rows], stream)
-                results = operation.call_each(results, draws.bits(0).tolist())
+                results = operation.call_each(results, draws)
         by_row: list[torch.Tensor | None] = [None] * len(images)
         for row, result in zip(rows, results, strict=True):
             by_row[row] = result
