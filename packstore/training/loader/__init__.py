@@ -30,6 +30,7 @@ from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import resident_obstacle
+from packstore.training.loader.description import describe_options
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
@@ -181,11 +182,22 @@ class PackedLoader:
         batches = f"{len(self):,} batches of {self.batch_size}" if counted else f"batches of {self.batch_size}"
         batches += f" (rank {self.rank} of {self.world_size})" if self.world_size > 1 else ""
         path = str(self.pipeline.dataset.path)
-        return f"PackedLoader of {path!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
+        head = f"PackedLoader of {path!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
+        records, dtype = len(self.pipeline.dataset), self.pipeline.device_steps.dtype
+        return "\n    ".join([head, *describe_options(self.options, self._epochs, records, dtype)])
 
     def __len__(self) -> int:
-        """Number of batches of an epoch on this rank. Raises :class:`TypeError` for a sampler without a length."""
+        """Number of batches of a whole epoch on this rank, also after :meth:`load_state_dict`. Raises
+        :class:`TypeError` for a sampler without a length."""
         return self._epochs.count_batches()
+
+    @property
+    def step(self) -> int:
+        """Number of the batch in its epoch with which the next ``for`` begins, from 0.
+
+        It is 0, except after :meth:`load_state_dict` in mid-epoch: ``enumerate(loader, loader.step)``."""
+        self._follow_sampler()
+        return 0 if self._resume is None else self._epochs.batches_before(self._resume[1])
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, or the rest of the epoch in a loaded state. Advances :attr:`epoch` at once.

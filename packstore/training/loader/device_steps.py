@@ -89,6 +89,11 @@ class DeviceSteps:
         self._normalizer = normalizer
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the converted images, which ``transform`` gets."""
+        return self._example.dtype if self._normalizer is None else self._normalizer.dtype
+
+    @property
     def works_on_batches(self) -> bool:
         """True if there are operations that run on whole batches."""
         return bool(self._operations)
