@@ -173,7 +173,7 @@ class KnownArguments:
 
     def __new__(cls, *args: Any, **named: Any) -> Self:
         if named and cls.__module__.startswith("packstore."):
-            unknown = named.keys() - {*_list_arguments(cls)}
+            unknown = named.keys() - {*_list_arguments(cls)}  # type: ignore[arg-type]  # of mypy, for type[Self]
             if unknown:
                 raise unknown_operation_argument(cls, min(unknown))
         return super().__new__(cls)

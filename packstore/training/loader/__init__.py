@@ -121,7 +121,7 @@ class PackedLoader:
         dataset, part = unwrap_subset(arguments.dataset)
         check_dataset(dataset, part is not None)
         get_engine()  # an error here, and not in the first batch, if it is missing
-        self.dataset = arguments.dataset
+        self.dataset: Any = arguments.dataset  # a union of types would be in the way of type checkers
         parsed = {
             "augment": as_operations(arguments.augment),
             "mix": parse_mix(arguments.mix),
