@@ -349,6 +349,8 @@ def test_dir_lists_public_names_alone() -> None:
     names = {name for name in dir(packstore) if not name.startswith("__")}
     assert names == {*packstore.__all__, *packstore._LAZY, "augment", "testing"}
     assert all(getattr(packstore, name) is not None for name in names)
+    for module in (packstore.augment, packstore.testing):
+        assert {name for name in dir(module) if not name.startswith("_")} == {*module.__all__}
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,6 @@ _SPELLINGS = {
     "max_area": "scale=(least, most)",
     "max_aspect": "ratio=(least, most)",
     "max_count": "count=(least, most)",
-    "max_size": "size=(height, width)",
     "min_area": "scale=(least, most)",
     "min_aspect": "ratio=(least, most)",
     "min_count": "count=(least, most)",
@@ -156,6 +155,7 @@ _REASONS = {
         "shuffle": "its order is always random, by seed= and the epoch",
     },
     "RandomErasing": {"num_splits": "for a part of the batch, use views= of the loader"},
+    "Resize": {"max_size": "RandomShortestSize has it: RandomShortestSize(800, max_size=1333)"},
     "recipe": {"size": "a recipe is a list of operations: replace the one that crops"},
 }  # fmt: skip
 """Why a class lacks an argument of other libraries, by its name; under ``""`` why all lack it."""
