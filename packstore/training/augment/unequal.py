@@ -39,7 +39,6 @@ from packstore.training.augment.resample import check_area, resize, resize_shown
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
-from packstore.training.record_notes import mark_records
 
 _Four = tuple[int, int, int, int]
 
@@ -243,17 +242,13 @@ class DrawnOperation:
             return run_program(image, self.program[row : row + 1], self.name)
         assert self.call is not None
         assert self.draws is not None
-        draws = self.draws[row : row + 1]
-        try:
-            if isinstance(self.call, PerImage):
-                result = self.call.stack_results(self.call.call_each([image[0]], draws))
-            elif isinstance(self.call, Operation):
-                result = self.call(image, draws)
-            else:
-                result = self.call(image)
-        except Exception as error:
-            mark_records(error, draws.records)
-            raise
+        if isinstance(self.call, PerImage):
+            draws = self.draws[row : row + 1]
+            result = self.call.stack_results(self.call.call_each([image[0]], draws))
+        elif isinstance(self.call, Operation):
+            result = self.call(image, self.draws[row : row + 1])
+        else:
+            result = self.call(image)
         if not isinstance(result, Tensor) or result.ndim != 4 or len(result) != 1:
             shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise UsageError(f"{self.call!r} should give one image (1, C, H, W) for one, and gave {shape}")
