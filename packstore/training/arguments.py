@@ -88,6 +88,7 @@ _OTHER = {
 """The other class, and how it takes an argument."""
 
 _SPELLINGS = {
+    "always_apply": "p=, where 1 applies it always",
     "crop_size": "size=",
     "cutmix_alpha": "alpha=",
     "fill": "value=",
@@ -122,8 +123,13 @@ _SPELLINGS = {
 
 _BY_RANK = "the loader divides the indices among ranks; give each rank the same sampler"
 _MIXES = "BatchMixer has it: mix=BatchMixer([MixUp(0.8), CutMix(1.0)], {}=…)"
+_OF_TIMM = {
+    "correct_lam": "the share always grows by what the border cuts off",
+    "cutmix_minmax": "boxes have the sizes that alpha gives",
+    "labels_getter": "it mixes the labels that the dataset's columns= names",
+    "multi_label": "it mixes single labels, and those of collate={'labels': 'multi_hot'}",
+}
 _OF_MIXERS = {
-    "labels_getter": "it mixes the columns of labels of the dataset's columns=",
     "prob": _MIXES.format("p"),
     "switch_prob": _MIXES.format("weights"),
     **{name: _MIXES.format(name) for name in ("label_smoothing", "labels", "mode", "num_classes", "p", "weights")},
@@ -132,21 +138,13 @@ _EITHER_MIXER = "each mixer has its own alpha: [MixUp(0.8), CutMix(1.0)]"
 
 _REASONS = {
     "": {
-        "always_apply": "p=1 always applies an operation",
         "device": "operations work on the device of the dataset",
         "dtype": "the loader's dtype= is that of the images",
-        "expand": "images keep their size",
         "inplace": "the loader takes care of the memory",
     },
-    "BatchMixer": {
-        "correct_lam": "the share always grows by what the border cuts off",
-        "cutmix_alpha": _EITHER_MIXER,
-        "cutmix_minmax": "boxes have the sizes that alpha gives",
-        "mixup_alpha": _EITHER_MIXER,
-        "multi_label": "shares are mixed, of single labels and of collate={'labels': 'multi_hot'}",
-    },
-    "CutMix": {**_OF_MIXERS, "mixup_alpha": _EITHER_MIXER},
-    "MixUp": {**_OF_MIXERS, "cutmix_alpha": _EITHER_MIXER},
+    "BatchMixer": {**_OF_TIMM, "cutmix_alpha": _EITHER_MIXER, "mixup_alpha": _EITHER_MIXER},
+    "CutMix": {**_OF_TIMM, **_OF_MIXERS, "mixup_alpha": _EITHER_MIXER},
+    "MixUp": {**_OF_TIMM, **_OF_MIXERS, "cutmix_alpha": _EITHER_MIXER},
     "RASampler": {
         "num_replicas": _BY_RANK,
         "rank": _BY_RANK,
@@ -154,6 +152,7 @@ _REASONS = {
         "selected_round": "an epoch has as many items as the dataset",
         "shuffle": "its order is always random, by seed= and the epoch",
     },
+    "RandomRotation": {"expand": "images keep their size"},
     "RandomErasing": {"num_splits": "for a part of the batch, use views= of the loader"},
     "Resize": {"max_size": "RandomShortestSize has it: RandomShortestSize(800, max_size=1333)"},
     "recipe": {"size": "a recipe is a list of operations: replace the one that crops"},

@@ -124,8 +124,6 @@ def test_spellings_of_torchvision_and_timm_are_known() -> None:
         called = CALLED[title]
         for name in list_arguments(theirs) - list_arguments(called):
             message = str(unknown_operation_argument(called, name))
-            if title in ("CutMix", "MixUp") and name in ("correct_lam", "cutmix_minmax", "multi_label"):
-                continue
             assert not re.search(r"did you mean|help\(", message), message
 
 
