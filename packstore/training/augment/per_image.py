@@ -22,6 +22,7 @@ from packstore.training.augment.recipes import recipe
 from packstore.training.augment.thread_generator import ThreadGenerator
 from packstore.training.augment.timm_policies import POLICY_BEGINNINGS, TimmAugment
 from packstore.training.random_draws import Draws
+from packstore.training.record_notes import mark_records
 from packstore.training.single_threaded import single_threaded
 
 _RANDOM = {
@@ -95,9 +96,8 @@ class PerImage(Operation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Calls the function with each image, on the calling thread. Returns an empty batch itself."""
-        seeds = draws.bits(0).tolist()
         with single_threaded():  # one image is too little work to divide
-            results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)
+            results = self.call_each(images, draws) if self.generator else self._call_seeded(images, draws)
         return self.stack_results(results) if results else images
 
     @cached_property
@@ -106,23 +106,31 @@ class PerImage(Operation):
         class."""
         return self.generator or self.threads or all(map(_draws_from_torch, iterate_parts(self.fn)))
 
-    def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with a copy of each image. Thread-safe.
+    def call_each(self, images: Iterable[Tensor], draws: Draws) -> list[Tensor]:
+        """Calls the function with a copy of each image, a record of ``draws``. Thread-safe.
 
         A torch generator with the image's seed is passed as ``generator``, or replaces torch's own during the call.
         """
         results = []
-        for image, seed in zip(images, seeds, strict=True):
+        for image, seed, record in zip(images, draws.bits(0).tolist(), draws.records, strict=True):
             generator = torch.Generator(image.device).manual_seed(seed)
             if self.generator:
-                results.append(self.fn(image.clone(), generator=generator))
+                results.append(self._call_function(image, record, generator=generator))
             else:
                 with ThreadGenerator(generator):
-                    results.append(self.fn(image.clone()))
+                    results.append(self._call_function(image, record))
         return results
 
-    def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with a copy of each image.
+    def _call_function(self, image: Tensor, record: Any, **options: Any) -> Tensor:
+        """Calls the function with a copy of the image of a record, whose id is ``record``."""
+        try:
+            return self.fn(image.clone(), **options)
+        except Exception as error:
+            mark_records(error, record.reshape(1))
+            raise
+
+    def _call_seeded(self, images: Tensor, draws: Draws) -> list[Tensor]:
+        """Calls the function with a copy of each image, a record of ``draws``.
 
         Seeds the process's generators of torch, numpy and Python before each call, and restores them in the end.
         """
@@ -131,14 +139,14 @@ class PerImage(Operation):
         results = []
         try:
             with torch.random.fork_rng(cuda):
-                for image, seed in zip(images, seeds, strict=True):
+                for image, seed, record in zip(images, draws.bits(0).tolist(), draws.records, strict=True):
                     torch.default_generator.manual_seed(seed)
                     for device in cuda:
                         with torch.cuda.device(device):
                             torch.cuda.manual_seed(seed)
                     np.random.seed(seed)
                     random.seed(seed)
-                    results.append(self.fn(image.clone()))
+                    results.append(self._call_function(image, record))
         finally:
             np.random.set_state(numpys)
             random.setstate(pythons)

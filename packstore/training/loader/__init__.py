@@ -30,6 +30,7 @@ from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import resident_obstacle
+from packstore.training.loader.description import describe_options
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
@@ -37,6 +38,7 @@ from packstore.training.loader.options import (
     LoaderOptions,
     check_dataset,
     resolve_ranks,
+    unwrap_subset,
 )
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.places import augments_one_by_one
@@ -102,6 +104,7 @@ class PackedLoader:
     Each ``for`` over the loader is the next epoch.
 
     Attributes:
+        dataset: The dataset, or ``Subset``, that was given.
         epoch: The epoch that the next ``for`` begins.
         mode: ``"resident"`` or ``"streaming"``, and ``mode_reason`` why.
         pipeline: Steps of all batches; for tools that measure them.
@@ -115,10 +118,10 @@ class PackedLoader:
 
     @initializes(LoaderArguments, unknown=lambda name: unknown_argument(PackedLoader, name))
     def __init__(self, arguments: LoaderArguments) -> None:
-        dataset = arguments.dataset
-        check_dataset(dataset)
+        dataset, part = unwrap_subset(arguments.dataset)
+        check_dataset(dataset, part is not None)
         get_engine()  # an error here, and not in the first batch, if it is missing
-        self.dataset = dataset
+        self.dataset: Any = arguments.dataset  # a union of types would be in the way of type checkers
         parsed = {
             "augment": as_operations(arguments.augment),
             "mix": parse_mix(arguments.mix),
@@ -130,7 +133,7 @@ class PackedLoader:
         if options.output == "numpy" and self.device.type != "cpu":
             raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")
         self.epoch = 0
-        self._epochs = Epochs(dataset, batch_size, options)
+        self._epochs = Epochs(dataset, batch_size, options, part)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = resident_obstacle(dataset, options.collate or {})
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
@@ -178,13 +181,23 @@ class PackedLoader:
         counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")
         batches = f"{len(self):,} batches of {self.batch_size}" if counted else f"batches of {self.batch_size}"
         batches += f" (rank {self.rank} of {self.world_size})" if self.world_size > 1 else ""
-        return (
-            f"PackedLoader of {str(self.dataset.path)!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
-        )
+        path = str(self.pipeline.dataset.path)
+        head = f"PackedLoader of {path!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
+        records, dtype = len(self.pipeline.dataset), self.pipeline.device_steps.dtype
+        return "\n    ".join([head, *describe_options(self.options, self._epochs, records, dtype)])
 
     def __len__(self) -> int:
-        """Number of batches of an epoch on this rank. Raises :class:`TypeError` for a sampler without a length."""
+        """Number of batches of a whole epoch on this rank, also after :meth:`load_state_dict`. Raises
+        :class:`TypeError` for a sampler without a length."""
         return self._epochs.count_batches()
+
+    @property
+    def step(self) -> int:
+        """Number of the batch in its epoch with which the next ``for`` begins, from 0.
+
+        It is 0, except after :meth:`load_state_dict` in mid-epoch: ``enumerate(loader, loader.step)``."""
+        self._follow_sampler()
+        return 0 if self._resume is None else self._epochs.batches_before(self._resume[1])
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, or the rest of the epoch in a loaded state. Advances :attr:`epoch` at once.
@@ -229,7 +242,7 @@ class PackedLoader:
     def _as_arrays(self, item: Any) -> Any:
         """Replaces the tensors of an item by numpy arrays over the same memory. bfloat16 becomes float32, in new
         memory. Images are channels-last if the loader's options say so."""
-        dataset = self.dataset
+        dataset = self.pipeline.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
@@ -299,7 +312,7 @@ class PackedLoader:
     @cached_property
     def _store(self) -> dict[str, Any]:
         """Number and digest of the dataset's records, for the state."""
-        return describe_records(self.dataset)
+        return describe_records(self.pipeline.dataset)
 
     def _identity(self) -> dict[str, Any]:
         """Returns the values by which states are compared: dataset, order and augmentation.
@@ -307,9 +320,9 @@ class PackedLoader:
         They leave out the number of ranks, normalisation, dtype and transforms."""
         options = self.options
         return {
-            "dataset": self.dataset.manifest.dataset_digest,
-            "split": self.dataset.split,
-            "exif_transpose": self.dataset.exif_transpose,
+            "dataset": self.pipeline.dataset.manifest.dataset_digest,
+            "split": self.pipeline.dataset.split,
+            "exif_transpose": self.pipeline.dataset.exif_transpose,
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
@@ -340,7 +353,7 @@ class PackedLoader:
                 text names the difference, and says if the store has grown since. Or an epoch would have no batches.
         """
         self._epochs.begin_epoch()
-        check_state(state, self._identity(), self.dataset)
+        check_state(state, self._identity(), self.pipeline.dataset)
         epoch, given = state["epoch"], state["records"]
         self._epochs.restore_generator(state.get("generator"))
         batches = self._epochs.batches_before(given)

@@ -59,12 +59,24 @@ class Epochs:
             generator, on several ranks. From the sampler, anything but indices of the dataset.
     """
 
-    def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
+    def __init__(
+        self, dataset: PackedDataset, batch_size: int, options: LoaderOptions, part: NDArray[np.int64] | None = None
+    ) -> None:
+        """
+        Args:
+            dataset: The dataset.
+            batch_size: Images per batch and rank.
+            options: Options of the loader.
+            part: Indices of the items to which ``options.indices`` and the sampler refer; None for all.
+        """
         self._options = options
         self.first_record = dataset.reader.split(dataset.split).start
         self._records = len(dataset)
         self._sampler = options.sampler
-        self._subset = None if options.indices is None else parse_indices(options.indices, len(dataset))
+        self._subset = part
+        if options.indices is not None:
+            chosen = parse_indices(options.indices, len(dataset) if part is None else len(part))
+            self._subset = chosen if part is None else part[chosen]
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
         remote = as_fetching(dataset.reader) if options.block is None else None
@@ -78,9 +90,11 @@ class Epochs:
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = group_by_shard(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
-        given = self._sampler, options.indices, options.block
+        given = self._sampler, self._subset, options.block
         if self.mixture is not None and (lanes or any(option is not None for option in given)):
-            raise UsageError("a Mix decides on the order: leave out sampler, indices, block and shuffle='lanes'")
+            raise UsageError(
+                "a Mix decides on the order: leave out sampler, indices, Subset, block and shuffle='lanes'"
+            )
         count = len(dataset) if self._subset is None else len(self._subset)
         in_turn = remote is not None and not options.shuffle and self._subset is None and self.mixture is None
         self.order = Order(
@@ -326,7 +340,8 @@ class Epochs:
             batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
             advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
             raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
-        return occurrences.make_ids(parse_indices(records, self._records, "what sampler gives"))
+        items = parse_indices(records, self.order.length, "what sampler gives")
+        return occurrences.make_ids(items if self._subset is None else self._subset[items])
 
     def iterate_groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
