@@ -34,7 +34,7 @@ from packstore.training.lanes import (
 )
 from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
 from packstore.training.order import Order
-from packstore.training.random_draws import OccurrenceCounter, with_occurrences
+from packstore.training.random_draws import MASK, OccurrenceCounter, with_occurrences
 
 _ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
 _DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batches: it may be endless
@@ -262,6 +262,26 @@ class Epochs:
             for size in sizes:
                 yield ids[offset : offset + size]
                 offset += size
+
+    @property
+    def has_length(self) -> bool:
+        """False with a sampler without a length: the number of batches is unknown."""
+        return self._sampler is None or isinstance(self._sampler, Sized)
+
+    def iterate_indices(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
+        """Yields the dataset indices of each batch on this rank, from batch ``first`` of the epoch on. Draws from the
+        sampler, if there is one."""
+        for ids in self.iterate_batches(epoch, first):
+            yield ((ids & MASK) - self.first_record).tolist()
+
+    def count_rank_records(self) -> int:
+        """Returns the number of records of an epoch on this rank. Raises :class:`TypeError` for a sampler without a
+        length."""
+        order = self._current_order()
+        order = order if self._sampler is None else _sampler_order(order, len(self._sampler))  # type: ignore[arg-type]
+        last = order.count_batches() - 1
+        start, stop = order.batch_bounds(last)
+        return last * order.batch_size + stop - start
 
     def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Yields groups of consecutive batches: the ids, and the size of each batch.
