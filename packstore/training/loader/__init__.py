@@ -290,13 +290,15 @@ class PackedLoader(LoaderParts):
 
         After ``load_state_dict``, the epoch of the state keeps the position in the state: a script may call
         ``set_epoch`` before every epoch, the resumed one too. Any other epoch drops that position. An iterator that
-        has not given a batch yet begins this epoch, too: some frameworks set the epoch after ``iter``.
+        has not given a batch yet begins this epoch, too: some frameworks set the epoch after ``iter``. The generator
+        of a sampler without ``set_epoch`` advances by the epochs that are left out.
 
         Raises:
             UsageError: ``epoch`` is not a whole number of at least 0.
         """
         epoch = whole_number("epoch", epoch, 0)
         unread = self._settle_unread()
+        self._epochs.skip_epochs(epoch - (self.epoch if unread is None else unread.epoch))
         self.epoch = epoch
         if self._resume is not None and self._resume[0] != epoch:
             self._resume = None
@@ -416,7 +418,7 @@ class PackedLoader(LoaderParts):
         if state.get("ended") or self._epochs.ends_after(batches):
             self._epochs.finish_generator()
             epoch, given = epoch + 1, 0
-        self._resume, self._unread = (epoch, given), None
+        self.epoch, self._resume, self._unread = epoch, (epoch, given), None
         self.set_epoch(epoch)
         self._epochs.set_epoch_of_sampler(epoch)
 

@@ -136,6 +136,14 @@ class Epochs:
             deque(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else None), maxlen=0)
             self.begin_epoch()
 
+    def skip_epochs(self, count: int) -> None:
+        """Advances the sampler's generator, if there is one, by the draws of ``count`` epochs, which are not loaded.
+
+        Does nothing for a sampler that has ``set_epoch``, or no length."""
+        if self.has_length and not hasattr(self._sampler, "set_epoch"):
+            for _ in range(count):
+                self.finish_generator()
+
     @property
     def _sampler_generator(self) -> torch.Generator | None:
         """Torch generator in the sampler's attribute ``generator``; None if it has none."""
