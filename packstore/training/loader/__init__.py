@@ -43,6 +43,7 @@ from packstore.training.loader.parts import LoaderParts
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.places import augments_one_by_one
 from packstore.training.loader.prefetch import prefetch
+from packstore.training.loader.record_stage import RecordStage
 from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.loader.resident import Resident
 from packstore.training.loader.state import VERSION, check_state, describe_records
@@ -151,13 +152,17 @@ class PackedLoader(LoaderParts):
             raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")
         self.epoch = 0
         self._epochs = Epochs(dataset, batch_size, options)
+        self._stage = RecordStage.for_loader(dataset, options)
+        loading = options if self._stage is None else self._stage.loading_options
         wanted = True if options.pre_transform is not None else options.resident
         streamed = resident_obstacle(dataset, options.collate or {})
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
         if options.views is not None and wanted == "auto" and not on_batches:
             streamed = "on the CPU, views= are cropped by the threads that read"
-        if streamed is None and augments_one_by_one(dataset, options):
+        if streamed is None and augments_one_by_one(dataset, loading):
             streamed = "images differ in size, so the threads that read augment them one by one"
+        if self._stage is not None:
+            streamed = "the threads that read run Albumentations on each record"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (
@@ -167,7 +172,7 @@ class PackedLoader(LoaderParts):
         )
         self.mode, self.mode_reason = "resident" if residence.resident else "streaming", residence.reason
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
-        self.pipeline = Pipeline(dataset, options, residence.resident)
+        self.pipeline = Pipeline(dataset, loading, residence.resident)
         self._producer = (
             Resident(self.pipeline, self._epochs) if residence.resident else Streaming(self.pipeline, self._epochs)
         )
@@ -264,8 +269,11 @@ class PackedLoader(LoaderParts):
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)
-                item = batch.item
+                item, ids = batch.item, batch.ids
                 del batch
+                if self._stage is not None and ids is not None:
+                    with self.pipeline.stats.measure("augment"):
+                        item = self._stage(item, ids, epoch)
                 if self.options.output == "numpy":
                     item = self._as_arrays(item)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
