@@ -157,7 +157,7 @@ class _Record:
     def _place_points(self, done: Mapping[str, Any], size: Any) -> Tensor:
         """Returns the keypoints with their new places. With visibility, those outside the image become zeros."""
         assert self._points is not None
-        old = self._values[self._points]
+        old: Tensor = self._values[self._points]
         new = old.clone().reshape(-1, old.shape[-1])
         rows = torch.from_numpy(np.asarray(done[_POINTS], np.int64).reshape(-1))
         places = torch.from_numpy(np.array(done["keypoints"], np.float32).reshape(-1, 2))

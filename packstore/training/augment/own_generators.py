@@ -46,7 +46,7 @@ def seed_generators(generators: list[Any], seed: int) -> None:
     for number, generator in enumerate(generators):
         own = derive_key(seed, number) & 0xFFFFFFFF
         if isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = type(generator.bit_generator)(own).state  # type: ignore[call-arg]
+            generator.bit_generator.state = type(generator.bit_generator)(own).state
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(own)
         else:

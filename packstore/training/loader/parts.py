@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from packstore.core.errors import UsageError
+from packstore.training.dataset import PackedDataset
 from packstore.training.epoch_batch import EpochBatch
-
-if TYPE_CHECKING:
-    from packstore.training.loader import PackedLoader
+from packstore.training.loader.epochs import Epochs
+from packstore.training.loader.options import LoaderOptions
 
 
 class EpochSampler(Sampler[int]):
@@ -22,7 +23,7 @@ class EpochSampler(Sampler[int]):
 
     # Iterating over it, or over the batches below, does not begin an epoch of the loader.
 
-    def __init__(self, loader: PackedLoader) -> None:
+    def __init__(self, loader: LoaderParts) -> None:
         super().__init__(loader.dataset)  # type: ignore[call-arg]  # of the classes below
         self._loader = loader
 
@@ -54,7 +55,7 @@ class EpochBatches(BatchSampler):
     batch of the epoch.
     """
 
-    def __init__(self, loader: PackedLoader) -> None:
+    def __init__(self, loader: LoaderParts) -> None:
         self._loader = loader
         self.batch_size = loader.batch_size
         self.drop_last = loader.drop_last
@@ -80,7 +81,7 @@ class EpochBatches(BatchSampler):
 class _Reading:
     """Loads the batches of the loader's next epoch by their numbers: one iteration, as long as they come in order."""
 
-    def __init__(self, loader: PackedLoader) -> None:
+    def __init__(self, loader: LoaderParts) -> None:
         self.loader = loader
         self.epoch = loader._find_next_epoch()
         self._items: Iterator[Any] = iter(())
@@ -129,7 +130,7 @@ class _NumberedBatch(EpochBatch):
         )
 
 
-def _make_sampler(loader: PackedLoader) -> EpochSampler:
+def _make_sampler(loader: LoaderParts) -> EpochSampler:
     """Makes the sampler of a loader, of the class that tells if it shuffles."""
     return ShuffledEpoch(loader) if loader.options.shuffle else OrderedEpoch(loader)
 
@@ -139,13 +140,18 @@ def _keep_batch(batch: Any) -> Any:
     return batch
 
 
-class LoaderParts:
+class LoaderParts(ABC):
     """The attributes of a ``DataLoader``. No worker processes, nothing to pin, nothing to collate.
 
     Attributes:
         generator: A generator from which a ``DataLoader`` that copies it may draw, instead of torch's own. It decides
             on nothing.
     """
+
+    dataset: PackedDataset
+    options: LoaderOptions
+    batch_size: int
+    _epochs: Epochs
 
     num_workers = 0
     pin_memory = False
@@ -157,10 +163,22 @@ class LoaderParts:
     persistent_workers = False
     in_order = True
 
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None: ...
+
+    @abstractmethod
+    def _find_next_epoch(self) -> int: ...
+
+    @abstractmethod
+    def _iterate_from(self, epoch: int, first: int) -> Iterator[Any]: ...
+
     @property
-    def drop_last(self: Any) -> bool:
+    def drop_last(self) -> bool:
         """True if a last batch that is not full is dropped."""
-        return bool(self.options.drop_last)
+        return self.options.drop_last
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
@@ -172,13 +190,13 @@ class LoaderParts:
         return torch.Generator()
 
     @property
-    def sampler(self: Any) -> Iterable[int]:
+    def sampler(self) -> Iterable[int]:
         """The user's sampler, or else the order of the next epoch on this rank. As with torch's loader,
         ``loader.sampler.set_epoch`` sets the next epoch. If it is another epoch, a state that was loaded before no
         longer counts."""
         return _make_sampler(self) if self.options.sampler is None else self.options.sampler
 
     @property
-    def batch_sampler(self: Any) -> EpochBatches:
+    def batch_sampler(self) -> EpochBatches:
         """Batches of the next epoch on this rank, see :class:`EpochBatches`."""
         return EpochBatches(self)

@@ -50,8 +50,16 @@ class RecordStage:
                 raise UsageError(f"Albumentations runs on finished records, and {name}= before: leave one of them out")
         if options.transform is not None:
             check_targets([options.transform], [column.type for column in self._columns.values()])
-        plain = {"normalize": None, "dtype": None, "transform": None, "target_transform": None, "channels_last": False}
-        loading = replace(options, augment=tuple(before), collate=collate, resident=False, output="tensor", **plain)
+        loading = replace(
+            options,
+            augment=tuple(before),
+            collate=collate,
+            normalize=None,
+            dtype=None,
+            channels_last=False,
+            transform=None,
+            target_transform=None,
+        )
         if augments_one_by_one(dataset, loading) or final_image_size(dataset, loading) is None:
             loading = replace(loading, collate={**collate, "image": "list"})
         self.loading_options = loading
