@@ -17,6 +17,7 @@ import torch
 from packstore import PackedDataset, PackedLoader, UsageError
 from packstore.augment import Albumentations, CenterCrop, Mosaic, PerImage, RandomHorizontalFlip, RandomResizedCrop
 from packstore.training.loader import Padded
+from tests.conftest import Stores
 from tests.makers.typed import Typed, make_typed
 
 COLUMNS = ("image", "mask", "boxes", "labels", "points", "image_id")
@@ -150,6 +151,17 @@ def test_normalisation_and_operations_before(alb: Any, made: Typed) -> None:
         torch.testing.assert_close(images, wanted, atol=1e-4, rtol=0)
     doubled = PackedLoader(dataset, 4, augment=augment, transform=lambda images: 2 * images, output="numpy")
     assert isinstance(next(iter(doubled))[0], np.ndarray)
+
+
+@pytest.mark.parametrize("name", ["cifar.h5", "floats.pth", "bfloats.pth", "shards.h5", "pixels.lmdb", "files.h5"])
+def test_stores_of_every_encoding(alb: Any, stores: Stores, name: str) -> None:
+    """Cropped and mirrored by albumentations as by packstore, in the dtype of the store."""
+    dataset, last = PackedDataset(stores(name), "train", columns=("image",)), [RandomHorizontalFlip(p=1)]
+    of_one_size = name not in ("pixels.lmdb", "files.h5")
+    for before in [[CenterCrop(16)], *([[]] if of_one_size else [])]:
+        own = list(PackedLoader(dataset, 8, augment=[*before, *last]))
+        found = list(PackedLoader(dataset, 8, augment=[*before, Albumentations(alb.HorizontalFlip(p=1))]))
+        assert [(a.dtype, torch.equal(a, b)) for a, b in zip(found, own, strict=True)] == [(b.dtype, True) for b in own]
 
 
 @pytest.mark.parametrize("form", ["list", "padded"])

@@ -121,10 +121,9 @@ class _Record:
 
     def make_arguments(self) -> dict[str, Any]:
         """Returns the arguments of the pipeline. Boxes and points are numbered, so that their rows can be followed."""
-        values, arguments = (
-            self._values,
-            {"image": np.ascontiguousarray(self._values["image"].permute(1, 2, 0).numpy())},
-        )
+        values, image = self._values, self._values["image"].permute(1, 2, 0)
+        image = image.float() if image.is_floating_point() else image  # OpenCV has no other floats
+        arguments = {"image": np.ascontiguousarray(image.numpy())}
         arguments |= {name: np.ascontiguousarray(values[name].numpy()) for name in self._masks}
         if any(column.type == "boxes" for column in self._columns.values()):
             boxes = values[self._boxes].numpy() if self._boxes else np.empty((0, 4), np.float32)
@@ -139,7 +138,8 @@ class _Record:
         """Returns the values of the record by name, from the results of a pipeline."""
         image = done["image"]
         image = image if isinstance(image, Tensor) else torch.from_numpy(_first_channels(image))
-        results: dict[str, Any] = {"image": image}
+        given: Tensor = self._values["image"]
+        results: dict[str, Any] = {"image": image.to(given.dtype) if given.is_floating_point() else image}
         for name in self._masks:
             mask = torch.as_tensor(done[name])
             results[name] = mask.to(self._values[name].dtype)
