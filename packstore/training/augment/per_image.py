@@ -18,6 +18,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.logic import Compose
+from packstore.training.augment.own_generators import find_generators, seed_generators
 from packstore.training.augment.recipes import recipe
 from packstore.training.augment.thread_generator import ThreadGenerator
 from packstore.training.augment.timm_policies import POLICY_BEGINNINGS, TimmAugment
@@ -59,7 +60,8 @@ class PerImage(Operation):
     - Any ``fn`` with ``generator=True``. It receives the generator.
 
     Other functions run one after another in the thread that asks for batches. The process's generators of torch, numpy
-    and Python are seeded before each call, and restored after the last. Meanwhile torch starts no threads.
+    and Python are seeded before each call, and restored after the last. So are generators that the function itself
+    holds, as transforms of albumentations do, but they are not restored. Meanwhile torch starts no threads.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``. Returns one, of the same shape for all images of a batch.
@@ -84,6 +86,12 @@ class PerImage(Operation):
             raise UsageError(
                 f"PerImage with generator=True calls fn(image, generator=…), and {stable_repr(self.fn)} takes no "
                 "generator; leave generator=True out, and the generators of torch, numpy and Python are seeded instead"
+            )
+        if self.threads and find_generators(self.fn):
+            raise UsageError(
+                f"{self!r}: threads=True is for functions that draw from torch alone, and this one holds generators of "
+                "its own, which threads would share: leave threads=True out, or for albumentations end augment= with "
+                "packstore.augment.Albumentations(...)"
             )
 
     def __repr__(self) -> str:
@@ -135,6 +143,7 @@ class PerImage(Operation):
         Seeds the process's generators of torch, numpy and Python before each call, and restores them in the end.
         """
         cuda = [images.device] if images.device.type == "cuda" else []
+        own = find_generators(self.fn)
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
         try:
@@ -146,6 +155,7 @@ class PerImage(Operation):
                             torch.cuda.manual_seed(seed)
                     np.random.seed(seed)
                     random.seed(seed)
+                    seed_generators(own, seed)
                     results.append(self._call_function(image, record))
         finally:
             np.random.set_state(numpys)

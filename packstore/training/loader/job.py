@@ -74,7 +74,7 @@ class BatchJob:
         self._torch_modes: tuple[bool, ...] = ()
         self._drawn = DrawnForBatch()
         self._records = len(ids)
-        self._sent = len(ids)  # how many records are in the batch, once it is sent
+        self._sent, self._sent_ids = len(ids), ids  # of the records in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchJob:
         """Allocates the batch's buffer, and submits its preparation to the pool; returns this job."""
@@ -209,7 +209,7 @@ class BatchJob:
                 images, columns, shared = self._slot.shipment.receive()
                 item = self._pipeline.make_batch(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
-            return LoadedBatch(item, self._sent, self._records - self._sent)
+            return LoadedBatch(item, self._sent, self._records - self._sent, self._sent_ids)
         finally:
             self._break_cycle()
 
@@ -258,7 +258,7 @@ class BatchJob:
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
-        self._sent = len(ids)
+        self._sent, self._sent_ids = len(ids), ids
         images = assembler.select_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
         if self._pipeline.form is not None:
             rows = range(len(self._images)) if kept is None else kept.tolist()
