@@ -140,3 +140,14 @@ def test_a_loader_of_a_subset_shows_itself(dataset: PackedDataset) -> None:
     loader = PackedLoader(Subset(dataset, [1, 2, 3]), 2)
     assert "2 batches of 2" in repr(loader)
     assert str(dataset.path) in loader._repr_html_()
+
+
+def test_a_dataloader_of_the_parts_loads_the_subset(dataset: PackedDataset) -> None:
+    loader = PackedLoader(Subset(dataset, [9, 2, 5, 11, 0]), 2, shuffle=True)
+    own = keys(loader)
+    loader.set_epoch(0)
+    parts = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
+    assert keys(parts) == own
+    loader.set_epoch(0)
+    items = [loader.dataset[i][1] for batch in loader.batch_sampler for i in batch]
+    assert items == [key for batch in own for key in batch]
