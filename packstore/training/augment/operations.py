@@ -14,10 +14,10 @@ from packstore.core.errors import UsageError
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.resample import resize_shown
+from packstore.training.augment.units import check_fill
 from packstore.training.random_draws import Draws
 
 

@@ -51,7 +51,7 @@ class ProgramOperation(Operation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         program = self.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
-        return run_program(images, program, operation_name(self))
+        return run_program(images, program, operation_name(self), self.units)
 
 
 def operation_name(operation: Any) -> str:
@@ -67,7 +67,8 @@ def list_possible_steps(part: Any) -> Collection[tuple[Code, int]]:
 
 
 def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: int, mode: str) -> None:
-    """Raises :class:`UsageError` for an operation that may draw a step that images do not support, however rarely.
+    """Raises :class:`UsageError` for an operation that may draw a step that images do not support, however rarely, and
+    for a colour with another number of channels.
 
     Ends at the first function of the user, which may convert the images.
 
@@ -80,8 +81,22 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
     for operation in operations:
         if not type(operation).__module__.startswith("packstore.") or hasattr(operation, "fn"):
             return
+        check_colours(operation, channels, mode)
         for code, flags in list_possible_steps(operation):
-            check_pixels(dtype, channels, code, flags, operation_name(operation), mode)
+            check_pixels(dtype, channels, code, flags, operation_name(operation), mode, operation.units)
+
+
+def check_colours(operation: Any, channels: int, mode: str) -> None:
+    """Raises :class:`UsageError` if a colour of an operation, or of one inside it, has another number of channels."""
+    for part in getattr(operation, "transforms", ()):
+        check_colours(part, channels, mode)
+    for name in ("fill", "value"):
+        colour = getattr(operation, name, None)
+        if isinstance(colour, list | tuple) and len(colour) != channels and len({*colour}) > 1:
+            raise UsageError(
+                f"{type(operation).__name__}: {name}={colour!r} has {len(colour)} channels, and the images have "
+                f"{channels} (mode {mode}): give one number"
+            )
 
 
 def check_probability(operation: Any, p: Any) -> None:

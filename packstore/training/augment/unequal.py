@@ -28,7 +28,6 @@ from packstore.training.augment.base import (
     is_channels_last,
 )
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
@@ -37,6 +36,7 @@ from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import check_area, resize, resize_shown
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
+from packstore.training.augment.units import Units, fill_like
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
@@ -190,10 +190,7 @@ class Cut:
             return images[..., y[:, None], x]
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
         padded = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
-        fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
-        if not images.dtype.is_floating_point:
-            check_fill(fill, torch.iinfo(images.dtype))
-        padded[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
+        padded[:] = fill_like(self.fill, images)
         y0, y1 = max(0, -top), min(rows, height - top)
         x0, x1 = max(0, -left), min(columns, width - left)
         if y0 < y1 and x0 < x1:
@@ -219,6 +216,7 @@ class DrawnOperation:
         call: A function or operation to call.
         draws: Random numbers for ``call``.
         name: Name of the program for messages.
+        units: Units of the images, for the program.
     """
 
     move: Move | None = None
@@ -226,6 +224,7 @@ class DrawnOperation:
     call: Step | None = None
     draws: Draws | None = None
     name: str = ""
+    units: Units | None = None
 
     @cached_property
     def cuts(self) -> list[Cut]:
@@ -239,7 +238,7 @@ class DrawnOperation:
         Raises :class:`UsageError` if a function returns anything but one image.
         """
         if self.program is not None:
-            return run_program(image, self.program[row : row + 1], self.name)
+            return run_program(image, self.program[row : row + 1], self.name, self.units)
         assert self.call is not None
         assert self.draws is not None
         if isinstance(self.call, PerImage):
@@ -306,7 +305,7 @@ class DrawnOperations:
         elif isinstance(op, ProgramOperation):
             program = draw_program_by_size(op, draws, self._sizes)
             program[~rows] = 0
-            self._stages.append(DrawnOperation(program=program, name=operation_name(op)))
+            self._stages.append(DrawnOperation(program=program, name=operation_name(op), units=op.units))
             for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
                 self._append_move(warp)
         else:

@@ -27,6 +27,7 @@ from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.mixing import parse_mix
 from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.units import Units, with_units
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import resident_obstacle
@@ -119,10 +120,11 @@ class PackedLoader:
         check_dataset(dataset)
         get_engine()  # an error here, and not in the first batch, if it is missing
         self.dataset = dataset
+        units = Units.of_column(dataset.manifest.image, dataset.manifest.normalization)
         parsed = {
-            "augment": as_operations(arguments.augment),
+            "augment": with_units(as_operations(arguments.augment), units),
             "mix": parse_mix(arguments.mix),
-            "views": parse_views(arguments.views),
+            "views": parse_views(arguments.views, units),
         }
         self.options = options = take_options(LoaderOptions, vars(arguments) | parsed)
         self.batch_size = batch_size = whole_number("batch_size", arguments.batch_size)

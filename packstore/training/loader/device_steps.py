@@ -22,6 +22,7 @@ from packstore.training.augment.mosaic import Mosaic, Tiles
 from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.augment.units import Units
 from packstore.training.loader.decoded_fields import pad_to_largest
 from packstore.training.loader.finish import stored_format
 from packstore.training.loader.normalizer import Normalizer
@@ -87,6 +88,9 @@ class DeviceSteps:
         stored = stored_format(manifest.image, mode)
         self._example = torch.empty((1, stored.channels, 0, 0), dtype=stored.dtype, device="cpu")
         self._normalizer = normalizer
+        self._units = Units.of_column(manifest.image, manifest.normalization)
+        if normalizer is not None and not self._floats:
+            self._units = normalizer.units
 
     @property
     def works_on_batches(self) -> bool:
@@ -142,13 +146,14 @@ class DeviceSteps:
         """
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
-    def move_images(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
+    def move_images(
+        self, images: torch.Tensor, records: torch.Tensor, epoch: int, operations: Sequence[Step], first: int
+    ) -> torch.Tensor:
         """Moves images of another column as the main images, by the same draws.
 
         Applies crops, resizes, flips and warps alone. ``records``: ids of the records. ``first``: index of the first
-        operation to apply."""
-        operations = self._options.augment[first:]
-        moving = [_moving_part(op) for op in operations]
+        of ``operations`` to apply."""
+        moving = [_moving_part(op) for op in operations[first:]]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
     def convert_batch(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
@@ -210,7 +215,7 @@ class DeviceSteps:
             elif isinstance(mix, Mosaic):
                 host_sizes = np.array([image.shape[-2:] for image in outputs], np.int64)
                 tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
-                outputs = tiles.build_images(outputs, self._options.channels_last)
+                outputs = tiles.build_images(outputs, self._options.channels_last, self._units)
             elif form == "padded":
                 outputs = pad_to_largest(outputs, sizes, outputs[0] if empty is None else empty[0])
             return self.call_transform(outputs), DrawnForBatch(tiles=tiles)
@@ -231,7 +236,7 @@ class DeviceSteps:
         tiles = None
         if isinstance(mix, Mosaic) and len(images):
             tiles = mix.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))
-            images = tiles.build_images(images, self._options.channels_last)
+            images = tiles.build_images(images, self._options.channels_last, self._units)
         elif isinstance(mix, BatchMixer):
             mixed = mix.draw_mix(draws.replace(stream=MIXING_STREAM), size)
             images = mixed.mix_images(images)
@@ -301,7 +306,7 @@ class _MovingOperation(Operation):
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         program = self.operation.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         program[~np.isin(program["code"], GEOMETRIC)] = 0
-        return run_program(images, program)
+        return run_program(images, program, units=self.operation.units)
 
 
 def _moving_part(operation: Step) -> Step:

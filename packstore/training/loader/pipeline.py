@@ -18,9 +18,10 @@ from packstore.core.modes import RGB
 from packstore.images.decoders import Decoder
 from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
-from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.base import GeometricOperation, Step
 from packstore.training.augment.mosaic import Mosaic, check_columns
 from packstore.training.augment.program_operation import refuse_unsupported
+from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
 from packstore.training.loader.assemble import Assembler
@@ -170,7 +171,11 @@ class Pipeline:
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         """Returns the first operations of ``augment`` that run as crops while images of this column are decoded."""
-        return operations_at_decoding(self.dataset, self.options.augment, image)
+        return operations_at_decoding(self.dataset, self._operations_for(image), image)
+
+    def _operations_for(self, column: Column) -> tuple[Step, ...]:
+        """Returns the operations of ``augment``, with the units of a column of images."""
+        return with_units(self.options.augment, Units.of_column(column, self.dataset.manifest.normalization))
 
     def _make_kernel(self, image: Column) -> EngineKernel | None:
         """Creates the engine's kernel for resident images. Returns None for small images that only have to be
@@ -230,9 +235,9 @@ class Pipeline:
         """Crops, resizes, flips and normalises the images of a column beside the main one, on the device.
 
         Images of another mode than the main ones are scaled to 0 … 1 instead of normalised."""
-        first = len(self._at_decoding(column))
+        operations, first = self._operations_for(column), len(self._at_decoding(column))
         other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
-        moved = self.device_steps.move_images(images, ids, epoch, first)
+        moved = self.device_steps.move_images(images, ids, epoch, operations, first)
         return self.device_steps.convert_batch(moved, column.pixels if other else None)
 
     @property

@@ -181,4 +181,7 @@ def _engine_samplings(image: Column) -> set[int]:
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
     """Tells if the engine can fill the padding of an operation. False for a :class:`RandomCrop` of bytes with a value
     that no byte has."""
-    return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255
+    if image.layout == "CHW" or not isinstance(operation, RandomCrop):
+        return True
+    fill = operation.fill if isinstance(operation.fill, list | tuple) else [operation.fill]
+    return all(0 <= value <= 255 for value in fill)

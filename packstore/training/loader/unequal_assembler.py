@@ -174,6 +174,10 @@ class UnequalAssembler(RecordAssembler):
         if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
         image = torch.from_numpy(np.array(pixels))[None]
+        if self._images.column.dtype == "bfloat16":
+            image = image.view(torch.bfloat16)
+        if image.is_floating_point():  # rounded once, after all operations
+            image = image.float()
         found, said = image.shape[-2:], prepared.sizes[row].tolist()
         if [*found] == said:
             prepared.images[row] = prepared.first_cuts[row][0](image)
@@ -190,7 +194,7 @@ class UnequalAssembler(RecordAssembler):
         Raises :class:`UsageError` for another dtype than expected. If images have rows, raises :class:`SizeError` for
         another size than the row's."""
         made, finish, size = self.row_format, self._finish, (image.shape[-2], image.shape[-1])
-        expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
+        expected = torch.float32 if self._images.column.layout == "CHW" else self._images.stored.dtype
         if image.dtype != expected:
             raise UsageError(
                 f"augment= made {image.dtype} of an image, and {expected} is expected: convert in transform="
