@@ -64,7 +64,8 @@ class PackedDataset(ItemDataset):
     An image, by ``output``:
 
     - ``"tensor"``: a tensor ``(C, H, W)`` in memory of its own. Image files and uint8 stores give uint8, RGB or of the
-      store's ``mode``. 16 bits give int32. Floating point stores give float32, normalised.
+      store's ``mode``. 16 bits give int32. Floating point stores give float32, normalised. A loader's batches have the
+      same dtypes.
     - ``"numpy"``: an array ``(H, W, C)`` in the mode's dtype. Floating point stores give ``(C, H, W)`` in their dtype,
       but float32 for bfloat16.
     - ``"pil"``: a ``PIL.Image`` in mode RGB or the store's, for torchvision's transforms. See ``denormalize``.

@@ -159,14 +159,16 @@ class DeviceSteps:
     def convert_batch(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
         """Converts images to the final memory format, normalisation and dtype.
 
-        Without ``normalize`` and ``dtype``, changes the memory format alone. Images of another dtype than stored
-        pixels, such as floating point, are not normalised. They get the final dtype all the same.
+        Without ``normalize`` and ``dtype``, changes the memory format alone, and makes images of a floating point store
+        float32. Images of another dtype than stored pixels, such as floating point, are not normalised. If ``dtype`` or
+        ``normalize`` is given, they get the final dtype all the same.
 
         ``mode``: for images of another mode than the main images. Their values are scaled to 0 … 1, without
         normalisation."""
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
-        if self._normalizer is None:
+        default = self._floats and self._options.dtype is None
+        if self._normalizer is None or (default and images.dtype != self._example.dtype):
             return images
         if mode is not None:
             return Normalizer(None, self._normalizer.dtype, mode)(images)

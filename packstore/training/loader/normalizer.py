@@ -42,9 +42,9 @@ class Normalizer:
 
     @classmethod
     def for_loader(cls, options: LoaderOptions, manifest: Manifest, mode: Mode) -> Normalizer | None:
-        """Creates the normalizer for a loader's ``normalize`` and ``dtype``. Returns None if neither is set.
+        """Creates the normalizer for a loader's ``normalize`` and ``dtype``. Returns None if images stay whole numbers.
 
-        With ``normalize`` alone, the dtype is float32.
+        Without ``dtype``, normalised images are float32, also those that a store holds as shorter types.
 
         Raises :class:`UsageError` for an unknown normalisation, or one that does not fit the store or the mode of its
         images."""
@@ -63,7 +63,7 @@ class Normalizer:
                 f"normalize= is for {len(normalization.mean)} channels, and the images are of mode {mode}: give one "
                 f"mean and one standard deviation per channel{example}"
             )
-        if normalization is not None and dtype is None:
+        if dtype is None and (normalization is not None or manifest.holds_floats):
             dtype = torch.float32
         return None if dtype is None else cls(normalization, dtype, mode)
 
