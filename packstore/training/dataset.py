@@ -39,6 +39,7 @@ from packstore.training.item_options import (
     choose_split,
     detection_columns,
     join_column_names,
+    list_left_out,
 )
 from packstore.training.items import ItemDataset
 from packstore.training.pictures import check_pil_mode
@@ -57,9 +58,12 @@ class PackedDataset(ItemDataset):
     ``ImageFolder``.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
-    ``image`` and ``label``. A store without ``label`` has the image with its boxes and the boxes' labels, or else the
-    image alone. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches. Images of one shape become one tensor, other images a
-    list. Numbers become a tensor, and keys a list.
+    ``image`` and ``label``. A store without ``label`` has the image with its masks, its boxes and the boxes' labels, as
+    far as there are any, in the order of the store's columns. Beside boxes, masks that may be missing are left out.
+    ``repr`` lists what is left out.
+
+    ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches. Images of one shape become one tensor, other images a list. Numbers
+    become a tensor, and keys a list.
 
     An image, by ``output``:
 
@@ -373,6 +377,8 @@ class PackedDataset(ItemDataset):
             f"    encoding: {m.encoding}{shape} in {m.format}",
             f"    item: {self._describe_item()}",
         ]
+        if left_out := list_left_out(m, self.columns):
+            lines.append(f"    left out: {', '.join(left_out)} (columns= adds them)")
         return "\n".join(lines)
 
     def _describe_item(self) -> str:

@@ -242,7 +242,7 @@ def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or column.collation == "stack"
         if not plain or column.nullable or (name in collate and name != "image"):
-            return f"the column {name!r} is read as it is needed"
+            return f"the column {name!r} is read as it is needed (columns= of the dataset can leave it out)"
     return None
 
 
