@@ -412,7 +412,6 @@ def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, s
         ({"augment": DETECTION, "resident": True, "columns": ("image",)}, "one by one"),
         ({"augment": DETECTION, "masking": "random"}, "masking"),
         ({"collate": {"image": "multi_hot"}}, "images are a list, or padded"),
-        ({"augment": [PerImage(np.random.permutation), RandomZoomOut()], "columns": ("image",)}, "generator=True"),
     ],
 )
 def test_what_cannot_be_is_refused(stores: dict[str, Typed], options: dict[str, Any], message: str) -> None:

@@ -20,6 +20,15 @@ from packstore.training.augment.resample import resize_shown
 from packstore.training.augment.units import check_fill
 from packstore.training.random_draws import Draws
 
+ONE_SIZE = "RandomResizedCrop(224) to train, or Resize(256) and CenterCrop(224) to validate"
+"""Operations that give images one size, for messages."""
+
+HOW_TO_COLLATE = (
+    "end it with operations that give one size, such as Resize((height, width)), CenterCrop or RandomCrop; or say "
+    "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
+)
+"""Advice for images that differ in size after all operations."""
+
 
 def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:
     """Draws the crops of images after all of ``ops``, the first operations of a list. See :func:`plan_each`."""

@@ -50,6 +50,10 @@ class PerImage(Operation):
     Its draws depend only on seed, epoch, record, and index in the list. Results do not depend on threads, ranks or
     resuming.
 
+    It may be the first operation, on images of any size: then the images are on the CPU. Later operations are drawn for
+    the sizes of its results. Results of one size make a batch; see ``collate`` of :class:`packstore.PackedLoader` for
+    others.
+
     On the CPU the decoding threads make the calls, if all earlier operations run while decoding. They do so for
     functions that should be stateless:
 
@@ -61,7 +65,7 @@ class PerImage(Operation):
     and Python are seeded before each call, and restored after the last. Meanwhile torch starts no threads.
 
     Args:
-        fn: Called with a tensor ``(C, H, W)``. Returns one, of the same shape for all images of a batch.
+        fn: Called with a tensor ``(C, H, W)``. Returns one.
         generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
         threads: Promise that ``fn`` is thread-safe, and draws no numbers or from torch alone (not from :mod:`random` or
             numpy). This cannot be checked.

@@ -44,7 +44,8 @@ _Four = tuple[int, int, int, int]
 
 
 def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Tells if images must be augmented one by one, because operations give them different sizes.
+    """Tells if images must be augmented one by one, because operations give them different sizes, or a function per
+    image gets them in different sizes.
 
     Args:
         ops: The user's list.
@@ -57,8 +58,14 @@ def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> boo
     if size is None and any(not getattr(op, "mirrors", False) for op in ops[:planned]):
         return True
     left = ops[planned:] if size is None else ()
-    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, PerImage | InPlace), left)
-    return any(getattr(op, "resizes", False) for op in known)
+    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, InPlace), left)
+    return any(isinstance(op, PerImage) or getattr(op, "resizes", False) for op in known)
+
+
+def may_resize(op: Step) -> bool:
+    """Tells if an entry of a user's list is a function that may return images of any size."""
+    inner = op.fn if isinstance(op, PerImage) else op
+    return not isinstance(inner, InPlace) and (isinstance(op, PerImage) or not isinstance(op, Operation))
 
 
 @dataclass(frozen=True)
@@ -241,7 +248,7 @@ class DrawnOperation:
             return run_program(image, self.program[row : row + 1], self.name, self.units)
         assert self.call is not None
         assert self.draws is not None
-        if isinstance(self.call, PerImage):
+        if isinstance(self.call, PerImage) and self.call.runs_in_threads:
             draws = self.draws[row : row + 1]
             result = self.call.stack_results(self.call.call_each([image[0]], draws.bits(0).tolist()))
         elif isinstance(self.call, Operation):
@@ -270,14 +277,19 @@ class DrawnOperations:
         draws: Draws,
         boxes: BatchBoxes | None = None,
         most_pixels: int | None = None,
+        redraws: bool = False,
+        first: int = 0,
     ) -> None:
         """
         Args:
             sizes: int64 ``(B, 2)``: heights and widths of the images.
-            ops: The user's whole list.
+            ops: The user's whole list, or the end of it.
             draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
             boxes: Boxes of the images, if an operation chooses crops by them.
             most_pixels: Most pixels of an image after any operation; None for no limit.
+            redraws: Draw what follows a function of the user by the sizes of its results, for each image. Nothing else
+                may follow the images then, such as masks.
+            first: Index of ``ops[0]`` in the user's list.
 
         Raises:
             UsageError: As :meth:`GeometricOperation.plan_crops`. Or an operation needs boxes, and there are none. Or an
@@ -288,8 +300,12 @@ class DrawnOperations:
         self._boxes, self._most_pixels = boxes, most_pixels
         self._moves: list[Move | Warp] = []
         everywhere = np.ones(len(sizes), np.bool_)
-        for stream, op in enumerate(ops):
-            self._draw_operation(op, draws.replace(stream=stream), everywhere)
+        self._draws, self._rest, self._first_of_rest = draws, ops[len(ops) :], first + len(ops)
+        for number, op in enumerate(ops, 1):
+            self._draw_operation(op, draws.replace(stream=first + number - 1), everywhere)
+            if redraws and may_resize(op):
+                self._rest, self._first_of_rest = ops[number:], first + number
+                break
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
@@ -391,8 +407,20 @@ class DrawnOperations:
     def run_on_image(self, row: int, image: Tensor, done: int = 0) -> Tensor:
         """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``, and returns the result.
 
-        Raises :class:`UsageError` if a user's function changes the size before other operations.
+        Raises :class:`UsageError` if a user's function changes the size before other operations, unless these are drawn
+        for its results. Raises :class:`DecodeError` if an operation after it would make too many pixels.
         """
+        image = self._run_stages(row, image, done)
+        if not self._rest:
+            return image
+        size = np.array([image.shape[-2:]], np.int64)
+        rest = DrawnOperations(size, self._rest, self._draws[row : row + 1], redraws=True, first=self._first_of_rest)
+        for large in rest.find_large_rows().values():
+            check_area(*image.shape[-2:], large)
+        return rest.run_on_image(0, image)
+
+    def _run_stages(self, row: int, image: Tensor, done: int) -> Tensor:
+        """Does :meth:`run_on_image` up to the function whose results have any size."""
         cut = Cut.full(image.shape[-2], image.shape[-1])
         for place, stage in enumerate(self._stages[done:], done + 1):
             if stage.move is None:

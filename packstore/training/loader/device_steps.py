@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, Mode
 from packstore.images.programs import GEOMETRIC
@@ -19,7 +20,7 @@ from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.masking import MASKING_STREAM, Masking
 from packstore.training.augment.mixing import MIXING_STREAM, BatchMixer, DrawnMix
 from packstore.training.augment.mosaic import Mosaic, Tiles
-from packstore.training.augment.operations import apply_operations, output_size
+from packstore.training.augment.operations import HOW_TO_COLLATE, apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.units import Units
@@ -197,18 +198,22 @@ class DeviceSteps:
     ) -> tuple[Any, DrawnForBatch]:
         """Converts augmented images ``(3, h, w)`` that differ in size, and calls the user's ``transform``.
 
-        The images become mosaics with ``mix``, else by ``form`` a list or :class:`Padded`. Without images, mosaics
-        have height and width 0. Returns the result of ``transform``, and the draws of the batch.
+        The images become mosaics with ``mix``, else by ``form`` a list, :class:`Padded` or a batch. Without images,
+        mosaics and batches have height and width 0. Returns the result of ``transform``, and the draws of the batch.
+
+        Raises :class:`UsageError` if images of a batch differ in shape or dtype.
 
         Args:
             images: The images.
             sizes: Their heights and widths, int64 ``(B, 2)``.
-            form: ``"list"`` or ``"padded"``.
+            form: ``"list"``, ``"padded"`` or ``"stacked"``.
             ids: Ids of the records, on the host.
             epoch: Epoch of random operations.
         """
         mix = self._options.mix
         with self._stats.measure("augment"):
+            if form == "stacked":
+                return self.mix_batch(self.convert_batch(self._stack_images(images, sizes.device)), ids, epoch)
             outputs: Any = [self.convert_batch(image[None])[0] for image in images]
             empty = None if outputs else self.convert_batch(self._example.to(sizes.device))
             tiles = None
@@ -221,6 +226,16 @@ class DeviceSteps:
             elif form == "padded":
                 outputs = pad_to_largest(outputs, sizes, outputs[0] if empty is None else empty[0])
             return self.call_transform(outputs), DrawnForBatch(tiles=tiles)
+
+    def _stack_images(self, images: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+        """Stacks images ``(C, h, w)``. Raises :class:`UsageError` if they differ in shape or dtype."""
+        if not images:
+            return self._example.to(device)[:0]
+        for image in images:
+            if image.shape != images[0].shape or image.dtype != images[0].dtype:
+                found, expected = (f"{tuple(each.shape)} {each.dtype}" for each in (image, images[0]))
+                raise UsageError(f"images differ after augment= ({found}; {expected}): {HOW_TO_COLLATE}")
+        return torch.stack(list(images))
 
     def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """Mixes a batch with itself or builds mosaics, draws its hidden patches, and calls the user's ``transform``.

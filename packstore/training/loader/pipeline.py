@@ -20,6 +20,7 @@ from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation, Step
 from packstore.training.augment.mosaic import Mosaic, check_columns
+from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import refuse_unsupported
 from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
@@ -83,7 +84,8 @@ class Pipeline:
         kernel: Crops and finishes images that are resident on the CPU; None if torch does.
         views: Steps of several views; None without views.
         one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
-        form: ``"list"`` or ``"padded"`` if images differ in size in the end; None if they make a batch.
+        form: ``"list"`` or ``"padded"`` if images differ in size in the end; ``"stacked"`` if functions per image
+            have to give them one; None if they make a batch.
         fields: The other columns.
 
     Raises:
@@ -137,7 +139,10 @@ class Pipeline:
     def calls_user_code(self) -> bool:
         """True if batches of images go through functions of the user. Leaves out ``target_transform``, and functions
         that decoding threads call."""
-        return self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
+        deferred = self.one_by_one and any(
+            isinstance(op, PerImage) and not op.runs_in_threads for op in self.options.augment
+        )
+        return deferred or self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
     def fetches(self) -> list[FetchCounts]:
@@ -162,7 +167,8 @@ class Pipeline:
             return ViewAssembler(self.views.plans, images, (), decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
             assert isinstance(self.fields, BatchFields)
-            size, images = final_image_size(self.dataset, self.options), self._stored_images(image, decoder)
+            size = None if self.form is not None else final_image_size(self.dataset, self.options)
+            images = self._stored_images(image, decoder)
             of_records = images, (), decoder.max_pixels, self.stats, alone, checks
             return UnequalAssembler(self.options.augment, size, self.fields.objects, division.finish, *of_records)
         if self._resident:
