@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,10 +80,11 @@ def _copy_with_units(operation: Any, units: Units | None) -> Any:
         return operation
     copied = copy.copy(operation)
     object.__setattr__(copied, "units", units)
-    if isinstance(parts := getattr(operation, "transforms", None), tuple):
-        object.__setattr__(copied, "transforms", with_units(parts, units))
-    if hasattr(operation, "fn"):
-        object.__setattr__(copied, "fn", _copy_with_units(operation.fn, units))
+    for name, value in vars(operation).items():
+        if type(value) is tuple:
+            object.__setattr__(copied, name, with_units(value, units))
+        elif hasattr(type(value), "units"):
+            object.__setattr__(copied, name, _copy_with_units(value, units))
     return copied
 
 
@@ -103,8 +103,12 @@ def fill_like(fill: Values, images: Tensor) -> Tensor:
     """
     if not images.dtype.is_floating_point:
         check_fill(fill, torch.iinfo(images.dtype))
-    values = torch.from_numpy(np.array(fill, np.float64).reshape(-1, 1, 1)).to(images.dtype)
-    return values.to(images.device, non_blocking=True)
+    return make_channels(fill if isinstance(fill, tuple) else (fill,), images.dtype, images.device)
+
+
+def make_channels(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns values of channels as a tensor ``(C, 1, 1)``. Copies nothing to a device: the host might wait for it."""
+    return torch.stack([torch.full((1, 1), value, dtype=dtype, device=device) for value in values])
 
 
 def pad_constant(images: Tensor, edges: tuple[int, int, int, int], fill: Values) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, unpack_fill
-from packstore.training.augment.units import Units
+from packstore.training.augment.units import Units, make_channels
 from packstore.training.random_draws import MASK, mix_bits
 
 
@@ -139,9 +139,8 @@ def _black_and_scale(units: Units | None, like: Tensor) -> tuple[Any, Any]:
     """Returns shift and scale of units, each ``(C, 1, 1)`` in float32 or wider on a device; 0 and 1 without units."""
     if units is None:
         return 0, 1
-    dtype = np.float64 if like.dtype == torch.float64 else np.float32
-    both = (_copy_to_device(np.array(each, dtype), like.device) for each in (units.shift, units.scale))
-    black, scale = (each[:, None, None] for each in both)
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    black, scale = (make_channels(each, dtype, like.device) for each in (units.shift, units.scale))
     return black, scale
 
 
