@@ -158,6 +158,12 @@ class PerImage(Operation):
         return torch.stack(list(results))
 
 
+def may_resize(op: Any) -> bool:
+    """Tells if an entry of a user's list is a function that may return images of any size."""
+    inner = op.fn if isinstance(op, PerImage) else op
+    return not isinstance(inner, InPlace) and (isinstance(op, PerImage) or not isinstance(op, Operation))
+
+
 _FIRST_VERSION = ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment")
 _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 """Transforms of those modules that call user functions, or draw from Python's generator."""

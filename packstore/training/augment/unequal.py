@@ -32,7 +32,7 @@ from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.operations import output_size
-from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.per_image import PerImage, may_resize
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import check_area, resize, resize_shown
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
@@ -60,12 +60,6 @@ def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> boo
     left = ops[planned:] if size is None else ()
     known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, InPlace), left)
     return any(isinstance(op, PerImage) or getattr(op, "resizes", False) for op in known)
-
-
-def may_resize(op: Step) -> bool:
-    """Tells if an entry of a user's list is a function that may return images of any size."""
-    inner = op.fn if isinstance(op, PerImage) else op
-    return not isinstance(inner, InPlace) and (isinstance(op, PerImage) or not isinstance(op, Operation))
 
 
 @dataclass(frozen=True)
@@ -413,10 +407,11 @@ class DrawnOperations:
         image = self._run_stages(row, image, done)
         if not self._rest:
             return image
-        size = np.array([image.shape[-2:]], np.int64)
-        rest = DrawnOperations(size, self._rest, self._draws[row : row + 1], redraws=True, first=self._first_of_rest)
+        height, width = image.shape[-2:]
+        sizes = np.array([[height, width]], np.int64)
+        rest = DrawnOperations(sizes, self._rest, self._draws[row : row + 1], redraws=True, first=self._first_of_rest)
         for large in rest.find_large_rows().values():
-            check_area(*image.shape[-2:], large)
+            check_area(height, width, large)
         return rest.run_on_image(0, image)
 
     def _run_stages(self, row: int, image: Tensor, done: int) -> Tensor:

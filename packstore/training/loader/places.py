@@ -11,8 +11,8 @@ from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.operations import HOW_TO_COLLATE, output_size, split_operations
-from packstore.training.augment.per_image import PerImage, as_operations
-from packstore.training.augment.unequal import may_resize, need_one_by_one
+from packstore.training.augment.per_image import PerImage, as_operations, may_resize
+from packstore.training.augment.unequal import need_one_by_one
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.kernel import engine_supports
@@ -178,5 +178,5 @@ def _can_fill(operation: GeometricOperation, image: Column) -> bool:
     that no byte has."""
     if image.layout == "CHW" or not isinstance(operation, RandomCrop):
         return True
-    fill = operation.fill if isinstance(operation.fill, list | tuple) else [operation.fill]
-    return all(0 <= value <= 255 for value in fill)
+    colour = operation.fill
+    return all(0 <= value <= 255 for value in ([colour] if isinstance(colour, int | float) else colour))
