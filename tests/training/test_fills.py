@@ -51,6 +51,7 @@ OPERATIONS: dict[str, list[Any]] = {
     ],
     "zoom": [A.RandomZoomOut(fill=COLOUR, p=1), A.CenterCrop(40)],
     "in-place": [A.InPlace(A.RandomErasing(1, value=COLOUR)), A.Resize(20), A.CenterCrop(26)],
+    "validation": [A.Resize(22), A.CenterCrop(20)],
     "resized": [A.Resize(20), A.CenterCrop(26), A.Pad(1, fill=COLOUR)],
 }
 WAYS: dict[str, dict[str, Any]] = {
@@ -97,7 +98,7 @@ def assert_close(found: list[Any], expected: list[Any], encoding: str, moved: bo
         assert (one - other).abs().max() <= limit
 
 
-ROUNDED = ("rotate", "affine", "perspective", "in-place", "resized")
+ROUNDED = ("rotate", "affine", "perspective", "in-place", "resized", "validation")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -226,4 +227,4 @@ def test_units_are_not_part_of_an_operation(root: Path) -> None:
     second = PackedLoader(PackedDataset(root / "RGB-uint8.h5"), 2, augment=operations)
     assert repr(first.options.augment) == repr(second.options.augment) == repr(tuple(operations))
     assert first.options.augment == second.options.augment == tuple(operations)
-    assert operations[0].units is None
+    assert operations[0].image_units is None

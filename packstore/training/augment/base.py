@@ -50,12 +50,12 @@ class Operation(CheckedArguments, ABC):
             A batch of the same dtype, on the same device.
         """
 
-    units: Units | None = None
+    image_units: Units | None = None
     """Units of the images if they are normalised already; set by :func:`.units.with_units`. Colours are converted."""
 
     def convert_colour(self, colour: Any) -> Values:
         """Converts a colour, such as a ``fill``, to values of the images: one number, or one for each channel."""
-        return convert_colour(colour, self.units)
+        return convert_colour(colour, self.image_units)
 
     gives_sizes: ClassVar[bool] = False
     """Images of equal size may come out of this operation in different sizes."""

@@ -212,7 +212,11 @@ def crop_pixels(
         flat = images.reshape(batch, channels, height * width)
         pixels = flat.gather(2, index.view(batch, 1, rows * columns).expand(-1, channels, -1))
         result = pixels.view(batch, channels, rows, columns)
-    return result if outside is None else torch.where(outside, fill_like(fill, images), result)
+    if outside is None:
+        return result
+    if isinstance(fill, tuple):
+        return torch.where(outside, fill_like(fill, images), result)
+    return result.masked_fill_(outside, fill)
 
 
 def source_index(index: Array, length: Any, mode: str) -> Array:

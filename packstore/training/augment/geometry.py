@@ -152,7 +152,9 @@ class CenterCrop(FixedSizeOperation):
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         """Returns True unless an earlier crop has fewer rows or columns, or padding of another colour comes before."""
-        return crop_composes_after(self._size_pair, before) and padding_composes_after(self, 0, before)
+        if not crop_composes_after(self._size_pair, before):
+            return False
+        return fits_after_resize(self._size_pair, before) or padding_composes_after(self, 0, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Cuts a centred window of this size from the present window. If that is smaller, the new window exceeds it.
@@ -406,6 +408,18 @@ def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> boo
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
 
 
+def fits_after_resize(size: Size, before: Sequence[GeometricOperation]) -> bool:
+    """Tells if one of the operations ``before`` resizes all images to at least ``size``, so that a crop needs no
+    padding."""
+    for op in before:
+        least = op.output_size if op.resizes else None
+        if isinstance(op, Resize) and isinstance(op.size, int):
+            least = op.size, op.size  # the shorter side
+        if least is not None and size[0] <= least[0] and size[1] <= least[1]:
+            return True
+    return False
+
+
 def padding_composes_after(operation: GeometricOperation, fill: Any, before: Sequence[GeometricOperation]) -> bool:
     """Tells if padding with the colour ``fill`` can follow the operations ``before`` in one :class:`Crops`.
 
@@ -413,4 +427,6 @@ def padding_composes_after(operation: GeometricOperation, fill: Any, before: Seq
     """
     if any(getattr(op, "fill", fill) != fill for op in before):
         return False
-    return operation.convert_colour(fill) == 0 or (operation.units is not None and not any(op.resizes for op in before))
+    return operation.convert_colour(fill) == 0 or (
+        operation.image_units is not None and not any(op.resizes for op in before)
+    )

@@ -51,7 +51,7 @@ class ProgramOperation(Operation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         program = self.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
-        return run_program(images, program, operation_name(self), self.units)
+        return run_program(images, program, operation_name(self), self.image_units)
 
 
 def operation_name(operation: Any) -> str:
@@ -83,7 +83,7 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
             return
         check_colours(operation, channels, mode)
         for code, flags in list_possible_steps(operation):
-            check_pixels(dtype, channels, code, flags, operation_name(operation), mode, operation.units)
+            check_pixels(dtype, channels, code, flags, operation_name(operation), mode, operation.image_units)
 
 
 def check_colours(operation: Any, channels: int, mode: str) -> None:

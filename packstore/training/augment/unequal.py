@@ -315,7 +315,7 @@ class DrawnOperations:
         elif isinstance(op, ProgramOperation):
             program = draw_program_by_size(op, draws, self._sizes)
             program[~rows] = 0
-            self._stages.append(DrawnOperation(program=program, name=operation_name(op), units=op.units))
+            self._stages.append(DrawnOperation(program=program, name=operation_name(op), units=op.image_units))
             for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
                 self._append_move(warp)
         else:

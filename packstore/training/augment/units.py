@@ -76,14 +76,14 @@ def with_units(operations: Iterable[Any], units: Units | None) -> tuple[Any, ...
 
 def _copy_with_units(operation: Any, units: Units | None) -> Any:
     """Returns a copy of an operation with units, and with copies of the operations inside it."""
-    if getattr(operation, "units", units) == units:  # also of functions, which have none
+    if getattr(operation, "image_units", units) == units:  # also of functions, which have none
         return operation
     copied = copy.copy(operation)
-    object.__setattr__(copied, "units", units)
+    object.__setattr__(copied, "image_units", units)
     for name, value in vars(operation).items():
         if type(value) is tuple:
             object.__setattr__(copied, name, with_units(value, units))
-        elif hasattr(type(value), "units"):
+        elif hasattr(type(value), "image_units"):
             object.__setattr__(copied, name, _copy_with_units(value, units))
     return copied
 

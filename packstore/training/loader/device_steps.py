@@ -323,7 +323,7 @@ class _MovingOperation(Operation):
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         program = self.operation.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         program[~np.isin(program["code"], GEOMETRIC)] = 0
-        return run_program(images, program, units=self.operation.units)
+        return run_program(images, program, units=self.operation.image_units)
 
 
 def _moving_part(operation: Step) -> Step:

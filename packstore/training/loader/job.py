@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.stores.records import DamagedCopies
 from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.decoded_fields import split_flat
@@ -280,11 +281,15 @@ class BatchJob:
         """Prepares rows of different sizes for sending, and remembers their shapes.
 
         If the transport is asynchronous, copies the rows into one page-locked tensor. If not, returns them unchanged.
+        Raises :class:`UsageError` for rows of different dtypes that it has to copy.
         """
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
             return rows
-        dtype = rows[0].dtype if rows else self._buffer.dtype  # that of a function's results
+        dtypes = {row.dtype for row in rows}  # those of a function's results
+        if len(dtypes) > 1:
+            raise UsageError(f"images of one batch have different dtypes after augment=: {sorted(map(str, dtypes))}")
+        dtype = next(iter(dtypes), self._buffer.dtype)
         flat = ring.get_buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), dtype)
         for part, row in zip(split_flat(flat, self._shapes), rows, strict=True):
             part.copy_(row)
