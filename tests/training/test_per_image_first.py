@@ -15,6 +15,8 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
+from packstore.training.augment.operations import apply_operations
+from packstore.training.random_draws import Draws
 from tests.makers.images import encode, picture
 from tests.makers.torchvision import import_torchvision
 
@@ -100,9 +102,6 @@ def test_operations_follow(root: Path, store: str, name: str) -> None:
     images = torch.cat([images for images, _ in load(dataset, [large, *rest])])
     assert images.shape == (9, 3, 100, 100)
     whole = torch.stack([large.fn(image) for image, _ in dataset])
-    from packstore.training.augment.operations import apply_operations
-    from packstore.training.random_draws import Draws
-
     assert torch.equal(images, apply_operations(rest, whole, Draws(3, 0, torch.arange(9)), 1))
     both = [FUNCTIONS[name], A.RandomHorizontalFlip(), large, A.Resize(32)]
     assert load(dataset, both)[0][0].shape == (4, 3, 34, 32)

@@ -71,8 +71,8 @@ class PackedLoader:
     """Loads batches of a :class:`packstore.PackedDataset` onto its device. Used like torch's ``DataLoader``.
 
     An item is a tuple with one value for each column of the dataset, by default ``(images, labels)``. Images are uint8
-    ``(B, 3, H, W)``, or floating point with ``normalize``, with ``dtype``, or from a floating point store. Labels are
-    int64 ``(B,)``; keys are a list. With a single column, the item is that column's value. A dataset with
+    ``(B, 3, H, W)``, or float32 with ``normalize`` or from a floating point store, or of the given ``dtype``. Labels
+    are int64 ``(B,)``; keys are a list. With a single column, the item is that column's value. A dataset with
     ``output="dict"`` gives dicts by name.
 
     =============  ==============================================================================================
