@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.core.modes import parse_mode
 from packstore.images.programs import Code, Program
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.interpreter import check_pixels, run_program
@@ -87,11 +88,20 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
 
 
 def check_colours(operation: Any, channels: int, mode: str) -> None:
-    """Raises :class:`UsageError` if a colour of an operation, or of one inside it, has another number of channels."""
+    """Raises :class:`UsageError` if a colour of an operation, or of one inside it, is no pixel of images of a mode.
+
+    It has another number of channels then, or values beyond 0 … 255 (of 16 bits, 65,535)."""
+    white = parse_mode(mode).white
     for part in getattr(operation, "transforms", ()):
         check_colours(part, channels, mode)
     for name in ("fill", "value"):
         colour = getattr(operation, name, None)
+        numbers = colour if isinstance(colour, list | tuple) else [colour]
+        if white > 1 and any(isinstance(n, int | float) and not 0 <= n <= white for n in numbers):
+            raise UsageError(
+                f"{type(operation).__name__}: {name} should be 0 … {white:g} for these images, got {colour!r}; it is a "
+                "colour of the image, also where a store or normalize= normalises it"
+            )
         if isinstance(colour, list | tuple) and len(colour) != channels and len({*colour}) > 1:
             raise UsageError(
                 f"{type(operation).__name__}: {name}={colour!r} has {len(colour)} channels, and the images have "

@@ -21,7 +21,7 @@ from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation, Step
 from packstore.training.augment.mosaic import Mosaic, check_columns
 from packstore.training.augment.per_image import PerImage
-from packstore.training.augment.program_operation import refuse_unsupported
+from packstore.training.augment.program_operation import check_colours, refuse_unsupported
 from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
@@ -103,6 +103,7 @@ class Pipeline:
         lists = [options.augment] if options.views is None else [view.operations for view in options.views.parts]
         for operations in lists if options.pre_transform is None else ():  # a function that may convert the images
             refuse_unsupported(operations, stored.dtype, stored.channels, mode.name)
+        check_colours(options.mix, stored.channels, mode.name)
         self.one_by_one, self.form = augments_one_by_one(dataset, options), choose_image_form(dataset, options)
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
         kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
