@@ -196,7 +196,7 @@ struct form {
     int64_t planes;   /* outputs are (C, height, width), not (height, width, C) */
     int64_t padding;  /* padding around sources that are not resized; resized sources are padded with zeros */
     float factors[6]; /* factor and summand of each channel, for bytes that become floating point; all equal for gray */
-    float fill;       /* for CONSTANT */
+    float fill[3];    /* of each channel, for CONSTANT; all equal for gray */
 };
 
 /* Request for an image: resize a box of it, cut a window out of the result, and mirror that. */
