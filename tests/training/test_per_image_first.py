@@ -214,7 +214,7 @@ MESSAGES: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("operations", MESSAGES, ids=repr)
+@pytest.mark.parametrize("operations", MESSAGES)
 def test_advice_names_validation_too(root: Path, operations: list[Any]) -> None:
     with pytest.raises(UsageError, match="CenterCrop"):
         load(PackedDataset(root / "files.lmdb"), operations)
