@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from packstore.stores.base import Reader
 from packstore.training.pictures import ImageListReader, ImageReader, widen_for_torch
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
+
+if TYPE_CHECKING:
+    from packstore.training.torchvision_transforms import TransformPlan
 
 
 class ItemDataset(torch.utils.data.Dataset[Any]):
@@ -63,13 +67,13 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
 
     def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
         """Reads the items of ``records`` as a list. Decodes image files together."""
-        images = self._read_images(records)
+        images = self._read_images(records, together=self.target_transform is None and self.transforms is None)
         return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
 
     def _make_item(self, record: int, image: Any = None) -> Any:
         """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``.
 
-        ``image``: the item's image if it is read already.
+        ``image``: the item's image if it is read already, by :meth:`_read_images`.
         """
         if self._wrapper is not None:
             item: Any = self._wrap_item(self._wrapper, record, image)
@@ -113,6 +117,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         Raises :class:`CorruptRecordError` for a label without a class.
         """
         if name == "image":
+            if self._plan is not None:
+                return next(iter(self._read_images(np.array([record])))) if image is None else image
             image = self.pictures.read(self._form, self.reader, record) if image is None else image
             return image if self.transform is None else self._call_transform(image)
         if name == "key":
@@ -223,19 +229,45 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         reader.check_images(records, images)  # the copies, which nothing changes any more
         return self.pictures.convert_pixels(torch.from_numpy(widen_for_torch(images, self.manifest.image)))
 
-    def _read_images(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """Reads the images of ``records`` in the form of ``output``, without the user's transforms.
+    def _read_images(self, records: NDArray[np.int64], *, together: bool = False) -> Iterable[Any]:
+        """Reads the images of ``records`` in the form of ``output``.
 
+        Without the user's ``transform``, unless there is a plan for it. ``together``: see :meth:`TransformPlan.run`.
         Yields None for each record if items have no image.
         """
         if "image" not in self.columns:
             return [None] * len(records)
+        plan = self._plan
+        if plan is not None:
+            from packstore.training.planned_images import PlannedBatch
+
+            batch = PlannedBatch(self.pictures, self.reader, records, self.max_pixels)
+            return (self._place(image) for image in plan.run(batch, len(records), together=together))
         gathered = self._try_gather_images(records)
         return (
             self.pictures.read_each(self._form, self.reader, records.tolist())
             if gathered is None
             else gathered.unbind()
         )
+
+    def _place(self, image: Any) -> Any:
+        """Moves a tensor that a transform of PIL images has made to the dataset's dtype and device."""
+        if not isinstance(image, torch.Tensor):
+            return image
+        return image.to(self.device, self.dtype if image.is_floating_point() else None)
+
+    @property
+    def _plan(self) -> TransformPlan | None:
+        """The plan of the user's ``transform``; None if it is called with the image as :meth:`_read_images` reads it.
+
+        Made anew each time, since users change transforms.
+        """
+        if self.transform is None or self.output not in ("tensor", "dict") or "torchvision" not in sys.modules:
+            return None
+        from packstore.training.torchvision_transforms import plan_transform
+
+        plan = plan_transform(self.transform)
+        return plan if plan is not None and plan.fits(self.pictures) else None
 
     def _image_reader(self, column: Column) -> ImageReader:
         """Creates the reader of a column of images."""

@@ -143,6 +143,17 @@ class Requests:
         requests.__dict__.update(self.__dict__, _kept=[*self._kept], _fields=self._fields[first:stop])
         return requests
 
+    def take_rows(self, rows: Sequence[int]) -> Requests:
+        """Returns the requests ``rows``, in this order, in memory of their own."""
+        requests = Requests(())
+        requests.__dict__.update(self.__dict__, _kept=[*self._kept], _fields=self._fields[rows])
+        return requests
+
+    @property
+    def pixel_sizes(self) -> NDArray[np.int64]:
+        """Height and width of sources that are pixels, ``(N, 2)``; zeros for files."""
+        return self._fields[:, _SIZE]
+
     def read_sizes(self) -> NDArray[np.int64]:
         """Reads height and width of each JPEG file, ``(N, 2)``. Both are 0 for a file that the engine refuses."""
         library = compiled.load_once()[0]
