@@ -66,9 +66,13 @@ class PlannedImage(Image.Image):
         """
         composed = self.cut.compose(cut)
         if composed is None:
-            return PlannedImage(hold_pixels(self.make_pixels()), cut, is_upside_down=flip, is_tensor=self.is_tensor)
+            return self._begin_anew()._follow(cut, flip=flip)
         is_upside_down = self.is_upside_down != flip
         return PlannedImage(self.source, composed, is_upside_down=is_upside_down, is_tensor=self.is_tensor)
+
+    def _begin_anew(self) -> PlannedImage:
+        """Returns an image that begins with the pixels of this one."""
+        return PlannedImage(hold_pixels(self.make_pixels()), self._whole, is_tensor=self.is_tensor)
 
     @property
     def is_made(self) -> bool:
@@ -143,7 +147,10 @@ class PlannedImage(Image.Image):
         sampling = filters[resample]
         if columns_first is not None and columns_first(height, width, target):
             sampling += _COLUMNS_FIRST
-        return self._follow(Cut((0, 0, height, width), target, (0, 0, *target), sampling=sampling))
+        cut = Cut((0, 0, height, width), target, (0, 0, *target), sampling=sampling)
+        # Pillow's box is not symmetric: mirroring must come first.
+        first = resample == Resampling.BOX and (self.cut.flip or self.is_upside_down)
+        return (self._begin_anew() if first else self)._follow(cut)
 
     def transpose(self, method: Any) -> Image.Image:
         if self.is_made or method not in (Transpose.FLIP_LEFT_RIGHT, Transpose.FLIP_TOP_BOTTOM):

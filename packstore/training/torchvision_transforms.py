@@ -59,13 +59,15 @@ class TransformPlan:
     def fits(self, pictures: ImageReader) -> bool:
         """Tells if the transforms are to be called by this plan with images of a column.
 
-        Otherwise they are called with tensors: if only some of these could be planned, and if the values of pixels are
-        no bytes and the transforms do not insist on PIL images.
+        Otherwise they are called with tensors: normalised ones, those of which the engine makes no parts, and pixels of
+        more than 8 bits, unless the transforms need PIL images.
         """
         if not self.takes_pil:
             return can_plan(pictures) and pictures.dtype in (None, torch.uint8) and pictures.device.type == "cpu"
+        if pictures.floats:
+            return False
         insists = any(_is_known(step, _FROM_PIL - {"ToImage"}) for step, _ in self.steps)
-        return pictures.mode.dtype == "uint8" or (insists and not pictures.floats and has_pil_mode(pictures.mode))
+        return pictures.mode.dtype == "uint8" or (insists and has_pil_mode(pictures.mode))
 
     def run(self, batch: PlannedBatch, count: int, *, together: bool) -> Iterator[Any]:
         """Yields the results for the ``count`` images of a batch, in order.
