@@ -25,6 +25,7 @@ from packstore.core.registry import notebook_html
 from packstore.images.engine import get_engine
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
+from packstore.training.augment.from_torchvision import translate_augment
 from packstore.training.augment.mixing import parse_mix
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import parse_views
@@ -119,8 +120,11 @@ class PackedLoader:
         check_dataset(dataset)
         get_engine()  # an error here, and not in the first batch, if it is missing
         self.dataset = dataset
-        parsed = {
-            "augment": as_operations(arguments.augment),
+        augment, converted = translate_augment(arguments.augment)
+        if arguments.normalize is not None and "normalize" in converted:
+            raise UsageError("normalize= is given, and augment= has torchvision's Normalize: leave out one of the two")
+        parsed = {name: value for name, value in converted.items() if getattr(arguments, name) is None} | {
+            "augment": as_operations(augment),
             "mix": parse_mix(arguments.mix),
             "views": parse_views(arguments.views),
         }
