@@ -32,6 +32,7 @@ _CONVERSIONS = _KEEP_BYTES | {"ToTensor", "ConvertImageDtype", "ToDtype", "Norma
 _FLIPS = {"RandomHorizontalFlip", "RandomVerticalFlip"}
 _CROPS = {"CenterCrop", "RandomCrop"}
 _RESIZES = {"Resize", "RandomResizedCrop"}
+_ERASING = {"RandomErasing"}
 _CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
@@ -75,18 +76,26 @@ class TransformPlan:
         Args:
             batch: The images.
             count: Number of images.
-            together: Plan all images first, then let the engine make them in one call. Random numbers are drawn in the
-                same order, unless the caller draws some between results, or transforms do so after they are planned.
+            together: Plan all images first, then let the engine make them in one call, unless other transforms follow
+                a conversion than erasing. Random numbers are drawn in the same order if the caller draws none between
+                results.
         """
         rest = [step for step, role in self.steps if role is _Role.REST]
-        if not together or rest:
+        if not together or not all(_is_known(step, _ERASING) for step in rest):
             for row in range(count):
-                value = self._convert([self._plan(batch.open(row))])[0]
-                for step in rest:
-                    value = step(value)
-                yield value
-        else:
-            yield from self._convert([self._plan(batch.open(row)) for row in range(count)])
+                yield _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
+            return
+        images, patches = [], []
+        for row in range(count):
+            image = self._plan(batch.open(row))
+            is_planned = _is_planned(image)
+            erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
+            images.append(image if is_planned else erased)
+            patches.append(erased.patches if isinstance(erased, _Erased) else ())
+        for value, some in zip(self._convert(images), patches, strict=True):
+            for place, colour in some:
+                value[place] = colour
+            yield value
 
     def _plan(self, image: Any) -> Any:
         """Calls the transforms that are planned. Returns a planned image, or what they have made of its pixels."""
@@ -218,6 +227,30 @@ def _is_known(step: Any, names: set[str]) -> bool:
     elif not (is_of_torchvision(kind) or kind.__module__ == "torch.nn.modules.linear"):
         return False
     return name in names
+
+
+class _Erased(torch.Tensor):
+    """Stands for an image that is not made yet, and notes what transforms write to it. It has no memory.
+
+    Attributes:
+        patches: Place and value of each part that was written.
+    """
+
+    patches: list[tuple[Any, Any]]
+
+    @classmethod
+    def of_size(cls, image: PlannedImage) -> _Erased:
+        """Returns a stand-in for an image as a tensor ``(C, H, W)``."""
+        stand_in = torch.empty(_form_of(image), device="meta").as_subclass(cls)
+        stand_in.patches = []
+        return stand_in
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.patches.append((place, value))
+
+    def clone(self, *, memory_format: torch.memory_format | None = None) -> _Erased:
+        """Returns the object itself: the image has memory of its own."""
+        return self
 
 
 def _is_planned(image: Any) -> bool:

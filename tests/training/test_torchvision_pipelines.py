@@ -219,6 +219,27 @@ def test_workers_draw_as_those_of_imagefolder(folder: Path, stores: Any) -> None
     assert all(map(torch.equal, *batches))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_training": True},
+        {"is_training": True, "color_jitter": None, "use_prefetcher": True},
+        {"is_training": True, "auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5},
+        {"is_training": False},
+    ],
+    ids=str,
+)
+def test_pipelines_of_timm(folder: Path, stores: Any, options: dict[str, Any]) -> None:
+    from timm.data.transforms_factory import create_transform
+
+    transform = create_transform(40, **options)
+    found = []
+    for data in (tv.datasets.ImageFolder(folder, transform), PackedDataset(stores(), transform=transform)):
+        np.random.seed(3)
+        found.append(items(data, batched=isinstance(data, PackedDataset)))
+    assert_alike(found[1], found[0])
+
+
 STEPS: list[Callable[[Any, int], Any]] = [
     lambda t, n: t.RandomResizedCrop((20 + n, 64 - n)),
     lambda t, n: t.RandomResizedCrop(30 + n, interpolation=WAYS.BICUBIC),
@@ -257,13 +278,14 @@ def test_any_chain_equals_imagefolder(
     assert_alike(items(PackedDataset(stores(), transform=transform), batched=True, seed=seed), expected)
 
 
-def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = [row for row in range(12) if row not in (4, 9)]  # no PNG, not progressive; numbers differ from records
-    data = PackedDataset(stores(), transform=pipelines(v1)["training"])
+@pytest.mark.parametrize("name", ["training", "training, bytes", "flip of tensors", "erasing"])
+def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """All of a batch are made in one block of memory."""
+    data = PackedDataset(stores(), transform=pipelines(v1)[name])
     keys = [*data.keys]
     plain = [row for row, key in enumerate(keys) if "04." not in key and "09." not in key]
-    for name in ("read", "read_each", "read_stored_pixels", "read_pil"):
-        monkeypatch.setattr(ImageReader, name, lambda *a, **k: pytest.fail("decoded a whole image"))
+    for method in ("read", "read_each", "read_stored_pixels", "read_pil"):
+        monkeypatch.setattr(ImageReader, method, lambda *a, **k: pytest.fail("decoded a whole image"))
     images = [image for image, _ in data.__getitems__(plain)]
     memory = {image.untyped_storage().data_ptr() for image in images}
     assert (len(images), len(memory)) == (10, 1)

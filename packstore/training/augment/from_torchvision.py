@@ -87,9 +87,10 @@ def _translate_step(step: Any, converted: dict[str, Any]) -> Any:
     ``converted``: conversions before the step. Raises :class:`UsageError` for options of a random transform that have
     no counterpart."""
     kind = type(step)
-    operation = getattr(ours, kind.__name__, None) if is_of_torchvision(kind) else None
-    if operation is None or not dataclasses.is_dataclass(operation):
+    found = getattr(ours, kind.__name__, None) if is_of_torchvision(kind) else None
+    if not dataclasses.is_dataclass(found):
         return step
+    operation: Any = found
     values = {}
     try:
         for name, only in _MUST_BE.items():
