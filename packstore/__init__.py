@@ -34,6 +34,7 @@ if sys.byteorder != "little" or sys.maxsize < 2**32:
     )
 
 if TYPE_CHECKING:
+    from packstore import augment as augment
     from packstore.checking.audit import AuditReport, audit
     from packstore.checking.repair import repair
     from packstore.checking.repair_report import RepairReport
@@ -92,6 +93,9 @@ _LAZY = {
     }.items()
     for name in names.split()
 }
+
+_MODULES = ("augment", "testing")
+"""Public modules, which also load on first use."""
 
 __all__ = [
     "AmbiguousSourceError",
@@ -155,14 +159,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use, and keeps it. Raises :class:`ModuleNotFoundError` with advice if it needs
-    torch, which is missing."""
+    """Imports a public name or module on first use, and keeps it. Raises :class:`ModuleNotFoundError` with advice if
+    it needs torch, which is missing."""
+    if name not in _LAZY and name not in _MODULES:
+        raise AttributeError(f"module 'packstore' has no attribute {name!r}")
     try:
-        module = _LAZY[name]
-    except KeyError:
-        raise AttributeError(f"module 'packstore' has no attribute {name!r}") from None
-    try:
-        value = getattr(import_module(module), "open_store" if name == "open" else name)
+        if name in _MODULES:
+            return import_module(f"packstore.{name}")
+        value = getattr(import_module(_LAZY[name]), "open_store" if name == "open" else name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -172,4 +176,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*__all__, *_LAZY, *_MODULES, *(name for name in globals() if name.startswith("__"))})

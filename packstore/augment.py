@@ -1,6 +1,6 @@
 """Augmentations in torchvision's words: the public names of :mod:`packstore.training.augment`."""
 
-from packstore.core.errors import WITHOUT_TORCH
+from packstore.core.errors import WITHOUT_TORCH as _WITHOUT_TORCH
 
 try:
     from packstore.training.augment import *  # noqa: F403
@@ -8,4 +8,4 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ModuleNotFoundError(f"packstore.augment {WITHOUT_TORCH}", name="torch") from None
+    raise ModuleNotFoundError(f"packstore.augment {_WITHOUT_TORCH}", name="torch") from None

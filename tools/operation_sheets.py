@@ -81,7 +81,7 @@ SAMPLING: tuple[Any, ...] = (
     [A.RandomIoUCrop(min_scale=0.5)],
     [A.Resize(160), A.RandomSizeCrop(64, 128)],
 )
-NO_PICTURES = {"InPlace", "PerImage", "Operation"}
+NO_PICTURES = {"Albumentations", "InPlace", "PerImage", "Operation"}
 """Classes that are operations of the user's."""
 
 

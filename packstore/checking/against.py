@@ -92,8 +92,10 @@ class Comparison:
     after it still match. Leaves out samples that packing skipped. Memory is 17 bytes a record.
     """
 
-    def __init__(self, reader: Reader, source: Source, decoder: str) -> None:
-        """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store."""
+    def __init__(self, reader: Reader, source: Source, decoder: str, annotation_frame: str | None = None) -> None:
+        """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store.
+
+        ``annotation_frame``: as for :func:`packstore.packing.frames.restore_aligner`."""
         manifest = reader.manifest
         self.reader = reader
         self.source = source
@@ -104,7 +106,7 @@ class Comparison:
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
-        aligner = restore_aligner(manifest, source, self.survey, self.split)
+        aligner = restore_aligner(manifest, source, self.survey, self.split, annotation_frame)
         self.to_stored = ValueConverter(self.survey, aligner=aligner)
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.checking.against import make_encoder_for, read_source_split, reading_source
 from packstore.core.checksums import row_checksum, row_columns
 from packstore.core.columns import NUMPY_DTYPE, Buffer
-from packstore.core.errors import PackstoreError, printable
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import EncodedImage
@@ -56,8 +56,10 @@ class Donor:
         path: Path of the source.
     """
 
-    def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
-        """Surveys the source. Raises :class:`UsageError` if the store's encoder does not accept the source's images."""
+    def __init__(self, source: Source, manifest: Manifest, decoder: str, annotation_frame: str | None) -> None:
+        """Surveys the source. Raises :class:`UsageError` if the store's encoder does not accept the source's images.
+
+        ``annotation_frame``: as for :func:`packstore.packing.frames.restore_aligner`."""
         self.path = source.path
         self._source = source
         self._manifest = manifest
@@ -65,9 +67,10 @@ class Donor:
         with reading_source(source):
             self._survey = source.survey(self._split)
             self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
-        aligner = restore_aligner(manifest, source, self._survey, self._split)
+        aligner = restore_aligner(manifest, source, self._survey, self._split, annotation_frame)
         self._to_stored = ValueConverter(self._survey, aligner=aligner)
         self._entries: dict[int, Entry] = {}
+        self._question: AmbiguousSourceError | None = None  # about a sample of the source
 
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
         """Finds and keeps a sample for each damaged record. A record without a sample raises no error here.
@@ -146,8 +149,11 @@ class Donor:
                 yield entry
 
     def _find_entry(self, record: int) -> Entry:
-        """Returns the sample located for a record. Raises :class:`CannotReplaceError` if there is none."""
+        """Returns the sample located for a record. Raises :class:`CannotReplaceError` if there is none, or the question
+        that a sample raises which might be it."""
         entry = self._entries.get(record)
+        if entry is None and self._question is not None:
+            raise self._question
         if entry is None:
             raise CannotReplaceError("the source has no sample with its key, label and other fields")
         return entry
@@ -200,6 +206,9 @@ class Donor:
             if not isinstance(sample, Sample):
                 return {}
             return self._to_stored(entry.key, self._to_stored.align(entry.key, sample))
+        except AmbiguousSourceError as question:
+            self._question = question
+            raise
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 
@@ -208,7 +217,7 @@ class Donor:
         or lacks a field."""
         try:
             fields = self._make_fields_from(entry)
-        except CannotReplaceError:
+        except (CannotReplaceError, AmbiguousSourceError):
             return None
         if any(value is None for value in fields.values()):
             return None

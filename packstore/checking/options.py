@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from packstore.core.errors import UsageError
 from packstore.core.options import check_options, option, workers_option
-from packstore.packing.source_arguments import SourceArguments, decoder_option, max_pixels_option
+from packstore.packing.source_arguments import (
+    SourceArguments,
+    annotation_frame_option,
+    decoder_option,
+    max_pixels_option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,11 @@ class VerifyOptions(SourceArguments):
         "Also compare images, labels, keys and splits with the source, or with another store.",
         metavar="SOURCE",
     )
+    annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
+        "Frame of annotations of the source's turned photos that do not tell it, as for :func:`packstore.convert`. "
+        "None for the answer that the store records.",
+        "For turned photos of SOURCE that do not tell: frame of their boxes and masks.  [default: as in the store]",
+    )
     max_pixels: int = max_pixels_option(
         "An image whose header claims more pixels is not decoded and counts as damaged. This bounds the memory, as in "
         ":func:`packstore.convert`.",
@@ -63,6 +74,11 @@ class RepairOptions(SourceArguments):
         False,
         "If some records are lost, write the store without them.",
         "If records are lost, write FIXED without them, and exit with 3.",
+    )
+    annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
+        "Frame of annotations of the source's turned photos that do not tell it, as for :func:`packstore.convert`. "
+        "None for the answer that the store records.",
+        "For turned photos of SOURCE that do not tell: frame of their boxes and masks.  [default: as in the store]",
     )
     max_pixels: int = max_pixels_option(
         "An image of the source whose header says more pixels is refused.", "Refuse images of SOURCE that"

@@ -47,7 +47,7 @@ def repack_shards(
     table = reader.manifest.shards
     assert table is not None
     with closing(options.open_packed(source, reader.manifest, progress)) as opened:
-        donor = Donor(opened, reader.manifest, options.decoder)
+        donor = Donor(opened, reader.manifest, options.decoder, options.annotation_frame)
         entries = _list_unknown(reader, gone, donor, progress)
         wanted = sum(table[number].records for number in gone)
         if len(entries) != wanted:

@@ -33,7 +33,10 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
+from packstore.images.decoders.orientation import count_oriented
+from packstore.images.encode.options import keeps_exif
 from packstore.packing.batches import Link
+from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import create_store, format_of
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
@@ -124,7 +127,7 @@ def _repair_files(
             count = sum(1 for _ in check.find_problems())
             if not count:
                 return RepairReport(damaged, None, 0, len(reader), (), (), False)
-            donor = Donor(opened, manifest, options.decoder)
+            donor = Donor(opened, manifest, options.decoder, options.annotation_frame)
             return _Repair(reader, check, donor, builder, progress).repair_store(destination, count, options.partial)
 
 
@@ -178,6 +181,7 @@ class _Repair:
         self.donor = donor
         self.builder = builder
         self.progress = progress
+        self.oriented = 0
         self.columns = {c.name: _DamagedColumn(reader, c) for c in self.manifest.columns[1:]}
         fields = {c.name for c in row_columns(self.manifest.columns)}
         everything = range(len(reader))
@@ -231,6 +235,8 @@ class _Repair:
         opened = (file.reader.manifest.options for file in open_files(self.reader) if file is not None)
         options = next(opened, self.manifest.options)
         counted = {name: int(value or 0) for name, value in self.manifest.options.items() if name not in options}
+        if lost and EXIF_ORIENTED in self.manifest.options:
+            counted[EXIF_ORIENTED] = self.oriented
         manifest = self.builder.commit(
             origin=self.manifest.origin,
             normalization=self.manifest.normalization,
@@ -343,6 +349,7 @@ class _Repair:
                 fields = {name: values.try_value(record) for name, values in self.columns.items()}
             images.append(image)
             rows.append(fields)
+        self.oriented += count_oriented(images) if keeps_exif(self.manifest) else 0
         values = gather_values(self.manifest.columns, images, rows)
         if self.links:
             values |= self._make_link_values(records)

@@ -28,7 +28,10 @@ from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.images.decoders.orientation import count_oriented
+from packstore.images.encode.options import keeps_exif
 from packstore.images.seek_index import index_values
+from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
@@ -167,6 +170,8 @@ class _Salvage:
         self.chosen: dict[int, Mapping[str, Any]] = {}  # by record of a file: its fields, if not the likeliest ones
         self.keys: set[int] = set()  # hashes of the saved keys: unproven records may repeat one
         self.recovered = 0
+        # None if there are none to count.
+        self.oriented = 0 if EXIF_ORIENTED in store.manifest.options and keeps_exif(store.manifest) else None
         self.unproven: list[Problem] = []
         self.unproven_count = 0
         self.missing: list[Problem] = []
@@ -203,6 +208,8 @@ class _Salvage:
             return report
         lost = [Skipped(p.key or f"record {p.record}", f"not salvaged: {p.what}") for p in self.missing]
         counted = self.store.whole_store_counts
+        if self.oriented is not None:
+            counted = counted | {EXIF_ORIENTED: self.oriented}
         manifest = self.builder.commit(
             origin=self.manifest.origin,
             normalization=self.manifest.normalization,
@@ -373,6 +380,8 @@ class _Salvage:
         """Appends the batch to the new store and begins an empty one."""
         batch, self.batch = self.batch, _PendingRecords()
         if batch.images:
+            if self.oriented is not None:
+                self.oriented += count_oriented(batch.images)
             values = {
                 c.name: batch.values[c.name] if c.kind == "ragged" else np.stack(batch.values[c.name])
                 for c in self.fields

@@ -174,7 +174,7 @@ class _Verification:
             if self.against is not None:
                 opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
                 source = stack.enter_context(closing(opened))
-                self.comparison = Comparison(self.reader, source, self.options.decoder)
+                self.comparison = Comparison(self.reader, source, self.options.decoder, self.options.annotation_frame)
             return self.run_checks()
 
     def run_checks(self) -> VerifyReport:

@@ -202,15 +202,17 @@ def _describe_verdict(report: BenchReport) -> list[str]:
     verdict, rates = report.verdict, report.rates
     names = {"model": "the model", "loader": "assembling batches", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
-    if verdict.then == "copy" and not rates.on_gpu:
+    if verdict.then == "copy" and not rates.on_gpu and rates.target is None:
         lines.append("cores    give --target or --step-ms to learn how many cores are enough")
     elif verdict.cores is not None and verdict.then is not None and verdict.then_rate is not None:
         after = {
             "model": "the model takes",
-            "copy": "copying allows",
+            "copy": "copying allows" if rates.on_gpu else "memory allows",
             "read": "the disk allows",
         }[verdict.then]
         enough = f"{pluralize(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"
+        if rates.target is not None and max(verdict.then_rate, rates.loader) < rates.target:
+            enough += f"; no number of cores is enough for {rates.target:,.0f}"
         lines.append(f"cores    reading, decoding and augmenting need {enough}")
     if rates.target is not None and rates.loader < rates.target:
         lines.append(f"target   {rates.loader / rates.target:.0%} of {rates.target:,.0f} images/s")

@@ -292,7 +292,7 @@ def _describe_orientation(report: ConvertReport) -> str:
     verb = "has" if report.oriented == 1 else "have"
     frames = (column.frame for column in report.manifest.columns if column.traits.moves)
     frame = next(filter(None, frames), None)
-    of = f", and annotations count in the {frame} image" if frame is not None else ""
+    of = f", and annotations were brought to the {frame} image" if frame is not None else ""
     if unmoved := [column.name for column in report.manifest.columns if column.hides_boxes and column.frame is None]:
         of += f"; coordinates in {', '.join(unmoved)} (JSON) stay as they are"
     if report.orientation == "not applied":

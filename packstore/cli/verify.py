@@ -57,7 +57,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     from packstore.objects import RemoteError
     from packstore.stores import format_of
 
-    of_source = ("labels", "source_kind", "image_key", "label_key", "layout", "ignore", "columns")
+    of_source = ("labels", "source_kind", "image_key", "label_key", "layout", "ignore", "columns", "annotation_frame")
     if options["against"] is None and any(options[name] not in (None, ()) for name in of_source):
         raise click.UsageError("--labels, --source and the like describe the source of --against; add --against SOURCE")
     try:

@@ -160,13 +160,14 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
 
 def check_options(options: Any, *names: str) -> None:
     """Checks the options ``names`` by the types and least numbers of their fields: flags, choices, numbers and texts.
-    Checks the numbers of all options, as :func:`check_option_numbers` does.
+    Checks the choices of all options, and their numbers as :func:`check_option_numbers` does.
 
     Raises :class:`UsageError` for a value that is not allowed.
     """
     described = _describe_options(type(options))  # type: ignore[arg-type]  # of mypy, for type[Any]
     check_option_numbers(type(options), {name: getattr(options, name) for name in described})
-    for name in names:
+    choosing = [name for name, (kind, _) in described.items() if _is_choice(kind)]
+    for name in dict.fromkeys((*names, *choosing)):
         kind, description = described[name]
         value = getattr(options, name)
         parts = split_union(kind)
@@ -225,6 +226,14 @@ def check_option_numbers(
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and ((least is not None and value < least) or (most is not None and value > most)):
                 raise UsageError(f"{owner}{name} should be {wanted}, got {show_value(value)}")
+
+
+def _is_choice(kind: Any) -> bool:
+    """Tells if a type allows only named values, flags and None."""
+    parts = split_union(kind)
+    return any(get_origin(part) is Literal for part in parts) and all(
+        get_origin(part) is Literal or part in (bool, NoneType) for part in parts
+    )
 
 
 def _name_kind(kind: Any) -> str:

@@ -20,7 +20,8 @@ from packstore.exports.estimate import estimate_bytes
 from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
 from packstore.exports.staging import find_owned_files, was_published
-from packstore.images.encode.options import keeps_exif
+from packstore.images.encode.options import keeps_exif, readers_transpose
+from packstore.images.turning import UPRIGHT
 from packstore.stores import Reader
 from packstore.stores.builder.publish import check_destination
 from packstore.stores.opening import open_reader
@@ -83,18 +84,19 @@ class ExportPlan:
 
 
 def _describe_frame(kind: type[Export], recoding: Recoding) -> list[str]:
-    """Describes in which image labels count, if images keep an EXIF orientation. Empty without such images and
-    labels."""
+    """Describes in which image labels count, or that EXIF is to be applied, if images keep an EXIF orientation. Empty
+    without such images, and if there is nothing to say."""
     manifest = recoding.manifest
-    oriented, frames = manifest.options.get("exif_oriented"), {column.frame for column in manifest.columns} - {None}
-    if not oriented or not frames or recoding.recode is not None or not keeps_exif(manifest):
+    oriented, framed = manifest.options.get("exif_oriented"), [c for c in manifest.columns if c.frame is not None]
+    if not oriented or recoding.recode is not None or not keeps_exif(manifest):
         return []
-    upright = sorted(getattr(kind, "upright_kinds", ()))
-    of = f" (beside {' and '.join(upright)} files: in the upright one)" if upright else ""
-    return [
-        f"that boxes and masks count in the {frames.pop()} image{of}, where EXIF has an orientation ({oriented:,} of "
-        f"{manifest.records:,})"
-    ]
+    where = f"({oriented:,} of {manifest.records:,} images have an orientation)"
+    if not framed:
+        return [f"that readers should apply EXIF {where}"] if readers_transpose(manifest) else []
+    frame, names = framed[0].frame, ", ".join(printable(column.name) for column in framed)
+    upright = sorted(getattr(kind, "upright_kinds", ())) if frame != UPRIGHT else []
+    of = f" (those of {' and '.join(upright)} files: in the upright one)" if upright else ""
+    return [f"that {names} count in the {frame} image{of} {where}"]
 
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:

@@ -19,6 +19,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.objects import open_objects
 from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
+from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
@@ -189,9 +190,8 @@ class Composition:
         ``sharded``.
         """
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
-        return create_store_like(
-            path, self.base, self.columns, overwrite=overwrite, sharded=sharded, shard_size=shard_size
-        )
+        base = replace(self.base, options=drop_record_counts(self.base))  # shards have no counts of the whole store
+        return create_store_like(path, base, self.columns, overwrite=overwrite, sharded=sharded, shard_size=shard_size)
 
     def _copy_records_to(
         self, builder: StoreBuilder, progress: ProgressCallback, links: LinkGetter | None = None
@@ -209,7 +209,16 @@ class Composition:
                     builder.cut()
                 copier.copy_records(piece.reader, piece.records, piece.split, piece.labels)
             last = piece
-        return builder.commit(skipped=self.base.skipped)
+        oriented = self._count_oriented(copier.oriented, copier.unread)
+        return builder.commit(counted=record_counts(self.base) | oriented, skipped=self.base.skipped)
+
+    def _count_oriented(self, counted: int, unread: int) -> dict[str, int]:
+        """Returns the option with the number of turned photos: those ``counted`` of the copied records, and at most
+        how many linked shards and ``unread`` records can have. Empty if the stores have none."""
+        known = self.base.options.get(EXIF_ORIENTED)
+        if not isinstance(known, int):
+            return {}
+        return {EXIF_ORIENTED: counted + min(max(known - counted, 0), self.linked_count + unread)}
 
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
         """Copies records to new shards, links the other shards beside them, and publishes both as one store.
@@ -229,7 +238,9 @@ class Composition:
                 replace(column, nbytes=totals[column.name], hides_boxes=self._find_hidden_boxes(column.name, written))
                 for column in self.columns
             ]
-            head = build_sharded_manifest(self.base, parts, columns, skipped=self.base.skipped)
+            oriented = {} if copied is None else {k: v for k, v in copied.options.items() if k == EXIF_ORIENTED}
+            base = replace(self.base, options={**self.base.options, **(oriented or self._count_oriented(0, 0))})
+            head = build_sharded_manifest(base, parts, columns, skipped=self.base.skipped)
             progress(Progress("publish", 0, 1, 0))
             with writing(self.destination):
                 staging.path.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -224,7 +225,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         if builder.kept is not None:
             error.add_note(
                 f"what is packed so far is kept in {printable(str(builder.kept))}: the same command goes on from "
-                "there, and packstore clean removes it"
+                f"there, and packstore clean {printable(shlex.quote(str(plan.destination)))} removes it"
             )
         elif identity is None:
             error.add_note(

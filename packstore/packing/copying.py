@@ -16,7 +16,10 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.images.decoders.orientation import count_oriented
+from packstore.images.encode.options import keeps_exif
 from packstore.images.seek_index import index_values, reads_gray
+from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values
@@ -53,6 +56,10 @@ class RecordCopier:
 
     Raises :class:`CorruptRecordError` at a record that does not match its checksums. Images are not read, and so not
     verified, between linked stores. Fields of a store without row checksums are not verified either.
+
+    Attributes:
+        oriented: Number of copied image files with an EXIF orientation, from stores that have such files.
+        unread: Number of records copied from such stores without their images.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class RecordCopier:
         self._builder = builder
         self._links = links
         self._progress = progress
+        self.oriented = self.unread = 0
         self._report = Progress(stage, 0, total, 0)
         progress(self._report)
 
@@ -104,6 +112,7 @@ class RecordCopier:
         given = reader.manifest.columns
         adds_index = {c.name for c in own} - {c.name for c in given} == {SEEK_INDEX.name}
         unread = linked and not adds_index and reads_gray(own) == reads_gray(given)
+        has_oriented = bool(reader.manifest.options.get(EXIF_ORIENTED)) and keeps_exif(reader.manifest)
         for some in _batch_records(reader, records):
             checksums, images, values = _read_proven(reader, some, unread)
             for name, numbers in (labels or {}).items():
@@ -115,6 +124,10 @@ class RecordCopier:
                 kept |= dict(_read_values(reader, [c for c in own if c.name == SEEK_INDEX.name], some))
             else:
                 kept |= index_values(own, images)
+            if has_oriented and unread:
+                self.unread += len(some)
+            elif has_oriented:
+                self.oriented += count_oriented(images)
             nbytes = sum(map(len, images))
             if linked:
                 kept |= self._links(reader, some)

@@ -57,14 +57,16 @@ def state_frames(survey: Survey, upright: bool) -> Survey:
     return replace(survey, columns=columns)
 
 
-def restore_aligner(manifest: Manifest, source: Source, survey: Survey, split: str | None) -> FrameAligner | None:
+def restore_aligner(
+    manifest: Manifest, source: Source, survey: Survey, split: str | None, answer: str | None
+) -> FrameAligner | None:
     """Makes the aligner with which a store was packed from a source. Returns None for a store without frames: its
-    annotations were not moved."""
+    annotations were not moved. ``answer``: the user's; None for that in the manifest."""
     if all(column.frame is None for column in manifest.columns):
         return None
-    answer = manifest.options.get("annotation_frame")
-    upright = bool(manifest.options.get("exif_transpose"))
-    return FrameAligner(source, survey, upright, answer if answer in FRAMES else None, split)
+    recorded = manifest.options.get("annotation_frame")
+    answer = answer or (str(recorded) if recorded in FRAMES else None)
+    return FrameAligner(source, survey, bool(manifest.options.get("exif_transpose")), answer, split)
 
 
 class FrameAligner:
@@ -127,6 +129,9 @@ class FrameAligner:
         frames = self._find_frames(key, sample, orientation, size, info.kind)
         self._refuse_other_pictures(key, sample, orientation, size, wanted, frames)
         values = dict(sample.values)
+        for name, value in (sample.upright_values or {}).items():
+            if frames.get(name) == UPRIGHT:
+                values[name] = value
         if sample.relative and swapped:
             _scale_to_stored_size(values, self._columns, frames, size)
         turn = make_turn(orientation, size, wanted)
@@ -155,7 +160,7 @@ class FrameAligner:
         if frames.keys() >= set(present):
             return frames
         frame = self._answer or self._source.annotation_frame(kind)
-        if frame is None and not sample.at_rest and swaps_sides(orientation):
+        if frame is None and not sample.at_rest and sample.upright_values is None and swaps_sides(orientation):
             found = {_find_frame_of_extent(self._columns[name], sample, size) for name in present} - {None}
             frame = found.pop() if len(found) == 1 else None
         frame = frame or self._find_common_frame()

@@ -22,7 +22,7 @@ from packstore.core.options import (
 )
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import convert_size
-from packstore.packing.source_arguments import SourceArguments, decoder_option
+from packstore.packing.source_arguments import SourceArguments, annotation_frame_option, decoder_option
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
@@ -62,15 +62,13 @@ class ReadingOptions:
         metavar="N",
         group=_PIXELS,
     )
-    annotation_frame: Literal["stored", "upright"] | None = option(
-        None,
+    annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
         "Frame of boxes, points, masks and polygons of images with an EXIF orientation: ``stored`` if they count in "
         "the pixels as files store them, ``upright`` if they count in the upright image. Only used for images whose "
         "annotations do not tell it, by the size that they state or by the convention of their format. None asks. "
         "Annotations are moved to the frame of the images, which follows from ``exif_transpose``.",
         "For turned photos whose annotations do not tell: do boxes and masks count in the stored pixels, or in the "
         "upright image?",
-        group="Source",
     )
     check: Literal["header", "decode", "none"] = option(
         "header",

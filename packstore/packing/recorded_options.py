@@ -13,6 +13,8 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.column_answers import format_answers
 from packstore.packing.plan import DEFAULT_QUALITY, Plan
 
+EXIF_ORIENTED = "exif_oriented"
+"""Name of the option with the number of records whose image has an EXIF orientation."""
 _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 
 

@@ -112,8 +112,22 @@ def make_report(
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
         unified=read_conversion_counts(manifest),
-        notes=(*plan.survey.notes, *describe_rounding(manifest)),
+        notes=(*plan.survey.notes, *describe_rounding(manifest), *_describe_convention(plan, manifest)),
     )
+
+
+def _describe_convention(plan: Plan, manifest: Manifest) -> list[str]:
+    """Describes the convention of the source's format by which annotations of turned photos were understood. Empty
+    if it was not needed."""
+    frame = plan.source.annotation_frame("jpeg")
+    moved = manifest.options.get("exif_oriented") and any(column.frame is not None for column in manifest.columns)
+    if frame is None or not moved or plan.options.annotation_frame is not None:
+        return []
+    other = {"upright": "stored", "stored": "upright"}[frame]
+    return [
+        f"annotations of turned photos are taken to count in the {frame} image, as in tools of "
+        f"{manifest.origin.kind}; if not: --annotation-frame {other}"
+    ]
 
 
 def find_palette_classes(

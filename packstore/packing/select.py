@@ -38,7 +38,7 @@ from packstore.packing.composing_options import SelectOptions
 from packstore.packing.drawing import draw_parts, draw_splits, hash_keys_with_seed, read_class_numbers
 from packstore.packing.merge import MergeReport, largest_shard_bytes, write_composition
 from packstore.packing.plan import resolve_format
-from packstore.packing.recorded_options import drop_record_counts
+from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.where import Where, parse_where
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList
@@ -102,11 +102,12 @@ def plan_select(
         parts = list_linkable_shards(reader, format, columns) if link else None
         pieces = _make_pieces(reader, chosen, parts, labels)
     kept = sum(piece.count for piece in pieces)
+    oriented = {k: v for k, v in manifest.options.items() if k == EXIF_ORIENTED}  # counted again while copying
     base = replace(
         manifest,
         format=format,
         origin=describe_stores_origin([reader]),
-        options=manifest.options if kept == len(reader) else drop_record_counts(manifest),
+        options=manifest.options if kept == len(reader) else drop_record_counts(manifest) | oriented,
         skipped=manifest.skipped if kept == len(reader) else (),
     )
     size = options.shard_bytes or largest_shard_bytes(manifest)

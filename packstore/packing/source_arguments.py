@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from packstore.core.options import option
 from packstore.core.progress import ProgressCallback, no_progress
@@ -24,6 +24,11 @@ def max_pixels_option(meaning: str, images: str = "Refuse images that") -> int:
     """Makes the option ``max_pixels``. ``images``: beginning of its help on the command line."""
     help = f"{images} claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel."
     return option(MAX_PIXELS, meaning, help, metavar="N", least=1, group="Source")
+
+
+def annotation_frame_option(meaning: str, help: str) -> Literal["stored", "upright"] | None:
+    """Makes the option ``annotation_frame``."""
+    return option(None, meaning, help, group="Source")
 
 
 def decoder_option() -> str:

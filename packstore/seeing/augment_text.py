@@ -16,7 +16,7 @@ OPERATIONS = tuple(
     for name in augment.__all__
     if isinstance(kind := getattr(augment, name), type)
     and issubclass(kind, Operation)
-    and name not in ("InPlace", "Operation", "PerImage")
+    and name not in ("Albumentations", "InPlace", "Operation", "PerImage")
 )
 """Names of the allowed operations; operations that take functions are not allowed."""
 MOST_PIXELS = 4096

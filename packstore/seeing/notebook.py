@@ -39,10 +39,8 @@ _FAULT = f"width:{_SIDE}px;height:{_SIDE}px;border:1px solid #b00020;color:#b000
 def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
     """Returns the HTML of a store, dataset or loader for a notebook. Shows errors of the store as text."""
     if isinstance(thing, PackedLoader):
-        facts = [f"{escape(repr(thing))}"]
-        if thing.options.augment:
-            facts.append("augment: " + ", ".join(_escape(repr(operation)) for operation in thing.options.augment))
-        return _render_page(facts, _render_dataset(thing.dataset))
+        facts = [escape(line.strip()) for line in repr(thing).splitlines()]
+        return _render_page(facts, _render_dataset(thing.pipeline.dataset))
     if isinstance(thing, PackedDataset):
         return _render_dataset(thing)
     return _render_store(thing)

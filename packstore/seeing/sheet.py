@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from packstore.training.item_options import choose_split
 
 KINDS = (".png", ".pdf")
 
-_GAP, _TEXT, _LINE = 6, 11, 15
+_GAP, _BETWEEN, _TEXT, _LINE = 6, 12, 11, 15
 _PAGE_ROWS = 20
 _MOST_ROWS = 60
 """Most rows of a PNG file, which has one page; a PDF has any number of pages."""
@@ -106,11 +107,11 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
 
 
 def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int = 8) -> tuple[Image.Image, int]:
-    """Returns the first ``rows`` rows of a contact sheet as a picture, and the number of rows left. Raises errors of
-    the store and the options like :func:`write_sheet`."""
+    """Returns the first ``rows`` rows of a contact sheet as a picture, one below the other, and the number of rows
+    left. Raises errors of the store and the options like :func:`write_sheet`."""
     with open_store(store, "always") as reader:
         chosen = choose_rows(reader, options)
-        return draw_page(CellMaker(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
+        return draw_page(CellMaker(reader, options), chosen[:rows], narrow=True), max(0, len(chosen) - rows)
 
 
 def describe_window(store: str | os.PathLike[str], window: Window | None) -> str | None:
@@ -287,8 +288,9 @@ class CellMaker:
         return draw_values(result.image, result.values, self.reader.manifest.columns, self._drawn)
 
 
-def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
-    """Draws rows of cells as one picture. A title is above each row, and the last part of the key below each image.
+def draw_page(cells: CellMaker, rows: Sequence[SheetRow], narrow: bool = False) -> Image.Image:
+    """Draws classes as one picture, several abreast if there are many and the picture need not be ``narrow``. A title
+    is above each, and the last part of the key below each image.
 
     Enlarges small images by a whole factor. Cells without an image show a crossed box with the reason.
     """
@@ -299,24 +301,42 @@ def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
     width = max([image.shape[1] for image in images], default=wanted)
     factor = max(1, wanted // max(height, width))
     height, width = height * factor, width * factor
+    step = width + _GAP, height + _LINE + _GAP  # of a cell
     count = max(len(row) for _, row in made)
-    titles = [_LINE + 2 if title else 0 for title, _ in made]
-    tall = sum(titles) + len(made) * (height + _LINE + _GAP) + _GAP
-    sheet = Image.new("RGB", (_GAP + count * (width + _GAP), tall), _BACK)
+    across, abreast = (count, 1) if narrow else _arrange_cells(len(made), count, step)
+    lines = [made[start : start + abreast] for start in range(0, len(made), abreast)]
+    titles = [_LINE + 2 if any(title for title, _ in line) else 0 for line in lines]
+    talls = [-(-max(len(row) for _, row in line) // across) * step[1] for line in lines]
+    wide = across * step[0]
+    size = _GAP + abreast * wide + (abreast - 1) * _BETWEEN, sum(titles) + sum(talls) + _GAP
+    sheet = Image.new("RGB", size, _BACK)
     draw = ImageDraw.Draw(sheet)
     top = _GAP
-    for (title, row), title_height in zip(made, titles, strict=True):
-        if title:
-            draw.text((_GAP, top), _fit_line(draw, title, sheet.width - 2 * _GAP), _INK, default_font(_TEXT + 2))
-            top += title_height
-        for number, cell in enumerate(row):
-            left = _GAP + number * (width + _GAP)
-            _draw_cell(sheet, draw, cell, (left, top, width, height), factor)
-            more = f"+{cell.more:,} " if cell.more else ""
-            text = _fit_line(draw, more + cell.key.rsplit("/", 1)[-1], width)
-            draw.text((left, top + height + 1), text, _INK if cell.image is not None else _FAULT, default_font(_TEXT))
-        top += height + _LINE + _GAP
+    for line, title_height, tall in zip(lines, titles, talls, strict=True):
+        for place, (title, row) in enumerate(line):
+            first = _GAP + place * (wide + _BETWEEN)
+            draw.text((first, top), _fit_line(draw, title, wide - _GAP), _INK, default_font(_TEXT + 2))
+            for number, cell in enumerate(row):
+                left, upper = first + number % across * step[0], top + title_height + number // across * step[1]
+                _draw_cell(sheet, draw, cell, (left, upper, width, height), factor)
+                more = f"+{cell.more:,} " if cell.more else ""
+                text = _fit_line(draw, more + cell.key.rsplit("/", 1)[-1], width)
+                color = _INK if cell.image is not None else _FAULT
+                draw.text((left, upper + height + 1), text, color, default_font(_TEXT))
+        top += title_height + tall
     return sheet
+
+
+def _arrange_cells(classes: int, count: int, step: tuple[int, int]) -> tuple[int, int]:
+    """Returns the number of cells of a class in a line, and the number of classes abreast, for a picture of about 4:3.
+
+    ``count``: most cells of a class. ``step``: width and height that a cell takes.
+    """
+    ideal = math.sqrt(4 / 3 * classes * count * step[1] / step[0])  # cells in a line of the picture
+    if ideal < count / 2:
+        return math.ceil(count / round(count / ideal)), 1
+    lines = math.ceil(classes / max(1, round(ideal / count)))
+    return count, math.ceil(classes / lines)
 
 
 def _draw_cell(

@@ -199,6 +199,8 @@ class Sample(NamedTuple):
         unified: Conversions of its images by the source, see :data:`packstore.images.losses.UNIFIED`.
         relative: The source has multiplied fractions with the sides of the upright image to get coordinates.
         stated_size: Width and height of the image that the source states without a column for them; else None.
+        upright_values: Values of columns that differ from those in :attr:`values` if the source counts in the upright
+            image and not in the stored one, such as run lengths; None if none do.
     """
 
     image: ImageData
@@ -209,6 +211,7 @@ class Sample(NamedTuple):
     unified: tuple[str, ...] = ()
     relative: bool = False
     stated_size: tuple[int, int] | None = None
+    upright_values: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ RELATIVE = "relative coordinates"
 sides of the upright image."""
 STATED_SIZE = "stated size"
 """Name of a value without a field: width and height of the image, as its annotation states them."""
+UPRIGHT_VALUES = "values of the upright image"
+"""Name of a value without a field: :attr:`packstore.sources.base.Sample.upright_values`."""
 
 
 class NamedSample(NamedTuple):
@@ -75,6 +77,7 @@ class NamedSample(NamedTuple):
         unified: Conversions of its images to the modes of their fields, see :data:`packstore.images.losses.UNIFIED`.
         relative: Its value :data:`RELATIVE`.
         stated_size: Its value :data:`STATED_SIZE`.
+        upright_values: Its value :data:`UPRIGHT_VALUES`.
     """
 
     key: str | None
@@ -83,6 +86,7 @@ class NamedSample(NamedTuple):
     unified: tuple[str, ...] = ()
     relative: bool = False
     stated_size: tuple[int, int] | None = None
+    upright_values: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ class Schema:
         """
         key, values = name_values(raw, self.positions, self.fields)
         relative, stated_size = values.pop(RELATIVE, False) is True, values.pop(STATED_SIZE, None)
+        upright_values = values.pop(UPRIGHT_VALUES, None)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
@@ -169,7 +174,9 @@ class Schema:
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
             nbytes += nbytes_of(value)
-        return NamedSample(key, by_field, nbytes, relative=relative, stated_size=stated_size)
+        return NamedSample(
+            key, by_field, nbytes, relative=relative, stated_size=stated_size, upright_values=upright_values
+        )
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them. Does not read files.
@@ -234,7 +241,9 @@ class Schema:
                 raise FieldError(name, str(error)) from error
         image = values.pop(self.main)
         sample = Sample(image, values, taken.key, unified=taken.unified)
-        return sample._replace(relative=taken.relative, stated_size=taken.stated_size)
+        return sample._replace(
+            relative=taken.relative, stated_size=taken.stated_size, upright_values=taken.upright_values
+        )
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:

@@ -27,6 +27,10 @@ _SUITES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Imports a suite at its first use, and lets pytest rewrite its assertions. Raises :class:`AttributeError` for
     other names."""

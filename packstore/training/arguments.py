@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, Self
 
 from packstore.core.arguments import show_value
@@ -14,13 +16,6 @@ from packstore.core.options import check_option_numbers
 
 _THREADS = "workers= says how many threads read and decode"
 _DEVICE_MEMORY = "its memory is page-locked wherever the device is a GPU"
-_OF_LOADER = "PackedLoader has it, for whole batches"
-_OF_DATASET = "the dataset has it: PackedDataset(path, {}=…)"
-
-_LOADS = (
-    "augment", "batch_size", "collate", "drop_last", "normalize", "prefetch", "rank", "seed", "shuffle", "workers",
-    "world_size",
-)  # fmt: skip
 
 _MEANT = {
     "PackedLoader": {
@@ -54,8 +49,6 @@ _MEANT = {
         "mean": "it is normalize=, such as 'imagenet' or (mean, std)",
         "std": "it is normalize=, such as 'imagenet' or (mean, std)",
         "ignore_index": "mask_fill= is the value of masks outside of the image",
-        "exif_transpose": "the dataset has it: PackedDataset(..., exif_transpose=True)",
-        **{name: _OF_DATASET.format(name) for name in ("decoder", "device", "split", "columns")},
     },
     "PackedDataset": {
         "root": "its first argument is the path of a store",
@@ -72,18 +65,99 @@ _MEANT = {
         "return_type": "it is output=",
         "map_location": "it is device=",
         "cache_dir": "the variable PACKSTORE_CACHE names the cache",
-        **dict.fromkeys(_LOADS, _OF_LOADER),
     },
 }  # fmt: skip
 
-_OF_OPERATIONS = {
-    "fill": "augment=[...] pads with black, or padding_mode= says with what; mask_fill= of the loader is for masks",
-    "pad_if_needed": "padding= says how much",
-    "prob": "it is p=",
-    "height": "it is size=(height, width)",
-    "width": "it is size=(height, width)",
-    "max_size": "size=(height, width) gives one size",
+_ONLY = {
+    "PackedLoader": (
+        "augment batch_size block channels_last collate drop_last indices mask_fill masking min_area"
+        " min_visible mix normalize on_error pre_transform prefetch rank resident sampler seed shuffle stream"
+        " views window workers world_size"
+    ),
+    "PackedDataset": (
+        "alpha checksums columns decoder denormalize depth device exif_transpose frames keep_crowds"
+        " max_pixels mode split transforms"
+    ),
 }
+"""Arguments that only one of the two classes has, as text."""
+
+_OTHER = {
+    "PackedLoader": ("PackedDataset", "PackedDataset(path, {}=…)"),
+    "PackedDataset": ("PackedLoader", "PackedLoader(dataset, {}=…)"),
+}
+"""The other class, and how it takes an argument."""
+
+_SPELLINGS = {
+    "always_apply": "p=, where 1 applies it always",
+    "crop_size": "size=",
+    "cutmix_alpha": "alpha=",
+    "fill": "value=",
+    "fill_value": "fill=",
+    "fillcolor": "fill=",
+    "height": "size=(height, width)",
+    "img_scale": "size=(height, width)",
+    "img_size": "size=",
+    "imgsz": "size=",
+    "mask_ratio": "ratio=",
+    "max_area": "scale=(least, most)",
+    "max_aspect": "ratio=(least, most)",
+    "max_count": "count=(least, most)",
+    "min_area": "scale=(least, most)",
+    "min_aspect": "ratio=(least, most)",
+    "min_count": "count=(least, most)",
+    "mixup_alpha": "alpha=",
+    "mode": "value=, a number, 'random' or 'color'",
+    "num_repeats": "repeats=",
+    "pad_val": "fill=",
+    "patch_size": "patch=",
+    "prob": "p=",
+    "probability": "p=",
+    "repetitions": "repeats=",
+    "resample": "interpolation=",
+    "sigma_limit": "sigma=",
+    "std": "sigma=",
+    "switch_prob": "weights=, such as (0.7, 0.3) for a switch_prob of 0.3",
+    "width": "size=(height, width)",
+}
+"""What arguments of other libraries are called here. Holds for classes that have the argument before ``=``."""
+
+_BY_RANK = "the loader divides the indices among ranks; give each rank the same sampler"
+_MIXES = "BatchMixer has it: mix=BatchMixer([MixUp(0.8), CutMix(1.0)], {}=…)"
+_OF_TIMM = {
+    "correct_lam": "the share always grows by what the border cuts off",
+    "cutmix_minmax": "boxes have the sizes that alpha gives",
+    "labels_getter": "it mixes the labels that the dataset's columns= names",
+    "multi_label": "it mixes single labels, and those of collate={'labels': 'multi_hot'}",
+}
+_OF_MIXERS = {
+    "prob": _MIXES.format("p"),
+    "switch_prob": _MIXES.format("weights"),
+    **{name: _MIXES.format(name) for name in ("label_smoothing", "labels", "mode", "num_classes", "p", "weights")},
+}
+_EITHER_MIXER = "each mixer has its own alpha: [MixUp(0.8), CutMix(1.0)]"
+
+_REASONS = {
+    "": {
+        "device": "operations work on the device of the dataset",
+        "dtype": "the loader's dtype= is that of the images",
+        "inplace": "the loader takes care of the memory",
+    },
+    "BatchMixer": {**_OF_TIMM, "cutmix_alpha": _EITHER_MIXER, "mixup_alpha": _EITHER_MIXER},
+    "CutMix": {**_OF_TIMM, **_OF_MIXERS, "mixup_alpha": _EITHER_MIXER},
+    "MixUp": {**_OF_TIMM, **_OF_MIXERS, "cutmix_alpha": _EITHER_MIXER},
+    "RASampler": {
+        "num_replicas": _BY_RANK,
+        "rank": _BY_RANK,
+        "selected_ratio": "an epoch has as many items as the dataset",
+        "selected_round": "an epoch has as many items as the dataset",
+        "shuffle": "its order is always random, by seed= and the epoch",
+    },
+    "RandomRotation": {"expand": "images keep their size"},
+    "RandomErasing": {"num_splits": "for a part of the batch, use views= of the loader"},
+    "Resize": {"max_size": "RandomShortestSize has it: RandomShortestSize(800, max_size=1333)"},
+    "recipe": {"size": "a recipe is a list of operations: replace the one that crops"},
+}  # fmt: skip
+"""Why a class lacks an argument of other libraries, by its name; under ``""`` why all lack it."""
 
 
 _MOST_NUMBER = (1 << 31) - 1
@@ -92,54 +166,78 @@ _MOST_NUMBER = (1 << 31) - 1
 _MOST_TEXT = 1000
 
 
-class CheckedArguments:
+class KnownArguments:
+    """Base of the classes of :mod:`packstore.augment`. Raises :class:`UnknownArgumentError`, with advice, for an
+    unknown argument of a class of packstore."""
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        if named and cls.__module__.startswith("packstore."):
+            unknown = named.keys() - {*_list_arguments(cls)}  # type: ignore[arg-type]  # of mypy, for type[Self]
+            if unknown:
+                raise unknown_operation_argument(cls, min(unknown))
+        return super().__new__(cls)
+
+
+class CheckedArguments(KnownArguments):
     """Base of packstore's operations and mixers. Checks names and numbers of arguments before anything uses them.
 
-    Raises :class:`UnknownArgumentError`, with advice, for an unknown argument, and :class:`UsageError` for numbers as
-    :func:`packstore.core.options.check_option_numbers` does. Checks nothing for classes outside packstore.
+    Raises :class:`UsageError` for numbers as :func:`packstore.core.options.check_option_numbers` does. Checks nothing
+    for classes outside packstore.
     """
 
     def __new__(cls, *args: Any, **named: Any) -> Self:
+        made = super().__new__(cls, *args, **named)
         if dataclasses.is_dataclass(cls) and cls.__module__.startswith("packstore."):
-            names = [each.name for each in dataclasses.fields(cls)]
-            unknown = named.keys() - {*names}
-            if unknown:
-                raise unknown_operation_argument(cls, min(unknown))
-            given = {**dict(zip(names, args, strict=False)), **named}
+            given = {**dict(zip(_list_arguments(cls), args, strict=False)), **named}
             for name, value in given.items():
                 if isinstance(value, str) and len(value) > _MOST_TEXT:
                     raise UsageError(f"{cls.__name__}: {name} should be a short text, got {show_value(value)}")
             check_option_numbers(cls, given, f"{cls.__name__}: ", _MOST_NUMBER)
-        return super().__new__(cls)
+        return made
 
 
-def unknown_operation_argument(called: type, name: str) -> UnknownArgumentError:
-    """Returns the error for an unknown argument ``name`` of an operation of :mod:`packstore.augment`.
+def unknown_operation_argument(called: Callable[..., Any], name: str) -> UnknownArgumentError:
+    """Returns the error for an unknown argument ``name`` of a class or function of :mod:`packstore.augment`.
 
     The error proposes the argument that ``name`` is in other libraries, or an argument of similar spelling.
     """
-    return _unknown_argument(called, name, f"augment.{called.__name__}", _OF_OPERATIONS.get(name))
+    title, meant = called.__name__, None
+    spelling = _SPELLINGS.get(name, "")
+    if spelling.partition("=")[0] in _list_arguments(called):
+        meant = f"it is {spelling}"
+    meant = _REASONS.get(title, {}).get(name) or meant or _REASONS[""].get(name)
+    return _unknown_argument(called, name, f"augment.{title}", meant)
 
 
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument ``name`` of ``PackedLoader`` or ``PackedDataset``.
 
-    The error proposes the argument that ``name`` is in other libraries, or an argument of similar spelling.
+    The error proposes the argument that ``name`` is in other libraries, says that the other class has it, or proposes
+    an argument of similar spelling.
     """
-    meant = _MEANT[called.__name__].get(name)
-    if meant is None and called.__name__ == "PackedDataset" and name in _MEANT["PackedLoader"]:
-        meant = f"PackedLoader loads batches: {_MEANT['PackedLoader'][name]}"
-    return _unknown_argument(called, name, called.__name__, meant)
+    title, meant = called.__name__, _MEANT[called.__name__].get(name)
+    other, example = _OTHER[title]
+    if meant is None and name in _ONLY[other].split():
+        meant = f"{other} has it: {example.format(name)}"
+    if meant is None and name in _MEANT[other]:
+        meant = f"for {other}, {_MEANT[other][name]}"
+    return _unknown_argument(called, name, title, meant)
 
 
-def _unknown_argument(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
+@functools.cache
+def _list_arguments(called: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the names of the arguments of a class or a function."""
+    function = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
+    taken = inspect.signature(function).parameters
+    return tuple(name for name in taken if name not in ("self", "unknown"))
+
+
+def _unknown_argument(called: Callable[..., Any], name: str, title: str, meant: str | None) -> UnknownArgumentError:
     """Returns the error for an unknown argument, with ``meant`` as its advice. ``title`` names what was called.
 
     If ``meant`` is None, advises the argument of most similar spelling, or else ``help()``.
     """
     if meant is None:
-        taken = inspect.signature(vars(called)["__init__"]).parameters
-        known = [each for each in taken if each not in ("self", "unknown")]
-        alike = difflib.get_close_matches(name, known, 1)
-        meant = f"it is {alike[0]}=" if alike else f"help(packstore.{title}) lists its arguments"
+        alike = difflib.get_close_matches(name, _list_arguments(called), 1)
+        meant = f"did you mean {alike[0]}=?" if alike else f"help(packstore.{title}) lists its arguments"
     return UnknownArgumentError(f"{title} has no argument {name}: {meant}")

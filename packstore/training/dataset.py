@@ -30,6 +30,7 @@ from packstore.stores.remote.reader import RemoteReader
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment.targets import check_targets
 from packstore.training.crowds import leave_out_crowds
+from packstore.training.epoch_batch import EpochBatch
 from packstore.training.item_options import (
     check_frames,
     check_output,
@@ -225,8 +226,11 @@ class PackedDataset(ItemDataset):
             return self._read_batch(self._records_of_items(index))
         return self._make_item(self._record_of_item(_parse_index(index)))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Returns the items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Returns the items at ``indices`` as a list. torch's ``DataLoader`` calls this for a batch, which it collates
+        itself. A batch of a loader's ``batch_sampler`` is loaded by that loader."""
+        if isinstance(indices, EpochBatch):
+            return indices.load()
         records = self._records_of_items(indices)
         return self._read_items(records)
 

@@ -17,6 +17,7 @@ from packstore.images.reading import Reading
 from packstore.stores import Checksums
 from packstore.stores.base import Reader
 from packstore.training.pictures import ImageListReader, ImageReader, widen_for_torch
+from packstore.training.record_notes import note_records
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
 
@@ -87,7 +88,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             item = values[0] if len(values) == 1 else tuple(values)
         if self.transforms is None:
             return item
-        return self.transforms(*item) if isinstance(item, tuple) else self.transforms(item)
+        return self._call_user(self.transforms, record, *(item if isinstance(item, tuple) else (item,)))
 
     def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
         """Reads the item of a record in torchvision's types, and calls ``transform`` on the image.
@@ -105,7 +106,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             if name != "image"
         }
         image = wrapper.wrap_value(self.manifest.image, image, size)
-        image = image if self.transform is None else self._call_transform(image)
+        image = image if self.transform is None else self._call_transform(image, record)
         if not target:
             return image
         return image, next(iter(target.values())) if len(target) == 1 else target
@@ -130,16 +131,26 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         count = self._numbers_of_classes.get(name)
         if count is not None and value is not None and not 0 <= value < count:
             raise reader.class_error(self.manifest.column(name), record, value)
-        return self.target_transform(value) if name == "label" and self.target_transform is not None else value
+        if name != "label" or self.target_transform is None:
+            return value
+        return self._call_user(self.target_transform, record, value)
 
-    def _call_transform(self, image: Any) -> Any:
-        """Calls the user's ``transform`` with an image.
+    def _call_user(self, function: Callable[..., Any], record: int, *values: Any) -> Any:
+        """Calls a function of the user with values of a record. Adds a note to its exception that names the record."""
+        try:
+            return function(*values)
+        except Exception as error:
+            note_records(error, self.reader, np.array([record]))
+            raise
+
+    def _call_transform(self, image: Any, record: int) -> Any:
+        """Calls the user's ``transform`` with the image of a record.
 
         Adds a hint to its :class:`TypeError` or :class:`AttributeError`, unless the image is a PIL image.
         """
         assert self.transform is not None
         try:
-            return self.transform(image)
+            return self._call_user(self.transform, record, image)
         except (TypeError, AttributeError) as error:
             if self.output != "pil":
                 error.add_note(
@@ -231,7 +242,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         if self._plan is not None:
             return next(iter(self._read_images(np.array([record]))))
         image = self.pictures.read(self._form, self.reader, record)
-        return image if self.transform is None else self._call_transform(image)
+        return image if self.transform is None else self._call_transform(image, record)
 
     def _read_images(self, records: NDArray[np.int64], *, together: bool = False) -> Iterable[Any]:
         """Reads the images of ``records`` in the form of ``output``.
@@ -253,7 +264,9 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             if gathered is None
             else gathered.unbind()
         )
-        return images if self.transform is None or self._wrapper is not None else map(self._call_transform, images)
+        if self.transform is None or self._wrapper is not None:
+            return images
+        return map(self._call_transform, images, records.tolist())
 
     def _place(self, image: Any) -> Any:
         """Moves a tensor that a transform of PIL images has made to the dataset's dtype and device."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from packstore.stores.base import Reader
 from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, read_seek_indexes
+from packstore.training.record_notes import naming_records
 
 _PILLOW_FILTERS: dict[int, int] = {
     Resampling.BILINEAR: 7,
@@ -240,6 +242,10 @@ class PlannedBatch:
             read_whole = partial(self._read_pixels, row)
             source = PixelSource(self._requests, row, self._pictures.mode.channels, self._max_pixels, read_whole)
         return PlannedImage(source, Cut.full(height, width))
+
+    def naming_record(self, row: int) -> AbstractContextManager[None]:
+        """Adds a note that names the record in ``row`` to an exception of a user's function in the body."""
+        return naming_records(self._reader, np.array([self._records[row]]))
 
     def _read_pixels(self, row: int) -> NDArray[np.uint8]:
         """Reads the whole image in ``row`` by the dataset's decoder."""

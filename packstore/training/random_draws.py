@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
+from packstore.training.arguments import KnownArguments
 
 Array = Any
 """A numpy array or a torch tensor on any device; functions return the kind that they are given."""
@@ -123,7 +124,7 @@ class OccurrenceCounter:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Draws:
+class Draws(KnownArguments):
     """Random numbers of some records in one epoch. Each is computed by the number of its draw, without a state.
 
     Args:

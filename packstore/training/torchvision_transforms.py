@@ -83,13 +83,16 @@ class TransformPlan:
         rest = [step for step, role in self.steps if role is _Role.REST]
         if not together or not all(_is_known(step, _ERASING) for step in rest):
             for row in range(count):
-                yield _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
+                with batch.naming_record(row):
+                    value = _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
+                yield value
             return
         images, patches = [], []
         for row in range(count):
-            image = self._plan(batch.open(row))
-            is_planned = _is_planned(image)
-            erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
+            with batch.naming_record(row):
+                image = self._plan(batch.open(row))
+                is_planned = _is_planned(image)
+                erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
             images.append(image if is_planned else erased)
             patches.append(erased.patches if isinstance(erased, _Erased) else ())
         for value, some in zip(self._convert(images), patches, strict=True):

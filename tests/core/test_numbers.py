@@ -70,7 +70,7 @@ def list_operation_fields() -> Iterator[tuple[str, str]]:
         kind = getattr(augment, name)
         if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and name not in ("Draws", "PerImage"):
             for each in dataclasses.fields(kind):
-                if each.name not in ("transforms", "fn", "mixers"):
+                if each.name not in ("transforms", "fn", "mixers", "pipeline"):
                     yield name, each.name
 
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.bench import describe_report, report_to_json
+from packstore.cli.bench import _describe_verdict, describe_report, report_to_json
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.progress import Progress, no_progress
 from packstore.diagnose.bench import (
@@ -170,27 +171,38 @@ def test_a_loader_far_below_its_stages_says_so() -> None:
 
 
 positive = st.floats(1, 1e7)
-
-
-@given(
-    rates=st.builds(
-        Rates,
-        threads=st.integers(1, 256),
-        cores=st.integers(1, 256),
-        read_first=positive,
-        read_again=positive,
-        read=positive,
-        decode=st.none() | positive,
-        augment=st.none() | positive,
-        copy=positive,
-        loader=positive,
-        disk_share=st.floats(0, 2),
-        held=st.booleans(),
-        target=st.none() | positive,
-        on_gpu=st.booleans(),
-        resident=st.booleans(),
-    )
+ANY_RATES = st.builds(
+    Rates,
+    threads=st.integers(1, 256),
+    cores=st.integers(1, 256),
+    read_first=positive,
+    read_again=positive,
+    read=positive,
+    decode=st.none() | positive,
+    augment=st.none() | positive,
+    copy=positive,
+    loader=positive,
+    disk_share=st.floats(0, 2),
+    held=st.booleans(),
+    target=st.none() | positive,
+    on_gpu=st.booleans(),
+    resident=st.booleans(),
 )
+
+
+@given(ANY_RATES)
+def test_the_line_on_cores_knows_the_target(rates: Rates) -> None:
+    report = SimpleNamespace(verdict=find_limiting_stage(rates), rates=rates)
+    lines = _describe_verdict(cast("BenchReport", report))
+    (cores,) = [line for line in lines if line.startswith("cores")] or [""]
+    assert (cores == "") == rates.resident
+    if rates.target is not None:
+        assert "give --" not in cores
+        missed = not rates.resident and max(rates.loader, *find_ceilings(rates).values()) < rates.target
+        assert ("no number of cores is enough" in cores) >= missed
+
+
+@given(ANY_RATES)
 def test_there_is_a_verdict_for_any_rates(rates: Rates) -> None:
     verdict = find_limiting_stage(rates)
     assert verdict.why

@@ -198,6 +198,13 @@ def csv_without_sizes(photo: Photo, image: bytes) -> Files:
     return {f"images/{photo.name}": image, "annotations.csv": text.encode()}
 
 
+def csv_of_runs(photo: Photo, image: bytes) -> Files:
+    """Kaggle's ``EncodedPixels``: pairs of start and length, column by column, from 1."""
+    edges = np.flatnonzero(np.diff(photo.mask.T.reshape(-1), prepend=0, append=0))
+    runs = " ".join(f"{start + 1} {stop - start}" for start, stop in edges.reshape(-1, 2).tolist())
+    return {f"train/{photo.name}": image, "train.csv": f"ImageId,EncodedPixels\n{photo.name},{runs}\n".encode()}
+
+
 def kitti(photo: Photo, image: bytes) -> Files:
     line = ("thing", 0.0, 0, 0.0, *map(float, photo.box), *[0.0] * 7)
     return {f"image_2/{photo.name}": image, "label_2/a.txt": " ".join(map(str, line)).encode()}
@@ -241,7 +248,7 @@ FORMATS: Mapping[str, Callable[[Photo, bytes], Files]] = {
     each.__name__: each
     for each in (
         *(yolo, yolo_polygons, coco, coco_without_sizes, voc, labelme, createml, cvat, datumaro, label_studio),
-        *(csv_with_sizes, csv_without_sizes, kitti, supervisely, metadata, masks, palette_masks),
+        *(csv_with_sizes, csv_without_sizes, csv_of_runs, kitti, supervisely, metadata, masks, palette_masks),
     )
 }
 

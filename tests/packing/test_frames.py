@@ -3,6 +3,7 @@ images, from the source through loader and exports to their importers. The truth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packstore import PackedDataset, PackedLoader, convert, export, verify
+import packstore
+from packstore import PackedDataset, PackedLoader, Writer, append, convert, export, merge, repair, select, verify
 from packstore.augment import CenterCrop, RandomHorizontalFlip
 from packstore.core.errors import AmbiguousSourceError, UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.registry import EXPORTS
+from packstore.images.decoders.orientation import read_orientation
 from packstore.stores.opening import read_manifest
 from tests.makers.oriented import (
     FORMATS,
@@ -25,8 +28,10 @@ from tests.makers.oriented import (
     ORIENTATIONS,
     describe_photo,
     find_red,
+    make_photo,
     make_set,
 )
+from tests.makers.stores import change
 
 _LABELS = ("coco", "csv", "cvat", "datumaro", "fiftyone", "kitti", "label_studio", "labelme", "masks",
            "open_images", "voc", "yolo")  # fmt: skip
@@ -263,3 +268,71 @@ def test_every_export_of_labels_is_tried() -> None:
     from packstore.exports.objects import ObjectsExport
 
     assert {kind.name for kind in EXPORTS.values() if issubclass(kind, ObjectsExport)} == set(_LABELS)
+
+
+def make_turned_pair(root: Path) -> Path:
+    """A folder of COCO with one photo of orientation 6, and nine upright ones, in the frame of the stored pixels."""
+    source = make_set(root, "coco", "jpg", 6, "stored")
+    document = json.loads(next(source.rglob("_annotations.coco.json")).read_text())
+    folder = next(source.rglob("_annotations.coco.json")).parent
+    first, box = document["images"][0], document["annotations"][0]
+    for number in range(1, 10):
+        name = f"plain{number}.jpg"
+        (folder / name).write_bytes(make_photo("jpg", 1))
+        with Image.open(folder / name) as image:
+            size = image.size
+        document["images"].append({**first, "id": 100 + number, "file_name": name, "width": size[0], "height": size[1]})
+        document["annotations"].append({**box, "id": 100 + number, "image_id": 100 + number, "bbox": [8, 4, 24, 16]})
+    (folder / "_annotations.coco.json").write_text(json.dumps(document))
+    return source
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_selections_and_merges_count_turned_photos_again(sharded: bool, tmp_path: Path) -> None:
+    source = make_turned_pair(tmp_path / "set")
+    convert(source, tmp_path / "a.lmdb", **({"shard_size": 1} if sharded else {}))
+    manifest = read_manifest(tmp_path / "a.lmdb")
+    assert manifest.options["exif_oriented"] == 1
+    with packstore.open(tmp_path / "a.lmdb") as reader:
+        turned = next(i for i in range(len(reader)) if read_orientation(bytes(reader.view(i))) == 6)
+        plain = next(i for i in range(len(reader)) if i != turned)
+        keys = {name: reader.key(i) for name, i in (("turned", turned), ("plain", plain))}
+    counts = {}
+    for name, key in keys.items():
+        select(tmp_path / "a.lmdb", tmp_path / f"{name}.lmdb", where=f"key == {key!r}", shard_size="1GB")
+        counts[name] = read_manifest(tmp_path / f"{name}.lmdb").options.get("exif_oriented")
+    assert counts == {"turned": 1, "plain": 0}
+    with pytest.raises(UsageError, match="exif_transpose"):
+        PackedDataset(tmp_path / "turned.lmdb", "train", columns=("image", "boxes"), exif_transpose=True)
+    PackedDataset(tmp_path / "plain.lmdb", "train", columns=("image", "boxes"), exif_transpose=True).close()
+    merge([tmp_path / "plain.lmdb", tmp_path / "turned.lmdb"], tmp_path / "both.lmdb")
+    assert read_manifest(tmp_path / "both.lmdb").options["exif_oriented"] == 1
+    merge([tmp_path / "turned.lmdb", tmp_path / "turned.lmdb"], tmp_path / "once.lmdb", on_duplicate="skip")
+    assert read_manifest(tmp_path / "once.lmdb").options["exif_oriented"] == 1
+
+
+@pytest.mark.parametrize("wrong", ["up", "Stored", "UPRIGHT"])
+def test_another_answer_is_refused(wrong: Any, tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", "coco", "jpg", 6, "stored")
+    with pytest.raises(UsageError, match="annotation_frame should be 'stored', 'upright' or None"):
+        convert(source, tmp_path / "a.lmdb", annotation_frame=wrong)
+    with pytest.raises(UsageError, match="annotation_frame should be"):
+        Writer(tmp_path / "b.lmdb", annotation_frame=wrong)
+
+
+def test_records_with_another_answer_are_repaired(tmp_path: Path) -> None:
+    convert(make_set(tmp_path / "first", "coco", "jpg", 1, "stored"), tmp_path / "a.lmdb")
+    added = make_set(tmp_path / "added", "coco_without_sizes", "jpg", 3, "upright")
+    document = next(added.rglob("_annotations.coco.json"))
+    name = json.loads(document.read_text())["images"][0]["file_name"]
+    document.write_text(document.read_text().replace(name, f"new-{name}"))
+    (document.parent / name).rename(document.parent / f"new-{name}")
+    append(tmp_path / "a.lmdb", added, annotation_frame="upright")
+    with packstore.open(tmp_path / "a.lmdb") as reader:
+        boxes = bytes(reader.value("boxes", 1))
+    change(tmp_path / "a.lmdb", boxes, 0)
+    assert verify(tmp_path / "a.lmdb").problems
+    with pytest.raises(AmbiguousSourceError):
+        repair(tmp_path / "a.lmdb", added, tmp_path / "b.lmdb")
+    assert not repair(tmp_path / "a.lmdb", added, tmp_path / "b.lmdb", annotation_frame="upright").lost
+    assert not verify(tmp_path / "b.lmdb").problems

@@ -27,7 +27,9 @@ def test_operations_hold_others() -> None:
     assert list_operation_names(text) == ["ColorJitter", "RandomApply", "RandomInvert", "RandomResizedCrop"]
     assert parse_augment(" timm-rsb-a2 ") == list(A.recipe("timm-rsb-a2"))
     assert {"TimmAugment", "RandomErasing", "AugMix"} <= set(OPERATIONS)
-    assert not {"PerImage", "InPlace", "Operation", "BatchMixer", "recipe", "RASampler"} & set(OPERATIONS)
+    assert not {"Albumentations", "PerImage", "InPlace", "Operation", "BatchMixer", "recipe", "RASampler"} & set(
+        OPERATIONS
+    )
 
 
 @pytest.mark.parametrize(

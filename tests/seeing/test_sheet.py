@@ -58,6 +58,29 @@ def test_each_class_has_a_row_of_some_records(store: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("classes", "per_class"), [(60, 5), (60, 2), (60, 1), (20, 5), (10, 5), (7, 3), (3, 5), (1, 40), (2, 60)]
+)
+@pytest.mark.parametrize("size", [(40, 20), (20, 20), (20, 60)])
+def test_a_sheet_is_about_as_wide_as_high(tmp_path: Path, classes: int, per_class: int, size: tuple[int, int]) -> None:
+    colors: set[tuple[int, ...]] = set()
+    labels = packstore.Label([f"{n}" for n in range(classes)])
+    with packstore.Writer(tmp_path / "x.h5", {"image": "image", "label": labels}, check="none") as writer:
+        for number in range(classes * per_class):
+            color = (number % 200 + 20, number // 200 * 50 + 20, 130)
+            colors.add(color)
+            image = encode(Image.new("RGB", size, color), "PNG")
+            writer.add(key=f"{number}.png", image=image, label=number % classes)
+    write_sheet(tmp_path / "x.h5", tmp_path / "x.png", SheetOptions(per_class=per_class, side=max(size)))
+    with Image.open(tmp_path / "x.png") as image:
+        sheet = np.asarray(image)
+    assert 0.5 < sheet.shape[1] / sheet.shape[0] < 2.7
+    found, counts = np.unique(sheet.reshape(-1, 3), axis=0, return_counts=True)
+    areas = {tuple(color): count for color, count in zip(found.tolist(), counts.tolist(), strict=True)}
+    assert all(areas.get(color) == size[0] * size[1] for color in colors), "an image is missing or covered"
+
+
+@pytest.mark.slow
 def test_augmented_images_are_those_of_the_loader_bit_for_bit(store: Path, tmp_path: Path) -> None:
     write_sheet(store, tmp_path / "x.png", SheetOptions(split="train", per_class=2, augment=AUGMENT, seed=5, epoch=3))
     with Image.open(tmp_path / "x.png") as image:

@@ -38,6 +38,8 @@ QUICKER = {"bench": ["--seconds", "0.01", "--no-tries"], "doctor": ["--no-disk"]
 """What these commands are given here beside what the text says."""
 SLOW = ("readme", "measuring")
 """Pages that run them all the same."""
+MARKS = {**dict.fromkeys(SLOW, pytest.mark.slow), "integrations": pytest.mark.filterwarnings("ignore")}
+"""Marks of pages. Other frameworks warn of each other's changes."""
 WITHOUT_PACKSTORE = "formats"
 """The page whose Python does without packstore."""
 NOT_ASKED = {"error": "not asked"}
@@ -102,9 +104,7 @@ FACTS = {
 
 @pytest.mark.long
 @pytest.mark.sampled(fast=0)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TEXTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[MARKS[name]] if name in MARKS else []) for name in TEXTS])
 def test_a_page_runs(
     name: str,
     demo: Path,

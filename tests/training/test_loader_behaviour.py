@@ -511,9 +511,11 @@ def test_batches_train_a_plain_model_without_a_warning(stores: Stores, options: 
 
 
 def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:
-    subset = torch.utils.data.Subset(PackedDataset(stores("cifar.lmdb"), "train"), [1, 2])
-    for other in (subset, str(stores("cifar.lmdb"))):
-        with pytest.raises(UsageError, match=f"got {type(other).__name__}; indices= takes a part"):
+    dataset = PackedDataset(stores("cifar.lmdb"), "train")
+    both = torch.utils.data.ConcatDataset([dataset, dataset])
+    subset = torch.utils.data.Subset(torch.utils.data.Subset(both, [3, 2]), [0])
+    for other, named in ((both, "ConcatDataset"), (subset, "a Subset of ConcatDataset"), (str(dataset.path), "str")):
+        with pytest.raises(UsageError, match=rf"or a Subset of one, got {named}; packstore\.concat joins"):
             PackedLoader(other, 4)  # type: ignore[arg-type]
 
 
@@ -526,7 +528,7 @@ def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
         ("pin_memory", "page-locked"),
         ("generator", "seed="),
         ("interpolation", "RandomResizedCrop"),
-        ("batchsize", "it is batch_size="),
+        ("batchsize", r"did you mean batch_size=\?"),
         ("colour", "help"),
     ):
         with pytest.raises(UsageError, match=f"PackedLoader has no argument {name}: .*{meant}") as caught:
@@ -535,6 +537,6 @@ def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
     for name, meant in (("num_workers", "workers="), ("batch_size", "PackedLoader has it"), ("tranform", "transform=")):
         with pytest.raises(TypeError, match=f"PackedDataset has no argument {name}: .*{meant}"):
             PackedDataset(path, "train", **{name: 2})
-    with pytest.raises(TypeError, match=r"augment\.Resize has no argument max_size: .*one size"):
+    with pytest.raises(TypeError, match=r"augment\.Resize has no argument max_size: RandomShortestSize has it"):
         Resize(8, max_size=3)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(Resize(size=8))) == Resize(8)

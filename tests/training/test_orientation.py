@@ -211,5 +211,5 @@ def test_pixels_cannot_be_turned_any_more(photos: tuple[Path, Path], stores: Sto
 
 
 def test_the_loader_says_who_turns(stores: Stores) -> None:
-    with pytest.raises(UsageError, match=r"PackedDataset\(..., exif_transpose=True\)"):
+    with pytest.raises(UsageError, match=r"PackedDataset\(path, exif_transpose=…\)"):
         PackedLoader(PackedDataset(stores("original.lmdb")), 4, exif_transpose=True)  # type: ignore[arg-type]

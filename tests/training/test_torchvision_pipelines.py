@@ -347,6 +347,18 @@ def test_a_damaged_image_is_named(folder: Path, tmp_path: Path) -> None:
     data[3]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_errors_of_functions_name_the_record(stores: Any, place: int) -> None:
+    def fail(image: Any) -> Any:
+        raise ArithmeticError("of a user")
+
+    steps = [v1.RandomCrop(40), v1.ToTensor()]
+    data = PackedDataset(stores(), transform=v1.Compose([*steps[:place], fail, *steps[place:]]))
+    with pytest.raises(ArithmeticError) as raised:
+        data.__getitems__([3, 4])
+    assert "record 3 (" in "".join(raised.value.__notes__)
+
+
 def test_floats_and_wide_pixels_are_given_as_before(stores: Any) -> None:
     data = PackedDataset(stores(".pth", size=(80, 72)), transform=v2.Compose([v2.ToImage(), v2.CenterCrop(40)]))
     assert data[0][0].dtype == torch.float32

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -39,6 +40,11 @@ _IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 class _Unusual(Exception):  # noqa: N818 - Pillow decides then
     """A structure that ordinary writers of files do not produce; Pillow parses the file instead."""
+
+
+def count_oriented(images: Iterable[Buffer]) -> int:
+    """Counts the image files whose orientation asks for a rotation or flip, as :func:`read_orientation` reads it."""
+    return sum(read_orientation(image) != 1 for image in images)
 
 
 def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.decoders.orientation import read_annotation_orientation, read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.boxes import BoxConventionCounter
 from packstore.sources.table.box_cells import is_blank, parse_boxes, parse_number_cell
@@ -120,11 +120,12 @@ def measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
     return sizes
 
 
-def read_sides(image: bytes) -> tuple[int, int]:
-    """Reads width and height, as stored, in the header of an image file. Raises :class:`ValueError` if it is no
-    image."""
+def read_stored_sides(image: bytes) -> tuple[tuple[int, int], bool]:
+    """Reads width and height, as stored, of an image file, and if they change places in the upright image. Raises
+    :class:`ValueError` if it is no image."""
     try:
-        info = sniff(image)
+        info, swapped = sniff(image), swaps_sides(read_annotation_orientation(image))
     except HeaderError as error:
         raise ValueError(error.reason) from error
-    return info.width, info.height
+    upright = swapped and info.kind == "tiff"  # whose header is read as decoded
+    return (info.height, info.width) if upright else (info.width, info.height), swapped

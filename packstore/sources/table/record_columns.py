@@ -9,12 +9,11 @@ from typing import Any
 
 from packstore.core.column import CROWD
 from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, Labels
-from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.sources.boxes import to_corners
 from packstore.sources.names import make_column_names
-from packstore.sources.schema import RELATIVE
+from packstore.sources.schema import RELATIVE, UPRIGHT_VALUES
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
-from packstore.sources.table.boxes import read_row_boxes, read_sides
+from packstore.sources.table.boxes import read_row_boxes, read_stored_sides
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
 from packstore.sources.table.columns import ColumnRoles, convert_runs, parse_flag
 from packstore.sources.table.image_rows import RowsByImage
@@ -132,15 +131,18 @@ class RecordColumns:
             ]
         if roles.runs:
             masked = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
-            if masked and swaps_sides(read_annotation_orientation(image)):
-                raise ValueError(
-                    "its run lengths do not tell if they count in the stored or in the upright image, whose sides "
-                    "differ; save the image without its EXIF orientation"
-                )
-            masks = [convert_runs(cells[roles.runs], *read_sides(image)) for cells in masked]
-            values = {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
+            sides, swapped = read_stored_sides(image)
+            values: dict[str, Any] = self._read_masks(masked, *sides)
+            if masked and swapped:
+                values[UPRIGHT_VALUES] = self._read_masks(masked, *sides[::-1])
             return values, [(cells, 1) for cells in masked]
         return {}, []
+
+    def _read_masks(self, rows: list[dict[str, Any]], width: int, height: int) -> dict[str, list[Any]]:
+        """Reads the run lengths of masks in an image of a size, with the boxes around them. Raises :class:`ValueError`
+        for malformed ones."""
+        masks = [convert_runs(cells[self._roles.runs], width, height) for cells in rows]
+        return {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
         """Reads the classes of an image. ``boxed``: its rows with boxes, each with the number of boxes.

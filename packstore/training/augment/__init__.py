@@ -5,6 +5,7 @@ any sizes, so that only the pixels they need are decoded and resized; most other
 run on each image while it is in the cache. Either way the same seed gives the same images.
 """
 
+from packstore.training.augment.albumentations import Albumentations
 from packstore.training.augment.base import Operation
 from packstore.training.augment.colour import (
     ColorJitter,
@@ -41,6 +42,7 @@ from packstore.training.random_draws import Draws
 
 __all__ = [
     "RECIPES",
+    "Albumentations",
     "AugMix",
     "AutoAugment",
     "BatchMixer",

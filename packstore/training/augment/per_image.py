@@ -18,10 +18,12 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.logic import Compose
+from packstore.training.augment.own_generators import find_generators, seed_generators
 from packstore.training.augment.recipes import recipe
 from packstore.training.augment.thread_generator import ThreadGenerator
 from packstore.training.augment.timm_policies import POLICY_BEGINNINGS, TimmAugment
 from packstore.training.random_draws import Draws
+from packstore.training.record_notes import mark_records
 from packstore.training.single_threaded import single_threaded
 
 _RANDOM = {
@@ -58,7 +60,8 @@ class PerImage(Operation):
     - Any ``fn`` with ``generator=True``. It receives the generator.
 
     Other functions run one after another in the thread that asks for batches. The process's generators of torch, numpy
-    and Python are seeded before each call, and restored after the last. Meanwhile torch starts no threads.
+    and Python are seeded before each call, and restored after the last. So are generators that the function itself
+    holds, as transforms of albumentations do, but they are not restored. Meanwhile torch starts no threads.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``. Returns one, of the same shape for all images of a batch.
@@ -84,6 +87,12 @@ class PerImage(Operation):
                 f"PerImage with generator=True calls fn(image, generator=…), and {stable_repr(self.fn)} takes no "
                 "generator; leave generator=True out, and the generators of torch, numpy and Python are seeded instead"
             )
+        if self.threads and find_generators(self.fn):
+            raise UsageError(
+                f"{self!r}: threads=True is for functions that draw from torch alone, and this one holds generators of "
+                "its own, which threads would share: leave threads=True out, or for albumentations end augment= with "
+                "packstore.augment.Albumentations(...)"
+            )
 
     def __repr__(self) -> str:
         options = "".join(f", {name}=True" for name in ("generator", "threads") if getattr(self, name))
@@ -95,9 +104,8 @@ class PerImage(Operation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Calls the function with each image, on the calling thread. Returns an empty batch itself."""
-        seeds = draws.bits(0).tolist()
         with single_threaded():  # one image is too little work to divide
-            results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)
+            results = self.call_each(images, draws) if self.generator else self._call_seeded(images, draws)
         return self.stack_results(results) if results else images
 
     @cached_property
@@ -106,39 +114,49 @@ class PerImage(Operation):
         class."""
         return self.generator or self.threads or all(map(_draws_from_torch, iterate_parts(self.fn)))
 
-    def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with a copy of each image. Thread-safe.
+    def call_each(self, images: Iterable[Tensor], draws: Draws) -> list[Tensor]:
+        """Calls the function with a copy of each image, a record of ``draws``. Thread-safe.
 
         A torch generator with the image's seed is passed as ``generator``, or replaces torch's own during the call.
         """
         results = []
-        for image, seed in zip(images, seeds, strict=True):
+        for image, seed, record in zip(images, draws.bits(0).tolist(), draws.records, strict=True):
             generator = torch.Generator(image.device).manual_seed(seed)
             if self.generator:
-                results.append(self.fn(image.clone(), generator=generator))
+                results.append(self._call_function(image, record, generator=generator))
             else:
                 with ThreadGenerator(generator):
-                    results.append(self.fn(image.clone()))
+                    results.append(self._call_function(image, record))
         return results
 
-    def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with a copy of each image.
+    def _call_function(self, image: Tensor, record: Any, **options: Any) -> Tensor:
+        """Calls the function with a copy of the image of a record, whose id is ``record``."""
+        try:
+            return self.fn(image.clone(), **options)
+        except Exception as error:
+            mark_records(error, record.reshape(1))
+            raise
+
+    def _call_seeded(self, images: Tensor, draws: Draws) -> list[Tensor]:
+        """Calls the function with a copy of each image, a record of ``draws``.
 
         Seeds the process's generators of torch, numpy and Python before each call, and restores them in the end.
         """
         cuda = [images.device] if images.device.type == "cuda" else []
+        own = find_generators(self.fn)
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
         try:
             with torch.random.fork_rng(cuda):
-                for image, seed in zip(images, seeds, strict=True):
+                for image, seed, record in zip(images, draws.bits(0).tolist(), draws.records, strict=True):
                     torch.default_generator.manual_seed(seed)
                     for device in cuda:
                         with torch.cuda.device(device):
                             torch.cuda.manual_seed(seed)
                     np.random.seed(seed)
                     random.seed(seed)
-                    results.append(self.fn(image.clone()))
+                    seed_generators(own, seed)
+                    results.append(self._call_function(image, record))
         finally:
             np.random.set_state(numpys)
             random.setstate(pythons)

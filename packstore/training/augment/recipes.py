@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 from packstore.core.errors import UsageError
+from packstore.training.arguments import unknown_operation_argument
 from packstore.training.augment.base import Step
 from packstore.training.augment.colour import (
     ColorJitter,
@@ -280,12 +281,14 @@ RECIPES = tuple(_RECIPES)
 """Names of all recipes."""
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str, **unknown: Never) -> Recipe:
     """Creates the operations of a recipe as a list, for ``augment=``. A recipe of views has them in ``views``.
 
     Raises:
         UsageError: An unknown name. The message names all recipes, and a similar one.
     """
+    if unknown:
+        raise unknown_operation_argument(recipe, min(unknown))
     entry = _RECIPES.get(name)
     if entry is None:
         alike = difflib.get_close_matches(str(name), RECIPES, 1)

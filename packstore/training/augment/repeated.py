@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from packstore.core.arguments import whole_number
+from packstore.training.arguments import KnownArguments
 from packstore.training.random_draws import Draws
 
 
-class RASampler:
+class RASampler(KnownArguments):
     """Yields indices of a dataset in random order, each ``repeats`` times in a row.
 
     For ``sampler=`` of a loader. An epoch has as many items as the dataset, and shows ``1 / repeats`` of the records.

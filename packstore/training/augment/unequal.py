@@ -244,7 +244,7 @@ class DrawnOperation:
         assert self.draws is not None
         if isinstance(self.call, PerImage):
             draws = self.draws[row : row + 1]
-            result = self.call.stack_results(self.call.call_each([image[0]], draws.bits(0).tolist()))
+            result = self.call.stack_results(self.call.call_each([image[0]], draws))
         elif isinstance(self.call, Operation):
             result = self.call(image, self.draws[row : row + 1])
         else:

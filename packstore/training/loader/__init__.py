@@ -13,8 +13,9 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,7 @@ from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import resident_obstacle
+from packstore.training.loader.description import describe_options
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
@@ -38,10 +40,13 @@ from packstore.training.loader.options import (
     LoaderOptions,
     check_dataset,
     resolve_ranks,
+    unwrap_subset,
 )
+from packstore.training.loader.parts import EpochSubset, LoaderParts
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.places import augments_one_by_one
 from packstore.training.loader.prefetch import prefetch
+from packstore.training.loader.record_stage import RecordStage
 from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.loader.resident import Resident
 from packstore.training.loader.state import VERSION, check_state, describe_records
@@ -66,8 +71,23 @@ def _close_iterators() -> None:
             items.close()
 
 
+@dataclass
+class _Start:
+    """Where an iterator begins.
+
+    Attributes:
+        epoch: Its epoch.
+        first: Number of its first batch.
+        resume: The loaded state's position that it begins at; None without.
+    """
+
+    epoch: int
+    first: int
+    resume: tuple[int, int] | None
+
+
 @describes(LoaderArguments)
-class PackedLoader:
+class PackedLoader(LoaderParts):
     """Loads batches of a :class:`packstore.PackedDataset` onto its device. Used like torch's ``DataLoader``.
 
     An item is a tuple with one value for each column of the dataset, by default ``(images, labels)``. Images are uint8
@@ -102,7 +122,11 @@ class PackedLoader:
     epoch. Threads, device, and resuming do not change them, nor does it matter if the data are resident or streamed.
     Each ``for`` over the loader is the next epoch.
 
+    It has the attributes of a ``DataLoader``: ``sampler``, ``batch_sampler``, ``collate_fn``, ``num_workers`` and the
+    others. A ``DataLoader`` made of them gives the same batches, from this loader's threads.
+
     Attributes:
+        dataset: The dataset; of a ``Subset``, one with the same items.
         epoch: The epoch that the next ``for`` begins.
         mode: ``"resident"`` or ``"streaming"``, and ``mode_reason`` why.
         pipeline: Steps of all batches; for tools that measure them.
@@ -116,10 +140,11 @@ class PackedLoader:
 
     @initializes(LoaderArguments, unknown=lambda name: unknown_argument(PackedLoader, name))
     def __init__(self, arguments: LoaderArguments) -> None:
-        dataset = arguments.dataset
-        check_dataset(dataset)
+        dataset, part = unwrap_subset(arguments.dataset)
+        check_dataset(dataset, part is not None)
         get_engine()  # an error here, and not in the first batch, if it is missing
-        self.dataset = dataset
+        # A union of types would be in the way of type checkers.
+        self.dataset: Any = dataset if part is None else EpochSubset(dataset, part.tolist())
         augment, converted = translate_augment(arguments.augment)
         if arguments.normalize is not None and "normalize" in converted:
             raise UsageError("normalize= is given, and augment= has torchvision's Normalize: leave out one of the two")
@@ -134,14 +159,18 @@ class PackedLoader:
         if options.output == "numpy" and self.device.type != "cpu":
             raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")
         self.epoch = 0
-        self._epochs = Epochs(dataset, batch_size, options)
+        self._epochs = Epochs(dataset, batch_size, options, part)
+        self._stage = RecordStage.for_loader(dataset, options)
+        loading = options if self._stage is None else self._stage.loading_options
         wanted = True if options.pre_transform is not None else options.resident
         streamed = resident_obstacle(dataset, options.collate or {})
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
         if options.views is not None and wanted == "auto" and not on_batches:
             streamed = "on the CPU, views= are cropped by the threads that read"
-        if streamed is None and augments_one_by_one(dataset, options):
+        if streamed is None and augments_one_by_one(dataset, loading):
             streamed = "images differ in size, so the threads that read augment them one by one"
+        if self._stage is not None:
+            streamed = "the threads that read run Albumentations on each record"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (
@@ -151,12 +180,18 @@ class PackedLoader:
         )
         self.mode, self.mode_reason = "resident" if residence.resident else "streaming", residence.reason
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
-        self.pipeline = Pipeline(dataset, options, residence.resident)
+        self.pipeline = Pipeline(dataset, loading, residence.resident)
         self._producer = (
             Resident(self.pipeline, self._epochs) if residence.resident else Streaming(self.pipeline, self._epochs)
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
+        # The latest iterator, until it is asked for its first batch.
+        self._unread: tuple[weakref.ref[Generator[Any, None, None]], _Start] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the latest iterator, which belongs to this process."""
+        return self.__dict__ | {"_unread": None}
 
     @property
     def rank(self) -> int:
@@ -168,12 +203,6 @@ class PackedLoader:
         """Current number of ranks."""
         return resolve_ranks(self.options)[1]
 
-    @property
-    def sampler(self) -> Iterable[int] | None:
-        """The user's sampler; None without. As with torch's loader, ``loader.sampler.set_epoch`` sets the next
-        epoch. If it is another epoch, a state that was loaded before no longer counts."""
-        return self.options.sampler
-
     def _repr_html_(self) -> str:
         """Returns HTML that shows the loader in a notebook."""
         return notebook_html(self)
@@ -182,43 +211,87 @@ class PackedLoader:
         counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")
         batches = f"{len(self):,} batches of {self.batch_size}" if counted else f"batches of {self.batch_size}"
         batches += f" (rank {self.rank} of {self.world_size})" if self.world_size > 1 else ""
-        return (
-            f"PackedLoader of {str(self.dataset.path)!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
-        )
+        path = str(self.pipeline.dataset.path)
+        head = f"PackedLoader of {path!r}: {batches}, {self.mode} on {self.device} ({self.mode_reason})"
+        records, dtype = len(self.pipeline.dataset), self.pipeline.device_steps.dtype
+        return "\n    ".join([head, *describe_options(self.options, self._epochs, records, dtype)])
 
     def __len__(self) -> int:
-        """Number of batches of an epoch on this rank. Raises :class:`TypeError` for a sampler without a length."""
+        """Number of batches of a whole epoch on this rank, also after :meth:`load_state_dict`. Raises
+        :class:`TypeError` for a sampler without a length."""
         return self._epochs.count_batches()
+
+    @property
+    def step(self) -> int:
+        """Number of the batch in its epoch with which the next ``for`` begins, from 0.
+
+        It is 0, except after :meth:`load_state_dict` in mid-epoch: ``enumerate(loader, loader.step)``."""
+        self._follow_sampler()
+        return 0 if self._resume is None else self._epochs.batches_before(self._resume[1])
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, or the rest of the epoch in a loaded state. Advances :attr:`epoch` at once.
 
-        If the user has set another epoch in the sampler, begins that epoch instead."""
+        If the user has set another epoch in the sampler, begins that epoch instead. Until its first batch, the latest
+        iterator follows :meth:`set_epoch`; if it is dropped before, the next one begins where it would have."""
         self._epochs.begin_epoch()
         self._follow_sampler()
-        if self._resume is not None:
-            epoch, first = self._resume[0], self._epochs.batches_before(self._resume[1])
-            self._resume = None
-        else:
-            epoch, first = self.epoch, 0
+        self._settle_unread()
+        resume, self._resume = self._resume, None
+        epoch, first = (self.epoch, 0) if resume is None else (resume[0], self._epochs.batches_before(resume[1]))
+        start = _Start(epoch, first, resume)
         self.epoch = epoch + 1
         self._running = epoch, first
-        items = self._iterate_items(epoch, first)
+        items = self._iterate_items(start)
+        self._unread = weakref.ref(items), start
         _open.add(items)
         return items
 
-    def _iterate_items(self, epoch: int, first: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch from batch ``first`` on, as arrays with ``output="numpy"``.
+    def _iterate_from(self, epoch: int, first: int) -> Iterator[Any]:
+        """Begins an epoch at batch number ``first``."""
+        self.set_epoch(epoch)
+        self._resume = epoch, self._epochs.count_records(first)
+        return iter(self)
+
+    def _settle_unread(self) -> _Start | None:
+        """Returns the start of the latest iterator if that waits for its first batch. If it was dropped without,
+        takes its start back."""
+        if self._unread is None:
+            return None
+        items, start = self._unread
+        if items() is not None:
+            return start
+        self._unread = None
+        if self.epoch == start.epoch + 1:
+            self.epoch, self._resume = start.epoch, start.resume
+        return None
+
+    def _begin(self, start: _Start) -> None:
+        """Notes that the iterator with this start is asked for its first batch."""
+        if self._unread is not None and self._unread[1] is start:
+            self._follow_sampler()
+            self._unread = None
+        if self.epoch == start.epoch:  # set_epoch was called after iter
+            self.epoch += 1
+        self._running = start.epoch, start.first
+
+    def _iterate_items(self, start: _Start) -> Generator[Any, None, None]:
+        """Yields the items of an epoch from its start on, as arrays with ``output="numpy"``.
 
         Counts them in the statistics, and for resuming. Raises :class:`UsageError` if it is continued in a forked
         child."""
+        self._begin(start)
+        epoch, first = start.epoch, start.first
         process = os.getpid()
         with closing(self._producer.iterate_epoch(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)
-                item = batch.item
+                item, ids = batch.item, batch.ids
                 del batch
+                if self._stage is not None and ids is not None:
+                    with self.pipeline.stats.measure("augment"):
+                        item = self._stage(item, ids, epoch)
                 if self.options.output == "numpy":
                     item = self._as_arrays(item)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
@@ -233,7 +306,7 @@ class PackedLoader:
     def _as_arrays(self, item: Any) -> Any:
         """Replaces the tensors of an item by numpy arrays over the same memory. bfloat16 becomes float32, in new
         memory. Images are channels-last if the loader's options say so."""
-        dataset = self.dataset
+        dataset = self.pipeline.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
@@ -242,15 +315,32 @@ class PackedLoader:
         """Sets the epoch of the next iteration, which begins at its first batch.
 
         After ``load_state_dict``, the epoch of the state keeps the position in the state: a script may call
-        ``set_epoch`` before every epoch, the resumed one too. Any other epoch drops that position.
+        ``set_epoch`` before every epoch, the resumed one too. Any other epoch drops that position. An iterator that
+        has not given a batch yet begins this epoch, too: some frameworks set the epoch after ``iter``. The generator
+        of a sampler without ``set_epoch`` advances by the epochs that are left out.
 
         Raises:
             UsageError: ``epoch`` is not a whole number of at least 0.
         """
-        self.epoch = whole_number("epoch", epoch, 0)
-        self._running = None
-        if self._resume is not None and self._resume[0] != self.epoch:
+        epoch = whole_number("epoch", epoch, 0)
+        unread = self._settle_unread()
+        self._epochs.skip_epochs(epoch - (self.epoch if unread is None else unread.epoch))
+        self.epoch = epoch
+        if self._resume is not None and self._resume[0] != epoch:
             self._resume = None
+        if unread is None:
+            self._running = None
+            return
+        if unread.epoch != epoch:
+            unread.epoch, unread.first, unread.resume = epoch, 0, None
+        self._running = unread.epoch, unread.first
+
+    def _find_next_epoch(self) -> int:
+        """Returns the epoch that the next iteration begins, as set in the loader or in the sampler."""
+        self._epochs.begin_epoch()
+        self._follow_sampler()
+        self._settle_unread()
+        return self.epoch
 
     def _follow_sampler(self) -> None:
         """Sets the epoch that the user has set in the sampler, if any."""
@@ -303,7 +393,7 @@ class PackedLoader:
     @cached_property
     def _store(self) -> dict[str, Any]:
         """Number and digest of the dataset's records, for the state."""
-        return describe_records(self.dataset)
+        return describe_records(self.pipeline.dataset)
 
     def _identity(self) -> dict[str, Any]:
         """Returns the values by which states are compared: dataset, order and augmentation.
@@ -311,9 +401,9 @@ class PackedLoader:
         They leave out the number of ranks, normalisation, dtype and transforms."""
         options = self.options
         return {
-            "dataset": self.dataset.manifest.dataset_digest,
-            "split": self.dataset.split,
-            "exif_transpose": self.dataset.exif_transpose,
+            "dataset": self.pipeline.dataset.manifest.dataset_digest,
+            "split": self.pipeline.dataset.split,
+            "exif_transpose": self.pipeline.dataset.exif_transpose,
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
@@ -344,7 +434,7 @@ class PackedLoader:
                 text names the difference, and says if the store has grown since. Or an epoch would have no batches.
         """
         self._epochs.begin_epoch()
-        check_state(state, self._identity(), self.dataset)
+        check_state(state, self._identity(), self.pipeline.dataset)
         epoch, given = state["epoch"], state["records"]
         self._epochs.restore_generator(state.get("generator"))
         batches = self._epochs.batches_before(given)
@@ -354,7 +444,7 @@ class PackedLoader:
         if state.get("ended") or self._epochs.ends_after(batches):
             self._epochs.finish_generator()
             epoch, given = epoch + 1, 0
-        self._resume = epoch, given
+        self.epoch, self._resume, self._unread = epoch, (epoch, given), None
         self.set_epoch(epoch)
         self._epochs.set_epoch_of_sampler(epoch)
 

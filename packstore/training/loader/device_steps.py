@@ -89,6 +89,11 @@ class DeviceSteps:
         self._normalizer = normalizer
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the converted images, which ``transform`` gets."""
+        return self._example.dtype if self._normalizer is None else self._normalizer.dtype
+
+    @property
     def works_on_batches(self) -> bool:
         """True if there are operations that run on whole batches."""
         return bool(self._operations)
@@ -117,7 +122,7 @@ class DeviceSteps:
         with self._stats.measure("per_image"):
             for stream, operation in enumerate(self.in_decoding, first):
                 draws = Draws(self._seed, epoch, records[rows], stream)
-                results = operation.call_each(results, draws.bits(0).tolist())
+                results = operation.call_each(results, draws)
         by_row: list[torch.Tensor | None] = [None] * len(images)
         for row, result in zip(rows, results, strict=True):
             by_row[row] = result

@@ -34,7 +34,7 @@ from packstore.training.lanes import (
 )
 from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
 from packstore.training.order import Order
-from packstore.training.random_draws import OccurrenceCounter, with_occurrences
+from packstore.training.random_draws import MASK, OccurrenceCounter, with_occurrences
 
 _ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
 _DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batches: it may be endless
@@ -59,12 +59,24 @@ class Epochs:
             generator, on several ranks. From the sampler, anything but indices of the dataset.
     """
 
-    def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
+    def __init__(
+        self, dataset: PackedDataset, batch_size: int, options: LoaderOptions, part: NDArray[np.int64] | None = None
+    ) -> None:
+        """
+        Args:
+            dataset: The dataset.
+            batch_size: Images per batch and rank.
+            options: Options of the loader.
+            part: Indices of the items to which ``options.indices`` and the sampler refer; None for all.
+        """
         self._options = options
         self.first_record = dataset.reader.split(dataset.split).start
         self._records = len(dataset)
         self._sampler = options.sampler
-        self._subset = None if options.indices is None else parse_indices(options.indices, len(dataset))
+        self._part = self._subset = part
+        if options.indices is not None:
+            chosen = parse_indices(options.indices, len(dataset) if part is None else len(part))
+            self._subset = chosen if part is None else part[chosen]
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
         remote = as_fetching(dataset.reader) if options.block is None else None
@@ -78,9 +90,11 @@ class Epochs:
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = group_by_shard(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
-        given = self._sampler, options.indices, options.block
+        given = self._sampler, self._subset, options.block
         if self.mixture is not None and (lanes or any(option is not None for option in given)):
-            raise UsageError("a Mix decides on the order: leave out sampler, indices, block and shuffle='lanes'")
+            raise UsageError(
+                "a Mix decides on the order: leave out sampler, indices, Subset, block and shuffle='lanes'"
+            )
         count = len(dataset) if self._subset is None else len(self._subset)
         in_turn = remote is not None and not options.shuffle and self._subset is None and self.mixture is None
         self.order = Order(
@@ -135,6 +149,14 @@ class Epochs:
             # One more than its length, since torch's samplers draw once more at their end.
             deque(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else None), maxlen=0)
             self.begin_epoch()
+
+    def skip_epochs(self, count: int) -> None:
+        """Advances the sampler's generator, if there is one, by the draws of ``count`` epochs, which are not loaded.
+
+        Does nothing for a sampler that has ``set_epoch``, or no length."""
+        if self.has_length and not hasattr(self._sampler, "set_epoch"):
+            for _ in range(count):
+                self.finish_generator()
 
     @property
     def _sampler_generator(self) -> torch.Generator | None:
@@ -263,6 +285,30 @@ class Epochs:
                 yield ids[offset : offset + size]
                 offset += size
 
+    @property
+    def has_length(self) -> bool:
+        """False with a sampler without a length: the number of batches is unknown."""
+        return self._sampler is None or isinstance(self._sampler, Sized)
+
+    def iterate_indices(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
+        """Yields the indices of each batch on this rank, from batch ``first`` of the epoch on: those of the dataset, or
+        of the ``Subset`` that the loader was given. Draws from the sampler, if there is one."""
+        sorter = None if self._part is None else np.argsort(self._part, kind="stable")
+        for ids in self.iterate_batches(epoch, first):
+            indices = (ids & MASK) - self.first_record
+            if self._part is not None and sorter is not None:
+                indices = sorter[np.searchsorted(self._part, indices, sorter=sorter)]
+            yield indices.tolist()
+
+    def count_rank_records(self) -> int:
+        """Returns the number of records of an epoch on this rank. Raises :class:`TypeError` for a sampler without a
+        length."""
+        order = self._current_order()
+        order = order if self._sampler is None else _sampler_order(order, len(self._sampler))  # type: ignore[arg-type]
+        last = order.count_batches() - 1
+        start, stop = order.batch_bounds(last)
+        return last * order.batch_size + stop - start
+
     def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Yields groups of consecutive batches: the ids, and the size of each batch.
 
@@ -326,7 +372,8 @@ class Epochs:
             batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
             advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
             raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
-        return occurrences.make_ids(parse_indices(records, self._records, "what sampler gives"))
+        items = parse_indices(records, self.order.length, "what sampler gives")
+        return occurrences.make_ids(items if self._subset is None else self._subset[items])
 
     def iterate_groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool

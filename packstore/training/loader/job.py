@@ -29,6 +29,7 @@ from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.loader.view_columns import ViewColumns
 from packstore.training.random_draws import MASK
+from packstore.training.record_notes import naming_records
 from packstore.training.ring import Ring, Slot
 
 _log = logging.getLogger("packstore")
@@ -73,7 +74,7 @@ class BatchJob:
         self._torch_modes: tuple[bool, ...] = ()
         self._drawn = DrawnForBatch()
         self._records = len(ids)
-        self._sent = len(ids)  # how many records are in the batch, once it is sent
+        self._sent, self._sent_ids = len(ids), ids  # of the records in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchJob:
         """Allocates the batch's buffer, and submits its preparation to the pool; returns this job."""
@@ -90,6 +91,11 @@ class BatchJob:
 
         A batch of small arrays has no slices: this thread writes it. With ``on_error="skip"``, first removes the
         records of shards that cannot be opened."""
+        with naming_records(self._pipeline.dataset.reader, self.ids):
+            return self._prepare_rows(ring, pool, threads)
+
+    def _prepare_rows(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
+        """Does :meth:`_prepare_batch`."""
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -137,14 +143,15 @@ class BatchJob:
         """Writes rows ``first`` … ``stop - 1`` of images and columns. Calls the user's functions with the images.
 
         Returns the rows that failed. Runs in a thread of the pool."""
-        failed = self._pipeline.assembler.fill_rows(prepared, first, stop, self._errors)
-        failed += columns.fill_rows(first, stop, failed)
-        if self._called:
-            skip = {row for row in (*failed, *columns.failed_rows) if first <= row < stop}
-            for results, images in zip(self._called, self._image_sets(), strict=True):
-                if images.steps.in_decoding:
-                    rows = slice(first * images.per_record, stop * images.per_record)
-                    results[rows] = images.call_per_image(first, stop, self._epoch, skip)
+        with naming_records(self._pipeline.dataset.reader, self.ids[first:stop]):
+            failed = self._pipeline.assembler.fill_rows(prepared, first, stop, self._errors)
+            failed += columns.fill_rows(first, stop, failed)
+            if self._called:
+                skip = {row for row in (*failed, *columns.failed_rows) if first <= row < stop}
+                for results, images in zip(self._called, self._image_sets(), strict=True):
+                    if images.steps.in_decoding:
+                        rows = slice(first * images.per_record, stop * images.per_record)
+                        results[rows] = images.call_per_image(first, stop, self._epoch, skip)
         return failed
 
     def _image_sets(self) -> list[ImageSet]:
@@ -198,11 +205,11 @@ class BatchJob:
             if self._slot.shipment is None or self._torch_modes != _torch_modes():
                 self._send(ring)
             assert self._slot.shipment is not None
-            with self._pipeline.stats.measure("copy"):
+            with self._pipeline.stats.measure("copy"), naming_records(self._pipeline.dataset.reader, self.ids):
                 images, columns, shared = self._slot.shipment.receive()
                 item = self._pipeline.make_batch(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
-            return LoadedBatch(item, self._sent, self._records - self._sent)
+            return LoadedBatch(item, self._sent, self._records - self._sent, self._sent_ids)
         finally:
             self._break_cycle()
 
@@ -230,7 +237,7 @@ class BatchJob:
 
     def _send(self, ring: Ring) -> None:
         """Does :meth:`_send_batch`, and measures the seconds."""
-        with self._pipeline.stats.measure("copy"):
+        with self._pipeline.stats.measure("copy"), naming_records(self._pipeline.dataset.reader, self.ids):
             self._send_batch(ring)
 
     def _send_batch(self, ring: Ring) -> None:
@@ -251,7 +258,7 @@ class BatchJob:
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
-        self._sent = len(ids)
+        self._sent, self._sent_ids = len(ids), ids
         images = assembler.select_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
         if self._pipeline.form is not None:
             rows = range(len(self._images)) if kept is None else kept.tolist()

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Subset
 
-from packstore.core.arguments import check_callables, whole_number
+from packstore.core.arguments import check_callables, show_value, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.options import argument, check_options, option
@@ -155,17 +156,18 @@ class BatchOptions:
 class LoaderArguments(BatchOptions):
     """Arguments of :class:`packstore.PackedLoader`."""
 
-    dataset: PackedDataset = field(
+    dataset: PackedDataset | Subset[Any] = field(
         metadata=argument(
-            "Dataset to load. Its ``columns`` and ``device`` are used; its ``transform``, ``output`` and ``dtype`` "
-            "must be the defaults, since they work item by item."
+            "Dataset to load, or torch's ``Subset`` of one, such as ``random_split`` makes. The dataset's ``columns`` "
+            "and ``device`` are used; its ``transform``, ``output`` and ``dtype`` must be the defaults, since they "
+            "work item by item."
         )
     )
     batch_size: int = option(1, "Images per batch and rank.")
     shuffle: bool | Shuffle = shuffle_option()
     _: KW_ONLY
-    indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = option(
-        None, "Use only these items of the dataset."
+    indices: Sequence[int] | Sequence[bool] | NDArray[np.int64] | NDArray[np.bool_] | torch.Tensor | None = option(
+        None, "Use only these items of the dataset: their indices, or a mask with a bool for each item."
     )
     augment: Sequence[Any] | Step | str = option(
         (),
@@ -303,8 +305,19 @@ def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
     return int(texts[0]), int(texts[1])
 
 
-def check_dataset(dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError` for a dataset that a loader cannot use.
+def unwrap_subset(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
+    """Returns the dataset in a ``Subset``, also in a nested one, and the indices of the items in it. Without a
+    ``Subset``, the indices are None. Raises :class:`UsageError` for wrong indices."""
+    chosen = None
+    while isinstance(dataset, Subset):
+        indices = parse_indices(dataset.indices, len(dataset.dataset), "indices of a Subset")  # type: ignore[arg-type]
+        chosen = indices if chosen is None else indices[chosen]
+        dataset = dataset.dataset
+    return dataset, chosen
+
+
+def check_dataset(dataset: Any, in_subset: bool = False) -> None:
+    """Raises :class:`UsageError` for a dataset that a loader cannot use. ``in_subset``: it was in a ``Subset``.
 
     - another class;
     - a transform or dtype, or another output than tensors and dicts;
@@ -312,7 +325,8 @@ def check_dataset(dataset: PackedDataset) -> None:
     """
     if not isinstance(dataset, PackedDataset):
         raise UsageError(
-            f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
+            f"PackedLoader loads a PackedDataset or a Subset of one, got {'a Subset of ' if in_subset else ''}"
+            f"{type(dataset).__name__}; packstore.concat joins several stores to a PackedDataset, and "
             "packstore.prefetch brings any other loader's batches to the device"
         )
     if not (dataset.transform is None and dataset.target_transform is None and dataset.transforms is None):
@@ -329,12 +343,21 @@ def check_dataset(dataset: PackedDataset) -> None:
 
 
 def parse_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
-    """Converts whole numbers to int64 indices of ``length`` items. Negative ones count from the end.
+    """Converts whole numbers, or a mask of ``length`` bools, to int64 indices of ``length`` items. Negative numbers
+    count from the end.
 
     Raises :class:`UsageError` for other values, an empty list, and indices out of range.
 
     ``what``: name of the indices in error texts."""
     array = np.asarray(values)
+    if array.dtype != np.bool_ and isinstance(values, list | tuple) and bool in map(type, values):
+        raise UsageError(
+            f"{what} should be a list of whole numbers, or a mask of bools alone, got {show_value(values)}"
+        )
+    if array.dtype == np.bool_ and array.ndim == 1 and len(array):
+        if len(array) != length:
+            raise UsageError(f"{what} should be a mask with a bool for each of {length} items, got {len(array)}")
+        array = np.flatnonzero(array)
     if array.shape == (0,):
         raise UsageError(f"{what} should be a list of whole numbers, and is empty: there is nothing to load")
     if array.ndim != 1 or array.dtype.kind not in "iu":

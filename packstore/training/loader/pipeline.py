@@ -58,11 +58,13 @@ class LoadedBatch(NamedTuple):
         item: Tensor, tuple or dict that the user gets.
         images: Number of its records.
         skipped: Number of records that were left out because they failed.
+        ids: Ids of its records, of a streamed batch.
     """
 
     item: Any
     images: int
     skipped: int = 0
+    ids: NDArray[np.int64] | None = None
 
 
 class Pipeline:

@@ -16,12 +16,12 @@ from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores.records import DamagedCopies
 from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.by_engine import EngineGatherer
-from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.lost_shards import find_lost_records
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.random_draws import MASK
+from packstore.training.record_notes import naming_records
 from packstore.training.ring import HostTransport, ProducerStream, Ring, shares_memory, transport_to
 from packstore.training.single_threaded import make_fork_single_threaded
 
@@ -109,20 +109,21 @@ class Resident:
                 producer.wait(ids, *([] if gathered is None else [gathered]))
                 producer.record()
             places = ids & MASK
-            if by_engine is not None:
-                cropped = by_engine(places, ids + first_record, epoch)
-                chunk = steps.augment_batch(cropped, ids + first_record, epoch)
-            elif not whole:
-                mode = torch.is_inference_mode_enabled()
-                if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
-                    torch.index_select(images, 0, places, out=gathered)
-                else:
-                    gathered = images.index_select(0, places)
-                chunk = steps.augment_batch(gathered, ids + first_record, epoch)
-                if together:
-                    chunk = steps.convert_batch(chunk)
-                if shares_memory(chunk, gathered):
-                    gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
+            with naming_records(pipeline.dataset.reader, ids, first_record):
+                if by_engine is not None:
+                    cropped = by_engine(places, ids + first_record, epoch)
+                    chunk = steps.augment_batch(cropped, ids + first_record, epoch)
+                elif not whole:
+                    mode = torch.is_inference_mode_enabled()
+                    if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
+                        torch.index_select(images, 0, places, out=gathered)
+                    else:
+                        gathered = images.index_select(0, places)
+                    chunk = steps.augment_batch(gathered, ids + first_record, epoch)
+                    if together:
+                        chunk = steps.convert_batch(chunk)
+                    if shares_memory(chunk, gathered):
+                        gathered = None  # the consumer gets it; else it is used again, since fresh memory costs more
             offset = 0
             # Do not give the user views made by split: autograd would treat all of them as one.
             for own, size, skip in zip(torch.split(places, sizes), sizes, skipped, strict=True):
@@ -141,18 +142,28 @@ class Resident:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add_seconds("augment", perf_counter() - start - pipeline.stats.take_timed())
                 # No variable here: it would hold the batch while the next is made.
-                if views is None:
-                    yield LoadedBatch(
-                        self._make_item(steps.mix_batch(batch, record_ids[rows], epoch), columns), size, skip
-                    )
-                else:
-                    made = views.build_from_images(batch, ids[rows] + first_record, epoch)
-                    yield LoadedBatch(pipeline.make_batch(steps.call_transform(made), columns), size, skip)
+                yield LoadedBatch(self._make_item(batch, columns, ids[rows], record_ids[rows], epoch), size, skip)
                 start = perf_counter()
 
-    def _make_item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
-        """Builds the user's batch from the result of :meth:`DeviceSteps.mix_batch` and the other columns."""
-        return self._pipeline.make_batch(made[0], columns, made[1])
+    def _make_item(
+        self,
+        images: torch.Tensor,
+        columns: dict[str, Any],
+        ids: torch.Tensor,
+        record_ids: NDArray[np.int64],
+        epoch: int,
+    ) -> Any:
+        """Mixes a batch's images or makes its views, calls the user's ``transform``, and builds the user's batch.
+
+        ``ids``: ids on the device, from the split's first record. ``record_ids``: ids on the host, if they are needed.
+        """
+        pipeline, first_record = self._pipeline, self._epochs.first_record
+        with naming_records(pipeline.dataset.reader, ids, first_record):
+            if pipeline.views is None:
+                made, drawn = pipeline.device_steps.mix_batch(images, record_ids, epoch)
+                return pipeline.make_batch(made, columns, drawn)
+            crops = pipeline.views.build_from_images(images, ids + first_record, epoch)
+            return pipeline.make_batch(pipeline.device_steps.call_transform(crops), columns)
 
     def _load_once(self) -> torch.Tensor:
         """Returns all images on the device. On the first call, loads them, and the columns of numbers.
@@ -215,7 +226,9 @@ class Resident:
                     self._fill_rows(buffer, np.arange(start + first, start + last), errors)
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
-                    images = images if pre_transform is None else pre_transform(images)
+                    if pre_transform is not None:
+                        with naming_records(pipeline.dataset.reader, np.arange(first, last), start):
+                            images = pre_transform(images)
                     whole = self._allocate(images) if whole is None else whole
                     whole[first:last] = images
                     ring.release(slot, ())

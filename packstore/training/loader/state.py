@@ -35,12 +35,16 @@ def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset)
     advice = "look under which name the checkpoint has it, or begin without one"
     if not isinstance(state, Mapping):
         raise UsageError(f"{given}, got {type(state).__name__}; {advice}")
+    if not state:
+        raise UsageError(
+            f"{given}, and this dict is empty: the checkpoint was saved without it. Save loader.state_dict(); to begin "
+            "without a state, do not call load_state_dict"
+        )
     if "version" in state and state["version"] != VERSION:
         raise UsageError(f"the loader's state has version {state['version']!r}, expected {VERSION}")
     wanted = ("version", "epoch", "records", *(name for name, own in identity.items() if own is not None))
     if missing := [name for name in wanted if name not in state]:
-        found = f"has {_list_some(state)}" if state else "is empty"
-        raise UsageError(f"{given}; this dict {found}, and lacks {_list_some(missing)}: {advice}")
+        raise UsageError(f"{given}; this dict has {_list_some(state)}, and lacks {_list_some(missing)}: {advice}")
     whole = ("epoch", "records")
     if not all(isinstance(state.get(name), int) and state[name] >= 0 for name in whole):
         found = ", ".join(f"{name} {state.get(name)!r}" for name in whole)

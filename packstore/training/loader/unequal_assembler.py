@@ -24,6 +24,7 @@ from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import SizeError
 from packstore.training.random_draws import Draws
+from packstore.training.record_notes import mark_records
 
 _ANY_SIZE = 4096
 """Height and width with which unreadable images are planned."""
@@ -157,9 +158,10 @@ class UnequalAssembler(RecordAssembler):
                     row,
                     self._decode_refused(prepared, row) if row in refused else _run_remaining(prepared, row),
                 )
-            except UsageError:
-                raise
-            except PackstoreError as error:
+            except Exception as error:
+                if isinstance(error, UsageError) or not isinstance(error, PackstoreError):
+                    mark_records(error, prepared.ids[row : row + 1])
+                    raise
                 failed.append(self._note_error(errors, row, prepared.numbers[row], error))
         if self._images.are_files:
             self._stats.add_decoded(stop - first - len(left_out))

@@ -1,0 +1,193 @@
+"""``PackedLoader`` with accelerate, and in the ``Trainer`` of Transformers: the order after every kind of resume."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from packstore import PackedDataset, PackedLoader
+from tests.conftest import Stores
+from tests.makers.batches import FIXED, RAGGED
+from tests.makers.torchvision import import_torchvision
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+KINDS = ("streaming", "resident", "lanes", "random", "distributed")
+
+
+def load(stores: Stores, kind: str = "streaming", split: str = "train") -> PackedLoader:
+    """Makes a loader of 13 batches in training, of dicts with image, label and key."""
+    name = "shards.h5" if kind == "lanes" else "cifar.lmdb"
+    dataset = PackedDataset(stores(name), split, columns=("image", "label", "key"), output="dict")
+    if split == "test":
+        return PackedLoader(dataset, 8, normalize="imagenet", indices=range(20))
+    options: dict[str, Any] = {
+        "resident": {"resident": True},
+        "lanes": {"shuffle": "lanes", "window": 2},
+        "random": {"shuffle": False, "sampler": RandomSampler(dataset, generator=torch.Generator().manual_seed(4))},
+        "distributed": {"shuffle": False, "sampler": DistributedSampler(dataset, 1, 0)},  # type: ignore[dict-item]
+    }.get(kind, {"resident": False})
+    return PackedLoader(dataset, 8, **({"shuffle": True, "augment": FIXED, "normalize": "imagenet"} | options))
+
+
+def read(loader: Any) -> list[tuple[list[str], float]]:
+    """Lists keys and sums of pixels of each batch."""
+    return [(batch["key"], batch["image"].sum().item()) for batch in loader]
+
+
+# accelerate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerator() -> Any:
+    import_torchvision()
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_skip_first_batches(accelerator: Any, stores: Stores, kind: str) -> None:
+    whole = load(stores, kind)
+    epochs = [read(whole) for _ in range(3)]
+    loader = accelerator.prepare(load(stores, kind))
+    assert isinstance(loader, PackedLoader)
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        skipped = accelerator.skip_first_batches(loader, 3)
+        random = torch.get_rng_state()
+        assert len(skipped) == 10
+        assert read(skipped) == epochs[epoch][3:]
+        assert torch.equal(torch.get_rng_state(), random)
+    assert read(loader) == epochs[2]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("done", [0, 5, 13])
+def test_a_loader_that_is_registered_for_checkpointing(
+    accelerator: Any, stores: Stores, tmp_path: Path, kind: str, done: int
+) -> None:
+    whole, loader, resumed = (accelerator.prepare(load(stores, kind)) for _ in range(3))
+    epochs = [read(whole) for _ in range(3)]
+    read(loader)
+    batches = iter(loader)
+    for _ in range(done):
+        next(batches)
+    accelerator.register_for_checkpointing(loader)
+    try:
+        accelerator.save_state(tmp_path / "state")
+        accelerator._custom_objects[:] = [resumed]
+        accelerator.load_state(tmp_path / "state")
+    finally:
+        accelerator._custom_objects.clear()
+    skipped = done % 13
+    assert read(resumed) == (epochs[1][skipped:] if done < 13 else epochs[2])
+    accelerator.project_configuration.iteration = 0
+
+
+# Transformers -------------------------------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """Classifies by mean colours, with dropout, and remembers what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 10)
+        self.seen: list[tuple[list[str], float]] = []
+
+    def forward(self, image: torch.Tensor, label: torch.Tensor, key: Any = None) -> dict[str, torch.Tensor]:
+        if self.training:
+            self.seen.append((key, image.sum().item()))
+        image = image.float() / 255 if image.dtype == torch.uint8 else image
+        logits = self.layer(torch.nn.functional.dropout(image.mean((2, 3)), 0.5, self.training))
+        return {"loss": torch.nn.functional.cross_entropy(logits, label), "logits": logits}
+
+
+def train(
+    stores: Stores, folder: Path, kind: str, resume: Path | None = None, **options: Any
+) -> tuple[Model, dict[str, float]]:
+    """Trains two epochs with the default settings, and evaluates. Returns the model and the metrics."""
+    import_torchvision()
+    from transformers import Trainer, TrainingArguments
+
+    class Packed(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return load(stores, kind)
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return load(stores, split="test")
+
+    model = Model()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = TrainingArguments(
+            str(folder),
+            num_train_epochs=2,
+            save_strategy="steps",
+            label_names=["label"],
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            **options,
+        )
+        trainer = Packed(model=model, args=arguments, compute_metrics=lambda found: {"count": len(found.predictions)})
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        return model, trainer.evaluate()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_a_trainer_that_resumes_anywhere(stores: Stores, tmp_path: Path, kind: str, accumulated: int) -> None:
+    """In mid-epoch, at an epoch's end, and in a later epoch; dropout included."""
+    options = {"gradient_accumulation_steps": accumulated, "save_steps": 1 if accumulated == 3 else 4}
+    if accumulated == 1:
+        options["save_steps"] = 13 if kind == "resident" else 5
+    whole, metrics = train(stores, tmp_path / "whole", kind, **options)
+    assert metrics["eval_count"] == 20
+    assert len(whole.seen) == 26
+    checkpoints = sorted((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    for checkpoint in checkpoints[:: 2 if accumulated == 3 else 1]:
+        resumed, _ = train(stores, tmp_path / "resumed", kind, checkpoint, **options)
+        count = len(resumed.seen)
+        assert resumed.seen == whole.seen[26 - count :]
+        assert torch.equal(resumed.layer.weight, whole.layer.weight)
+
+
+def test_a_dataset_in_a_trainer(stores: Stores, tmp_path: Path) -> None:
+    """Without a loader: Transformers collates the items itself, and calls the labels ``labels``."""
+    import_torchvision()
+    from transformers import Trainer, TrainingArguments
+
+    class Labelled(Model):
+        def forward(self, image: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return super().forward(image, labels)
+
+    dataset = PackedDataset(stores("cifar.lmdb"), "train", output="dict")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
+        )
+        model = Labelled()
+        trainer = Trainer(model=model, args=arguments, train_dataset=dataset, eval_dataset=dataset)
+        trainer.train()
+        assert len(model.seen) == 3
+        assert "eval_loss" in trainer.evaluate()
+
+
+def test_crops_of_files_in_skipped_batches(accelerator: Any, stores: Stores) -> None:
+    dataset = PackedDataset(stores("files.lmdb"), "train", columns=("image", "key"), output="dict")
+    whole, loader = (PackedLoader(dataset, 2, shuffle=True, augment=RAGGED) for _ in range(2))
+    first, second = read(whole), read(whole)
+    assert read(accelerator.skip_first_batches(loader, 1)) == first[1:]
+    assert read(loader) == second

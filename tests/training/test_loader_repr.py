@@ -1,0 +1,125 @@
+"""``repr`` of a loader, and the step at which it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import RandomSampler, Subset
+
+from packstore import Mix, PackedDataset, PackedLoader
+from packstore.augment import CutMix, MixUp, PerImage, RandomHorizontalFlip, RandomMasking, RandomResizedCrop
+from tests.conftest import Stores
+
+
+@pytest.fixture
+def dataset(stores: Stores) -> PackedDataset:
+    return PackedDataset(stores("cifar.h5"), "train", columns=("image", "label", "key"))
+
+
+def halve(images: torch.Tensor) -> torch.Tensor:
+    return images / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, ["shuffle: False", "images: torch.uint8"]),
+        ({"shuffle": True}, ["shuffle: full"]),
+        ({"shuffle": "lanes"}, ["shuffle: lanes"]),
+        ({"seed": 3, "stream": "a"}, ["seed: 3", "stream: 'a'"]),
+        ({"workers": 2, "prefetch": 5}, ["workers: 2", "prefetch: 5"]),
+        ({"dtype": torch.float16}, ["images: torch.float16"]),
+        ({"normalize": "cifar10"}, ["images: torch.float32", "normalize: 'cifar10'"]),
+        ({"normalize": "cifar10", "dtype": torch.bfloat16}, ["images: torch.bfloat16"]),
+        ({"normalize": np.array([[0.5] * 3, [0.2] * 3])}, ["images: torch.float32"]),
+        ({"augment": [RandomHorizontalFlip(), PerImage(halve)]}, ["augment: RandomHorizontalFlip(", "PerImage("]),
+        ({"mix": [MixUp(0.2), CutMix()]}, ["mix: BatchMixer(mixers=(MixUp(alpha=0.2), CutMix(alpha=1.0)), p=1.0"]),
+        ({"views": {"a": (2, [RandomResizedCrop(8)])}}, ["views: Views('a': (2, [RandomResizedCrop(size=(8, 8)"]),
+        ({"masking": RandomMasking(patch=8)}, ["masking: RandomMasking(ratio=0.75, patch=8)"]),
+        ({"drop_last": True}, ["drop_last: True"]),
+        ({"transform": halve}, ["transform: tests.training.test_loader_repr.halve"]),
+        ({"indices": [3, 1]}, ["records: 2 of 100"]),
+        ({"sampler": RandomSampler(range(100))}, ["sampler: RandomSampler"]),
+        ({"sampler": [*range(90)]}, ["sampler: list"]),
+    ],
+)  # fmt: skip
+def test_repr_shows_what_is_not_the_default(dataset: PackedDataset, options: Any, lines: list[str]) -> None:
+    loader = PackedLoader(dataset, 4, **options)
+    text = repr(loader)
+    for line in lines:
+        assert f"\n    {line}" in text or line.endswith("("), text
+        assert line in text
+    plain = {line.split(": ")[0] for line in repr(PackedLoader(dataset, 4)).splitlines()[1:]}
+    shown = {line.split(": ")[0].strip() for line in text.splitlines()[1:]}
+    assert shown - {name.strip() for name in plain} <= {*options, "records", "images"}
+    assert " at 0x" not in text
+    assert len(text) < 800
+
+
+def test_repr_of_a_subset_and_a_mix(stores: Stores, dataset: PackedDataset) -> None:
+    assert "\n    records: 3 of 100" in repr(PackedLoader(Subset(dataset, [5, 6, 7]), 2))
+    mix = Mix({stores("cifar.h5"): 2, stores("shards.lmdb"): 1}, "train")
+    assert "\n    shuffle: full" in repr(PackedLoader(mix, 4, shuffle=True))
+
+
+def test_a_loader_says_with_which_step_it_begins(dataset: PackedDataset) -> None:
+    def make() -> PackedLoader:
+        return PackedLoader(dataset, 7, shuffle=True)
+
+    whole = [tuple(keys) for *_, keys in make()]
+    for given in range(len(whole) + 1):
+        loader = make()
+        assert (loader.step, loader.epoch) == (0, 0)
+        batches = iter(loader)
+        for _ in range(given):
+            next(batches)
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        ended = given == len(whole)
+        assert (resumed.epoch, resumed.step) == ((1, 0) if ended else (0, given))
+        assert len(resumed) == len(whole)
+        if not ended:
+            for step, (*_, keys) in enumerate(resumed, resumed.step):
+                assert tuple(keys) == whole[step]
+        else:
+            next(iter(resumed))
+        assert (resumed.epoch, resumed.step) == (2 if ended else 1, 0)
+
+
+def test_the_step_counts_batches_of_the_ranks_there_are_now(dataset: PackedDataset) -> None:
+    ranks = [PackedLoader(dataset, 4, rank=rank, world_size=4) for rank in range(4)]
+    batches = iter(ranks[0])
+    for _ in range(3):
+        next(batches)
+    for world_size, size in ((1, 16), (2, 8), (4, 4)):
+        resumed = PackedLoader(dataset, size, rank=0, world_size=world_size)
+        resumed.load_state_dict(ranks[0].state_dict())
+        assert resumed.step == 3
+
+
+def test_another_epoch_begins_at_its_first_step(dataset: PackedDataset) -> None:
+    class Sampler:
+        epoch = 0
+
+        def __iter__(self) -> Any:
+            return iter(range(100))
+
+        def __len__(self) -> int:
+            return 100
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    for with_sampler in (False, True):
+        options: dict[str, Any] = {"sampler": Sampler()} if with_sampler else {"shuffle": True}
+        loader = PackedLoader(dataset, 7, **options)
+        next(iter(loader))
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert loader.step == 1
+        (options["sampler"] if with_sampler else loader).set_epoch(2)
+        assert loader.step == 0

@@ -1,0 +1,43 @@
+"""``PackedLoader`` on two ranks, under Lightning's ddp, accelerate, and the ``Trainer`` of Transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packstore import PackedDataset, PackedLoader
+from tests.conftest import ROOT, Stores
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_ranks_share_the_records_and_resume_in_their_order(stores: Stores, tmp_path: Path) -> None:
+    """All ranks together see what one rank would, whichever framework runs them, and whatever interrupts them."""
+    store = stores("cifar.lmdb")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("-m", "tests.makers.on_ranks", store, tmp_path),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    loader = PackedLoader(PackedDataset(store, "train", columns=("image", "key")), 8, shuffle=True)
+    expected = [sorted(keys) for _ in range(2) for _, keys in loader]
+    for framework in ("lightning", "accelerate", "transformers"):
+        first, second = (rank[framework] for rank in ranks)
+        whole = [sorted(one + other) for one, other in zip(first["whole"], second["whole"], strict=True)]
+        assert whole == expected, framework
+        for rank in (first, second):
+            for kind, keys in rank.items():
+                assert kind == "evaluated" or keys == rank["whole"], (framework, kind)
+    assert [rank["transformers"]["evaluated"] for rank in ranks] == [20, 20]
