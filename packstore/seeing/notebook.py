@@ -22,6 +22,7 @@ from packstore.seeing.drawing import make_image_reader, make_thumbnail
 from packstore.seeing.nearby import find_parts_within, spread_local_records
 from packstore.stores.base import Reader
 from packstore.training.dataset import PackedDataset
+from packstore.training.item_options import list_left_out
 from packstore.training.loader import PackedLoader
 
 _THUMBNAILS, _LEAST_THUMBNAILS, _SIDE = 8, 4, 96
@@ -53,6 +54,8 @@ def _render_dataset(dataset: PackedDataset) -> str:
     path, encoding = _escape(str(dataset.path)), _describe_encoding(manifest)
     head = f"<b>PackedDataset</b> {path}{named}: {len(dataset):,} records, {encoding}"
     item = f"item: {', '.join(map(_escape, dataset.columns))} (image as {_escape(dataset.output)})"
+    if left_out := list_left_out(manifest, dataset.columns):
+        item += f"; left out: {', '.join(map(_escape, left_out))}"
     try:
         reader = dataset.reader
         chosen = reader.split(dataset.split)

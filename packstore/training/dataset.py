@@ -40,6 +40,7 @@ from packstore.training.item_options import (
     choose_split,
     detection_columns,
     join_column_names,
+    list_left_out,
 )
 from packstore.training.items import ItemDataset
 from packstore.training.pictures import check_pil_mode
@@ -58,14 +59,18 @@ class PackedDataset(ItemDataset):
     ``ImageFolder``.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
-    ``image`` and ``label``. A store without ``label`` has the image with its boxes and the boxes' labels, or else the
-    image alone. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches. Images of one shape become one tensor, other images a
-    list. Numbers become a tensor, and keys a list.
+    ``image`` and ``label``. A store without ``label`` has the image with its masks, its boxes and the boxes' labels, as
+    far as there are any, in the order of the store's columns. Beside boxes, masks that may be missing are left out.
+    ``repr`` lists what is left out.
+
+    ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches. Images of one shape become one tensor, other images a list. Numbers
+    become a tensor, and keys a list.
 
     An image, by ``output``:
 
     - ``"tensor"``: a tensor ``(C, H, W)`` in memory of its own. Image files and uint8 stores give uint8, RGB or of the
-      store's ``mode``. 16 bits give int32. Floating point stores give float32, normalised.
+      store's ``mode``. 16 bits give int32. Floating point stores give float32, normalised. A loader's batches have the
+      same dtypes.
     - ``"numpy"``: an array ``(H, W, C)`` in the mode's dtype. Floating point stores give ``(C, H, W)`` in their dtype,
       but float32 for bfloat16.
     - ``"pil"``: a ``PIL.Image`` in mode RGB or the store's, for torchvision's transforms. See ``denormalize``.
@@ -378,6 +383,8 @@ class PackedDataset(ItemDataset):
             f"    encoding: {m.encoding}{shape} in {m.format}",
             f"    item: {self._describe_item()}",
         ]
+        if left_out := list_left_out(m, self.columns):
+            lines.append(f"    left out: {', '.join(left_out)} (columns= adds them)")
         return "\n".join(lines)
 
     def _describe_item(self) -> str:

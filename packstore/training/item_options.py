@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from packstore.core.arguments import check_bools
-from packstore.core.column import find_class_column
+from packstore.core.column import INTERNAL, find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, readers_transpose
@@ -51,21 +51,33 @@ def detection_columns(manifest: Manifest) -> list[Column]:
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the names of an item's columns: the user's ``columns``.
 
-    None chooses the image with its label. Without a column ``label``, it chooses the image with its boxes and their
-    labels, if there are any.
+    None chooses the image with its label. Without a column ``label``, it chooses the image with its masks, and its
+    boxes and their labels, if there are any, in the manifest's order. Beside boxes, it leaves out masks that may be
+    missing: a batch without one would be an error.
 
     Raises :class:`UsageError` for an unknown name, and unless ``columns`` is a sequence of at least one name.
     """
     if columns is None:
         if manifest.has_column("label"):
             return ("image", "label")
-        return ("image", *(column.name for column in detection_columns(manifest)))
+        objects = detection_columns(manifest)
+        masks = [column for column in manifest.columns if column.holds_masks and not (objects and column.nullable)]
+        groups = sorted(
+            [*([mask] for mask in masks), objects], key=lambda group: list(map(manifest.columns.index, group))
+        )
+        return ("image", *(column.name for group in groups for column in group))
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
     for name in columns:
         if not manifest.has_column(name):
             raise UsageError(f"no column {name!r}; columns: {join_column_names(manifest)}")
     return tuple(columns)
+
+
+def list_left_out(manifest: Manifest, columns: Sequence[str]) -> list[str]:
+    """Returns the names of all columns that an item lacks, except the key and columns that packstore itself reads."""
+    own = {each.name for column in manifest.columns for each in column.companions} | {*INTERNAL} - {"image"}
+    return [column.name for column in manifest.columns if column.name not in own and column.name not in columns]
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:

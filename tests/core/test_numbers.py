@@ -242,7 +242,8 @@ def test_commands(name: str, flag: str, stores: Path, tmp_path: Path, monkeypatc
         (lambda: augment.ColorJitter(contrast=(1e200, 1e300)), "ColorJitter: contrast should be a finite number"),
         (lambda: augment.RandomRotation(1, center=(NAN, 1.0)), "RandomRotation: center should be a finite number"),
         (lambda: augment.Cutout(8, fill=NAN), "Cutout: fill should be a finite number"),
-        (lambda: augment.Cutout(8, fill=(1, 0)), "Cutout: fill should be a single number"),  # type: ignore[arg-type]
+        (lambda: augment.Cutout(8, fill=(1, 0)), "Cutout: fill should be a number, or one for each of 3 channels"),
+        (lambda: augment.Cutout((8, 9)), "Cutout: size should be a single number"),  # type: ignore[arg-type]
         (lambda: augment.AugMix(mixture_width=True), "AugMix: mixture_width should be a whole number, got True"),
         (lambda: augment.Resize(2**30), "Resize: a size of 1073741824x1073741824 has more than"),
         (lambda: packstore.Mix({"a": HUGE}), "weights should be a finite number"),

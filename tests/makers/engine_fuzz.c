@@ -228,10 +228,10 @@ int main(int count, char **arguments)
         int64_t channels = any(3) ? 3 : 1;
         int64_t (*run)(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, uint8_t *) =
             channels == 3 ? packstore_engine_run : packstore_engine_run_gray;
-        struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, 0, NULL};
+        struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, {0}, NULL};
         if (any(2)) {
             form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
-            form.fill = any(3) ? 0 : (float)any(256);
+            form.fill[any(3)] = any(3) ? 0 : (float)any(256);
         }
         if (!any(6)) { /* planes, or pixels only */
             form.from = (int64_t)any(4);
@@ -251,7 +251,7 @@ int main(int count, char **arguments)
             }
         }
         if (!any(30))
-            form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill = 1e9f;
+            form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill[any(3)] = 1e9f;
         for (int d = 0; d < 2; d++) {
             for (int i = 0; i < n; i++)
                 requests[i].to = out[d][i] = calloc(1, room(&requests[i], channels));

@@ -138,6 +138,8 @@ def test_small_resident_images_without_operations_are_only_gathered(
     """The engine has nothing to do: images are kept in the memory format of batches, and rows are copied."""
     dataset = PackedDataset(stores(name), "train", columns=columns)
     options: dict[str, Any] = {"shuffle": True, "drop_last": True, "channels_last": channels_last}
+    if dataset.manifest.holds_floats:  # as they are stored
+        options["dtype"] = getattr(torch, dataset.manifest.image.dtype)
     loader = PackedLoader(dataset, 7, resident=True, **options)
     assert loader.pipeline.kernel is None
     wanted = torch.channels_last if channels_last else torch.contiguous_format

@@ -130,7 +130,7 @@ def test_images_of_any_size_name_their_record(stores: Stores, augment: Any, form
         {"views": {"a": (2, [RandomResizedCrop(8), fail])}},
         {"pre_transform": fail},
     ],
-    ids=str,
+    ids=["transform", "target", "function", "operation", "views", "function in views", "pre_transform"],
 )
 def test_a_function_of_batches_names_the_batch(stores: Stores, options: dict[str, Any], resident: bool) -> None:
     dataset = PackedDataset(stores("cifar.h5"), "test")

@@ -153,6 +153,8 @@ def test_new_memory_holds_nonsense(device: Simulation) -> None:
         ("x.pth", [RandomHorizontalFlip(), Resize(20)], False),
         ("x.pth", [RandomHorizontalFlip(), RandomResizedCrop(20)], False),
         ("x.h5", [CenterCrop(16)], False),
+        ("x.h5", SHIFT, False),
+        ("x.h5", SHIFT, True),
         ("x.pth", SHIFT, True),
         ("x.pth", [], True),
     ],

@@ -19,6 +19,7 @@ from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
 from packstore.images.decoders import Decoder
 from packstore.training.augment.operations import apply_operations
+from packstore.training.augment.units import Units
 from packstore.training.augment.views import parse_views
 from packstore.training.random_draws import Draws
 from tests.conftest import Simulate
@@ -40,7 +41,7 @@ def load(dataset: PackedDataset, views: Any = VIEWS, **options: Any) -> list[Any
 
 def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIEWS) -> torch.Tensor:
     """Each crop of each record, decoded whole and augmented by itself."""
-    wanted = parse_views(views)
+    wanted = parse_views(views, Units.of_column(dataset.manifest.image, dataset.manifest.normalization))
     assert wanted is not None
     view = next(view for view in wanted.parts if view.name == name)
     start = dataset.reader.split("train").start
@@ -55,7 +56,8 @@ def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIE
             for n in range(view.count)
         ]
         found.append(torch.cat(crops))
-    return torch.stack(found)
+    crops_of_all = torch.stack(found)
+    return crops_of_all.float() if crops_of_all.is_floating_point() else crops_of_all
 
 
 @pytest.mark.parametrize("store", ["files.lmdb", "pixels.h5", "square.pth"])

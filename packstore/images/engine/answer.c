@@ -114,6 +114,11 @@ static enum outcome plan_box(struct decoder *decoder)
     return DONE;
 }
 
+static bool is_black(const struct form *form)
+{
+    return form->fill[0] == 0 && form->fill[1] == 0 && form->fill[2] == 0;
+}
+
 /* For sources of interleaved bytes: finishes an image of pixels; only begins to decode a JPEG file. */
 static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
 {
@@ -127,7 +132,7 @@ static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
         place(decoder, task);
         return DONE;
     }
-    if (!whole && !task->resized && (task->form->padding != CONSTANT || task->form->fill != 0))
+    if (!whole && !task->resized && (task->form->padding != CONSTANT || !is_black(task->form)))
         return REFUSED;
     if (!whole)
         memset(task->to, 0, (size_t)(channels * request->window.height * request->window.width));
@@ -240,11 +245,19 @@ static enum outcome begin_again(struct decoder *decoder, struct team *team, int6
     return begin_request(decoder, team, max_pixels);
 }
 
+static bool has_byte_fill(const struct form *form)
+{
+    for (int c = 0; c < 3; c++)
+        if (!(form->fill[c] >= 0 && form->fill[c] <= 255))
+            return false;
+    return true;
+}
+
 static bool is_known(const struct form *form)
 {
     return form->from >= FLOAT32 && form->from <= UINT8 && form->to >= FLOAT32 && form->to <= UINT8 &&
            (form->to != UINT8 || (form->from == UINT8 && !form->table)) && form->padding >= CONSTANT &&
-           form->padding <= SYMMETRIC && (form->from != UINT8 || (form->fill >= 0 && form->fill <= 255));
+           form->padding <= SYMMETRIC && (form->from != UINT8 || has_byte_fill(form));
 }
 
 /* Marks the decoder's request as answered or refused. */

@@ -206,7 +206,7 @@ struct form {
     int64_t planes;   /* outputs are (C, height, width), not (height, width, C) */
     int64_t padding;  /* padding around sources that are not resized; resized sources are padded with zeros */
     float factors[6]; /* factor and summand of each channel, for bytes that become floating point; all equal for gray */
-    float fill;       /* for CONSTANT */
+    float fill[3];    /* of each channel, for CONSTANT; all equal for gray */
     const void *table; /* output of each byte of each channel, (C, 256) of type `to`, instead of factors; or NULL */
 };
 

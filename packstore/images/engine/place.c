@@ -55,11 +55,11 @@ INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t
 }
 
 INLINE void place_of(const struct decoder *decoder, const struct request *request, const struct form *form, uint8_t *to,
-                     const uint8_t *fill, int planes, const int size)
+                     const uint8_t *fills, int planes, const int size)
 {
     const struct box *window = &request->window, *box = &request->box;
     for (int c = 0; c < planes; c++) {
-        const uint8_t *plane = request->source + c * request->height * request->width * size;
+        const uint8_t *plane = request->source + c * request->height * request->width * size, *fill = fills + c * size;
         for (int64_t y = 0; y < window->height; y++, to += window->width * size) {
             int64_t row = padded_place(window->top + y, box->height, form->padding);
             const uint8_t *from = row < 0 ? NULL : plane + ((box->top + row) * request->width + box->left) * size;
@@ -76,11 +76,13 @@ void place(const struct decoder *decoder, const struct task *task)
     const struct form *form = task->form;
     uint8_t *to = task->to;
     int channels = (int)task->channels;
-    uint8_t fill[4] __attribute__((aligned(4)));
-    if (form->from == UINT8)
-        memset(fill, (uint8_t)(int)form->fill, sizeof fill);
-    else
-        decoder->kernels->from_floats(fill, (int)form->from, &form->fill, 1);
+    uint8_t fill[12] __attribute__((aligned(4)));
+    if (form->from == UINT8) {
+        for (int c = 0; c < 3; c++)
+            fill[c] = (uint8_t)(int)form->fill[c];
+    } else {
+        decoder->kernels->from_floats(fill, (int)form->from, form->fill, 3);
+    }
     if (form->from == UINT8 && channels == 1)
         place_of(decoder, request, form, to, fill, 1, 1);
     else if (form->from == UINT8)

@@ -36,7 +36,7 @@ class _Form(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("source", "to", "planes", "padding")),
         ("factors", ctypes.c_float * 6),
-        ("fill", ctypes.c_float),
+        ("fill", ctypes.c_float * 3),
         ("table", ctypes.c_void_p),
     )
 
@@ -49,7 +49,7 @@ class OutputFormat:
         planes: Rows are ``(C, h, w)``; else ``(h, w, C)``.
         padding: Padding around sources that are pixels and not resized: ``"constant"`` (``fill``), ``"edge"``,
             ``"reflect"`` or ``"symmetric"``. All other sources are padded with zeros.
-        fill: Constant of the padding, in the units of the source.
+        fill: Constant of the padding, in the units of the source: of each channel, or one for all.
         scale: Factor of bytes on conversion to floating point: of each channel, or one for all.
         shift: Summand after the factor: of each channel, or one for all. Product and sum are each rounded to
             float32.
@@ -59,7 +59,7 @@ class OutputFormat:
 
     planes: bool = False
     padding: str = "constant"
-    fill: float = 0
+    fill: float | tuple[float, ...] = 0
     scale: tuple[float, ...] = (1,)
     shift: tuple[float, ...] = (0,)
     table: NDArray[Any] | None = None
@@ -200,7 +200,7 @@ class Requests:
             raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
         self._form = _Form(
             *(self._kind, _KINDS.index(out.dtype), form.planes, _PADDING.index(form.padding)),
-            *(_pack_factors(form, channels[0]), form.fill),
+            *_pack_factors(form, channels[0]),
             None if form.table is None else _check_table(form.table, channels[0], out.dtype).ctypes.data,
         )
         self._kept.append(form.table)
@@ -288,12 +288,14 @@ class Requests:
 
 
 def _pack_factors(form: OutputFormat, channels: int) -> Any:
-    """Builds the fields of ``struct form`` for scale and shift: three numbers each. Raises :class:`ValueError` for
-    another number of channels."""
-    if not {len(form.scale), len(form.shift)} <= {1, channels}:
+    """Builds the fields of ``struct form`` for scale and shift, and for fill: three numbers each.
+
+    Raises :class:`ValueError` for another number of channels."""
+    fill = form.fill if isinstance(form.fill, tuple) else (form.fill,)
+    if not {len(form.scale), len(form.shift), len(fill)} <= {1, channels}:
         raise ValueError(f"{form} for rows of {channels} channels")
-    scale, shift = (factors * (3 // len(factors)) for factors in (form.scale, form.shift))
-    return (ctypes.c_float * 6)(*scale, *shift)
+    scale, shift, fill = (values * (3 // len(values)) for values in (form.scale, form.shift, fill))
+    return (ctypes.c_float * 6)(*scale, *shift), (ctypes.c_float * 3)(*fill)
 
 
 def _check_table(table: NDArray[Any], channels: int, dtype: np.dtype[Any]) -> NDArray[Any]:

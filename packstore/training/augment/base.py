@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from packstore.training.arguments import CheckedArguments
+from packstore.training.augment.units import Units, Values, convert_colour
 from packstore.training.random_draws import Array, Draws
 
 Size = tuple[int, int]
@@ -48,6 +49,13 @@ class Operation(CheckedArguments, ABC):
         Returns:
             A batch of the same dtype, on the same device.
         """
+
+    image_units: Units | None = None
+    """Units of the images if they are normalised already; set by :func:`.units.with_units`. Colours are converted."""
+
+    def convert_colour(self, colour: Any) -> Values:
+        """Converts a colour, such as a ``fill``, to values of the images: one number, or one for each channel."""
+        return convert_colour(colour, self.image_units)
 
     gives_sizes: ClassVar[bool] = False
     """Images of equal size may come out of this operation in different sizes."""
@@ -131,7 +139,7 @@ class Crops:
         window: int64 ``(B, 4)``: top, left, height, width in the resized box; may exceed it.
         flip: bool ``(B,)``: mirrored left to right, as the last step; None for no image.
         pads: Padding outside the resized box; always ``"constant"`` for boxes that are resized.
-        fill: Value of constant padding, in the units of the images. Only :class:`Cut` supports a value per channel.
+        fill: Value of constant padding, in the units of the images: a number, or a tuple with one for each channel.
         sampling: int64 ``(B,)``: interpolation of each box, indices of :data:`SAMPLINGS`; None for bilinear.
     """
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from packstore.training.augment.base import Size, is_channels_last
+from packstore.training.augment.units import Values, fill_like
 from packstore.training.random_draws import Array
 
 
@@ -24,7 +25,7 @@ def crop(
     size: Size,
     padding: int = 0,
     mode: str = "constant",
-    fill: float = 0,
+    fill: Values = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
     """Crops ``images[b, :, top[b] : top[b] + h, left[b] : left[b] + w]`` for each ``b``, into new memory.
@@ -36,7 +37,7 @@ def crop(
         size: ``(h, w)``.
         padding: Pixels added on each side. At most H - 1 and W - 1 for ``reflect``, H and W for ``symmetric``.
         mode: ``"constant"``, ``"reflect"``, ``"edge"`` or ``"symmetric"``.
-        fill: Value for ``"constant"``.
+        fill: Value for ``"constant"``: a number, or a tuple with one for each channel.
         flip: bool ``(B,)``: which results are mirrored left to right; None mirrors nothing.
     """
     kernel = crop_rows if images.device.type == "cpu" else crop_pixels
@@ -50,7 +51,7 @@ def crop_rows(
     size: Size,
     padding: int = 0,
     mode: str = "constant",
-    fill: float = 0,
+    fill: Values = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
     """Crops as :func:`crop`, by copying rows. For the CPU."""
@@ -100,7 +101,7 @@ class PaddedImages:
         return cls(pixels, pixels.shape[2], 0, "constant")
 
     @classmethod
-    def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float) -> PaddedImages:
+    def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: Values) -> PaddedImages:
         """Allocates memory for ``count`` images with padding.
 
         Shape, dtype and memory format are those of the images in ``like`` ``(B, C, H, W)``. For constant padding all
@@ -110,7 +111,7 @@ class PaddedImages:
         extra = int(padding > 0 and mode == "constant")
         pixels = like.new_empty((count, planes, height + extra, width + 2 * padding, element))
         if extra:
-            pixels.fill_(fill)
+            pixels[:] = fill_like(fill, like).view((1, -1, 1, 1, 1) if element == 1 else (1, 1, 1, 1, -1))
         return cls(pixels, height, padding, mode)
 
     def put_images(self, images: Tensor) -> None:
@@ -187,7 +188,7 @@ def crop_pixels(
     size: Size,
     padding: int = 0,
     mode: str = "constant",
-    fill: float = 0,
+    fill: Values = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
     """Crops as :func:`crop`, by gathering pixels. For any device."""
@@ -211,7 +212,11 @@ def crop_pixels(
         flat = images.reshape(batch, channels, height * width)
         pixels = flat.gather(2, index.view(batch, 1, rows * columns).expand(-1, channels, -1))
         result = pixels.view(batch, channels, rows, columns)
-    return result if outside is None else result.masked_fill_(outside, fill)
+    if outside is None:
+        return result
+    if isinstance(fill, tuple):
+        return torch.where(outside, fill_like(fill, images), result)
+    return result.masked_fill_(outside, fill)
 
 
 def source_index(index: Array, length: Any, mode: str) -> Array:

@@ -44,14 +44,6 @@ def pick_attempt(values: Array, index: Array) -> Array:
     return values.gather(0, index[None])[0]
 
 
-def check_fill(fill: Any, limits: Any) -> None:
-    """Raises :class:`UsageError` unless ``fill``, a number or one for each channel, is within ``limits`` of a type of
-    whole numbers, which have ``min`` and ``max``."""
-    for value in fill if isinstance(fill, tuple) else (fill,):
-        if not limits.min <= value <= limits.max:
-            raise UsageError(f"fill should be {limits.min} … {limits.max} for these images, got {fill!r}")
-
-
 def find_centred_start(length: Any, cut_length: int) -> Any:
     """Returns the index at which a centred cut of ``cut_length`` pixels begins, as in torchvision.
 

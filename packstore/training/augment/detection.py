@@ -59,7 +59,7 @@ class RandomZoomOut(_ImageByImage):
     Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 
     Args:
-        fill: Colour, a byte or three of them.
+        fill: Colour, a byte or three of them, also in stores that are normalised already.
         side_range: Smallest and largest ratio of new to old sides.
         p: Probability of a larger image.
 
@@ -94,8 +94,8 @@ class RandomZoomOut(_ImageByImage):
         left, top = (
             to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
         )
-        fill = parse_fill(self, self.fill)
-        return with_window(crops.replace(fill=fill), -top, -left, (tall, wide))
+        colour = parse_fill(self, self.fill)
+        return with_window(crops.replace(fill=self.convert_colour(colour)), -top, -left, (tall, wide))
 
 
 _MOST_TRIALS = 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from packstore.training.augment.colour import seed_parameters
 from packstore.training.augment.crop_arithmetic import log_uniform, pick_attempt
 from packstore.training.augment.distributions import chance, normal
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
+from packstore.training.augment.units import fill_like
 from packstore.training.augment.warp_kernels import IMAGENET_BYTES
 from packstore.training.random_draws import Array, Draws
 
@@ -35,14 +36,16 @@ class RandomErasing(ProgramOperation):
         p: Probability.
         scale: Smallest and largest area of a box, as fractions of the image's.
         ratio: Smallest and largest aspect ratio of a box, height / width. Its logarithm is drawn uniformly.
-        value: A number, or one for each channel, in the images' own units. ``"random"`` fills with random pixels,
+        value: Colour, a number or one for each channel, as ``fill`` of :class:`RandomCrop`. The default 0 is black.
+            torchvision's scripts erase after normalisation, where 0 is the mean colour: for the same, give the mean,
+            such as ``value=(123.675, 116.28, 103.53)`` for ImageNet. ``"random"`` fills with random pixels,
             ``"color"`` with one random colour a box. Random values are normally distributed with the mean and deviation
             of ImageNet's pixels, and clipped to 0 … 255. After normalisation they are like torchvision's and timm's.
         count: Number of boxes, at most 100, or ``(least, most)``. Several boxes share the area, as in timm.
 
     Raises:
-        UsageError: Numbers out of range, or an unknown value. When called: random values for images other than uint8
-            RGB, or different values for images that do not have three channels.
+        UsageError: Numbers out of range, or an unknown value. When called: random values for images other than RGB of
+            8 bits, normalised or not, or different values for images that do not have three channels.
     """
 
     p: float = 0.5
@@ -155,24 +158,27 @@ class Cutout(ProgramOperation):
 
     Args:
         size: Side of the square in pixels.
-        fill: Value of its pixels, in the images' own units. 0 is black, or for normalised images the mean.
+        fill: Its colour, as for :class:`RandomCrop`.
 
     Raises:
         UsageError: A size that is not positive.
     """
 
     size: int
-    fill: float = 0
+    fill: float | Sequence[float] = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or self.size < 1:
             raise UsageError(f"Cutout: size should be a positive integer, got {self.size!r}")
+        if isinstance(self.fill, list | tuple) and len(self.fill) != 3:
+            raise UsageError(f"Cutout: fill should be a number, or one for each of 3 channels, got {self.fill!r}")
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Fills the squares; never waits for the device."""
         rows = self._draw_covered(draws, images.shape[-2], 0)
         columns = self._draw_covered(draws, images.shape[-1], 1)
-        return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
+        covered = (rows[:, :, None] & columns[:, None, :])[:, None]
+        return torch.where(covered, fill_like(self.convert_colour(self.fill), images), images)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws the squares as boxes, clipped to images of ``size``."""
@@ -181,7 +187,8 @@ class Cutout(ProgramOperation):
         sides = [
             (start + self.size).clip(max=length) - at for start, at, length in zip(starts, first, size, strict=True)
         ]
-        return step(len(draws), Code.ERASE, *first, *sides, *(self.fill,) * 3)
+        colour = self.fill if isinstance(self.fill, list | tuple) else (self.fill,) * 3
+        return step(len(draws), Code.ERASE, *first, *sides, *colour)
 
     def _draw_start(self, draws: Draws, length: int, draw: int) -> Array:
         """Draws the first row or column of each square along a side of ``length``. It may be negative."""

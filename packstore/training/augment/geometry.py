@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import crop
 from packstore.training.augment.crop_arithmetic import (
-    check_fill,
     find_centred_start,
     log_uniform,
     pick_attempt,
@@ -27,6 +26,7 @@ from packstore.training.augment.crop_arithmetic import (
 )
 from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
+from packstore.training.augment.units import pad_constant
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
 
 
@@ -132,7 +132,7 @@ class FixedSizeOperation(GeometricOperation):
 
 @dataclass(frozen=True)
 class CenterCrop(FixedSizeOperation):
-    """Crops the centre, as torchvision's ``CenterCrop``. Pads smaller images with zeros.
+    """Crops the centre, as torchvision's ``CenterCrop``. Pads smaller images with black.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.
@@ -145,21 +145,23 @@ class CenterCrop(FixedSizeOperation):
         (rows, columns), (height, width) = self._size_pair, images.shape[-2:]
         top, left = find_centred_start(height, rows), find_centred_start(width, columns)
         if rows > height or columns > width:
-            edges = (-left, columns - width + left, -top, rows - height + top)
-            images = torch.nn.functional.pad(images, [max(0, n) for n in edges])
+            edges = max(0, -left), max(0, columns - width + left), max(0, -top), max(0, rows - height + top)
+            images = pad_constant(images, edges, self.convert_colour(0))
             top, left = max(0, top), max(0, left)
         return images[..., top : top + rows, left : left + columns]
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True unless an earlier crop has fewer rows or columns."""
-        return crop_composes_after(self._size_pair, before)
+        """Returns True unless an earlier crop has fewer rows or columns, or padding of another colour comes before."""
+        if not crop_composes_after(self._size_pair, before):
+            return False
+        return fits_after_resize(self._size_pair, before) or padding_composes_after(self, 0, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Cuts a centred window of this size from the present window. If that is smaller, the new window exceeds it.
         Draws nothing."""
         rows, columns = self._size_pair
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
-        return with_window(crops, top, left, self._size_pair)
+        return with_window(crops.replace(fill=self.convert_colour(0)), top, left, self._size_pair)
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ class RandomCrop(FixedSizeOperation):
             ``padding_mode`` other than ``"constant"``.
         padding_mode: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored without the
             outermost pixel) or ``"symmetric"`` (mirrored with it).
-        fill: Value of added pixels, in the images' own units.
+        fill: Colour of added pixels, a number or one for each channel: 0 … 255, or as pixels of another mode are. It
+            is the same in stores that are normalised already.
 
     Raises:
         UsageError: Invalid size or padding, or an unknown mode. ``pad_if_needed`` with padding, or with another mode
@@ -186,7 +189,7 @@ class RandomCrop(FixedSizeOperation):
 
     padding: int = 0
     padding_mode: PaddingMode = "constant"
-    fill: float = 0
+    fill: float | Sequence[float] = 0
     pad_if_needed: bool = False
 
     def __post_init__(self) -> None:
@@ -202,14 +205,13 @@ class RandomCrop(FixedSizeOperation):
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
         """Crops the images. Mirrors the crops with true ``flip``, bool ``(B,)``."""
         height, width = images.shape[-2:]
-        if not images.dtype.is_floating_point:
-            check_fill(self.fill, torch.iinfo(images.dtype))
+        fill = self.convert_colour(self.fill)
         if self.pad_if_needed:
             tall, wide = (max(0, n - m) for n, m in zip(self._size_pair, (height, width), strict=True))
-            images = torch.nn.functional.pad(images, (wide, wide, tall, tall), value=self.fill)
+            images = pad_constant(images, (wide, wide, tall, tall), fill)
             height, width = images.shape[-2:]
         top, left = self._draw_corners((height, width), draws)
-        return crop(images, top, left, self._size_pair, self.padding, self.padding_mode, self.fill, flip)
+        return crop(images, top, left, self._size_pair, self.padding, self.padding_mode, fill, flip)
 
     def _draw_corners(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
         """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``. Negative ones begin in the padding.
@@ -244,10 +246,12 @@ class RandomCrop(FixedSizeOperation):
         """Tells if this crop can follow the operations ``before`` in one :class:`Crops`.
 
         - With padding: never.
-        - With ``pad_if_needed``: as the first crop, if the fill is 0.
+        - With ``pad_if_needed``: as the first crop, see :func:`padding_composes_after`.
         - Otherwise: if no earlier crop is smaller.
         """
-        if self.pad_if_needed and (self.fill != 0 or any(isinstance(op, CenterCrop | RandomCrop) for op in before)):
+        if self.pad_if_needed and any(isinstance(op, CenterCrop | RandomCrop) for op in before):
+            return False
+        if self.pad_if_needed and not padding_composes_after(self, self.fill, before):
             return False
         return self.padding == 0 and crop_composes_after(self._size_pair, before)
 
@@ -263,7 +267,7 @@ class RandomCrop(FixedSizeOperation):
             tall, wide = (rows - window[:, 2]).clip(0), (columns - window[:, 3]).clip(0)
             top = draws.integers(window[:, 2] + 2 * tall - rows + 1, 0) - tall
             left = draws.integers(window[:, 3] + 2 * wide - columns + 1, 1) - wide
-            return with_window(crops.replace(fill=self.fill), top, left, self._size_pair)
+            return with_window(crops.replace(fill=self.convert_colour(self.fill)), top, left, self._size_pair)
         small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
         if isinstance(small, np.ndarray) and small.any():
             at = int(small.argmax())
@@ -276,7 +280,7 @@ class RandomCrop(FixedSizeOperation):
         top = draws.integers(window[:, 2] + 2 * padding - rows + 1, 0) - padding
         left = draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
         if padding:
-            crops = crops.replace(pads=self.padding_mode, fill=self.fill)
+            crops = crops.replace(pads=self.padding_mode, fill=self.convert_colour(self.fill))
         return with_window(crops, top, left, self._size_pair)
 
     @property
@@ -402,3 +406,27 @@ def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> boo
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
+
+
+def fits_after_resize(size: Size, before: Sequence[GeometricOperation]) -> bool:
+    """Tells if one of the operations ``before`` resizes all images to at least ``size``, so that a crop needs no
+    padding."""
+    for op in before:
+        least = op.output_size if op.resizes else None
+        if isinstance(op, Resize) and isinstance(op.size, int):
+            least = op.size, op.size  # the shorter side
+        if least is not None and size[0] <= least[0] and size[1] <= least[1]:
+            return True
+    return False
+
+
+def padding_composes_after(operation: GeometricOperation, fill: Any, before: Sequence[GeometricOperation]) -> bool:
+    """Tells if padding with the colour ``fill`` can follow the operations ``before`` in one :class:`Crops`.
+
+    Files and resized boxes are padded with zeros, and a :class:`Crops` has one fill.
+    """
+    if any(getattr(op, "fill", fill) != fill for op in before):
+        return False
+    return operation.convert_colour(fill) == 0 or (
+        operation.image_units is not None and not any(op.resizes for op in before)
+    )

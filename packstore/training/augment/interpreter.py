@@ -15,6 +15,7 @@ from packstore.images.programs import Code, Program
 from packstore.training.augment import colour_kernels as colours
 from packstore.training.augment import warp_kernels as warps
 from packstore.training.augment.base import is_channels_last
+from packstore.training.augment.units import Units
 
 Steps = NDArray[np.void]
 
@@ -37,7 +38,7 @@ _CHUNK_BYTES = 1 << 20
 """Bytes of images per chunk on the CPU, so that float32 intermediates stay in the caches."""
 
 
-def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
+def run_program(images: Tensor, program: Program, name: str = "", units: Units | None = None) -> Tensor:
     """Runs ``program`` on a copy of ``images``. Returns ``images`` themselves if the program does nothing.
 
     The engine runs it on uint8 RGB on the CPU. :func:`run_by_torch` runs all others, and raises the errors.
@@ -50,10 +51,10 @@ def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
         augment(pixels.numpy(), program, threads)
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
         return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
-    return run_by_torch(images, program, name)
+    return run_by_torch(images, program, name, units)
 
 
-def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
+def run_by_torch(images: Tensor, program: Program, name: str = "", units: Units | None = None) -> Tensor:
     """Applies the steps of ``program`` ``(B, n)`` to a copy of ``images`` ``(B, C, H, W)`` with torch, on any device.
 
     Returns ``images`` themselves if the program does nothing.
@@ -62,6 +63,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
         images: The images.
         program: The steps.
         name: Name of the operation in messages. By default, the name of the step.
+        units: Units of normalised images, to which colours are converted.
 
     Raises:
         UsageError: A step does not support the images' dtype or channels, see :func:`check_pixels`.
@@ -84,7 +86,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
             code = Code(kind >> 32)
             if code == Code.IDENTITY:
                 continue
-            check_pixels(images.dtype, images.shape[1], code, kind & 0xFFFFFFFF, name)
+            check_pixels(images.dtype, images.shape[1], code, kind & 0xFFFFFFFF, name, units=units)
             rows = np.flatnonzero(kinds == kind)
             if code in _MIXING:
                 index = torch.from_numpy(rows).to(images.device)
@@ -105,7 +107,9 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
                 index = torch.from_numpy(part).to(images.device, non_blocking=True)
                 # Contiguous planes: torch rounds some sums of strided channels differently.
                 chosen = result.index_select(0, index).contiguous()
-                result.index_copy_(0, index, _KERNELS[code](chosen, program[part, column]))
+                steps, filling = program[part, column], _FILLING.get(code)
+                made = _KERNELS[code](chosen, steps) if filling is None else filling(chosen, steps, units)
+                result.index_copy_(0, index, made)
     return result
 
 
@@ -116,18 +120,21 @@ def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
     return np.where(warped, low & 0xFF, low)
 
 
-def check_pixels(dtype: torch.dtype, channels: int, code: Code, flags: int, name: str, mode: str = "") -> None:
+def check_pixels(
+    dtype: torch.dtype, channels: int, code: Code, flags: int, name: str, mode: str = "", units: Units | None = None
+) -> None:
     """Raises :class:`UsageError` if ``code`` does not support images of a dtype and number of channels.
 
     - Most codes need uint8 RGB.
     - Codes in :data:`_IN_GRAY` also take gray of uint8.
     - Codes in :data:`_ANY_DTYPE` take all images, but permuting needs three channels.
-    - Erasing with random values (``flags`` are not 0) needs uint8 RGB.
+    - Erasing with random values (``flags`` are not 0) needs RGB: uint8, or normalised images with ``units``.
 
     A policy supports only uint8 RGB, even if ``code`` supports more. It is recognised by "Aug" in ``name``. The message
     says how to load other images. ``mode``: name of the images' mode, for the message.
     """
-    random_erasing = code == Code.ERASE and flags != 0
+    normalised = units is not None and channels == 3
+    random_erasing = code == Code.ERASE and flags != 0 and not normalised
     if dtype == torch.uint8 and channels == 3:
         return
     # Policies draw saturation in some batches only: they are refused in the first one, whatever it draws.
@@ -202,13 +209,13 @@ def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
     return colours.permute_channels(images, order)
 
 
-def _run_erasing(images: Tensor, steps: Steps) -> Tensor:
-    """Overwrites the boxes in ``steps`` with their values, or with random pixels for flag 1. The steps have equal
+def _run_erasing(images: Tensor, steps: Steps, units: Units | None) -> Tensor:
+    """Overwrites the boxes in ``steps`` with their colours, or with random pixels for flag 1. The steps have equal
     flags."""
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
     if flags == 1:
-        return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4))
-    return warps.erase_boxes(images, boxes, steps["p"][:, 4:7])
+        return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4), units)
+    return warps.erase_boxes(images, boxes, steps["p"][:, 4:7], units)
 
 
 _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
@@ -227,9 +234,13 @@ _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
     Code.BLUR: _run_blur,
     Code.NOISE: _run_noise,
     Code.PERMUTE: _run_permutation,
-    Code.AFFINE: lambda images, steps: warps.warp_affine(images, steps["p"][:, :6], steps["flags"]),
-    Code.PERSPECTIVE: lambda images, steps: warps.warp_perspective(images, steps["p"], steps["flags"]),
-    Code.ERASE: _run_erasing,
     Code.MIRROR: lambda images, steps: images.flip(-1),
     Code.FLIP: lambda images, steps: images.flip(-2),
 }
+
+_FILLING: dict[Code, Callable[[Tensor, Steps, Units | None], Tensor]] = {
+    Code.AFFINE: lambda images, steps, units: warps.warp_affine(images, steps["p"][:, :6], steps["flags"], units),
+    Code.PERSPECTIVE: lambda images, steps, units: warps.warp_perspective(images, steps["p"], steps["flags"], units),
+    Code.ERASE: _run_erasing,
+}
+"""Kernels that fill with colours."""

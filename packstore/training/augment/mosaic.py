@@ -15,11 +15,11 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.arguments import CheckedArguments
 from packstore.training.augment.base import Size
-from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.detection import box_areas
 from packstore.training.augment.distributions import chance
 from packstore.training.augment.program_operation import check_probability, parse_range
 from packstore.training.augment.resize_options import parse_size
+from packstore.training.augment.units import Units, Values, convert_colour, fill_like
 from packstore.training.random_draws import Draws
 
 Floats = NDArray[np.float32]
@@ -38,7 +38,7 @@ class Mosaic(CheckedArguments):
     Args:
         size: Height and width of the canvas: ``S`` for a square, or ``(height, width)``.
         center_range: Smallest and largest position of the point, as fractions of the canvas.
-        fill: Value of free pixels, in the units of the images, which may be normalised already.
+        fill: Colour of free pixels, a number or one for each channel: 0 … 255, also for normalised images.
         p: Probability of a mosaic. Otherwise the image is alone in the middle of the canvas.
 
     Raises:
@@ -48,7 +48,7 @@ class Mosaic(CheckedArguments):
 
     size: int | Size
     center_range: tuple[float, float] = (0.25, 0.75)
-    fill: float = 0
+    fill: float | Sequence[float] = 0
     p: float = 1.0
 
     def __post_init__(self) -> None:
@@ -98,23 +98,22 @@ class Tiles:
 
     Attributes:
         size: Height and width of the mosaics.
-        fill: Value of free pixels.
+        fill: Colour of free pixels.
         tiles: For each mosaic: row in the batch, top and left of each of its images.
     """
 
     size: Size
-    fill: float
+    fill: float | Sequence[float]
     tiles: Sequence[Sequence[tuple[int, int, int]]]
 
-    def arrange_tiles(self, values: Any, fill: float) -> Tensor:
+    def arrange_tiles(self, values: Any, fill: Values) -> Tensor:
         """Copies images or masks ``(…, h, w)``, a tensor or a list, into new mosaics ``(B, …, *size)``.
 
         Cuts off pixels outside a mosaic. Free pixels become ``fill``.
         """
         like = values[0]
-        if not like.dtype.is_floating_point:
-            check_fill(fill, torch.iinfo(like.dtype))
-        result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
+        result: Tensor = like.new_empty((len(self.tiles), *like.shape[:-2], *self.size))
+        result[:] = fill_like(fill, like)
         for canvas, tiles in zip(result, self.tiles, strict=True):
             for source, top, left in tiles:
                 value = values[source]
@@ -124,10 +123,10 @@ class Tiles:
                     canvas[..., y:bottom, x:right] = value[..., y - top : bottom - top, x - left : right - left]
         return result
 
-    def build_images(self, images: Any, channels_last: bool) -> Tensor:
-        """Builds the mosaics of a batch's images, ``(B, C, *size)``, channels last or contiguous."""
+    def build_images(self, images: Any, channels_last: bool, units: Units | None = None) -> Tensor:
+        """Builds the mosaics of a batch's images in ``units``, ``(B, C, *size)``, channels last or contiguous."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        return self.arrange_tiles(images, self.fill).contiguous(memory_format=layout)
+        return self.arrange_tiles(images, convert_colour(self.fill, units)).contiguous(memory_format=layout)
 
     def build_columns(
         self,

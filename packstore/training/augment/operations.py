@@ -14,11 +14,20 @@ from packstore.core.errors import UsageError
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.resample import resize_shown
+from packstore.training.augment.units import check_fill
 from packstore.training.random_draws import Draws
+
+ONE_SIZE = "RandomResizedCrop(224) to train, or Resize(256) and CenterCrop(224) to validate"
+"""Operations that give images one size, for messages."""
+
+HOW_TO_COLLATE = (
+    "end it with operations that give one size, such as Resize((height, width)), CenterCrop or RandomCrop; or say "
+    "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
+)
+"""Advice for images that differ in size after all operations."""
 
 
 def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:

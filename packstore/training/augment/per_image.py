@@ -52,6 +52,10 @@ class PerImage(Operation):
     Its draws depend only on seed, epoch, record, and index in the list. Results do not depend on threads, ranks or
     resuming.
 
+    It may be the first operation, on images of any size: then the images are on the CPU. Later operations are drawn for
+    the sizes of its results. Results of one size make a batch; see ``collate`` of :class:`packstore.PackedLoader` for
+    others.
+
     On the CPU the decoding threads make the calls, if all earlier operations run while decoding. They do so for
     functions that should be stateless:
 
@@ -64,7 +68,7 @@ class PerImage(Operation):
     holds, as transforms of albumentations do, but they are not restored. Meanwhile torch starts no threads.
 
     Args:
-        fn: Called with a tensor ``(C, H, W)``. Returns one, of the same shape for all images of a batch.
+        fn: Called with a tensor ``(C, H, W)``. Returns one.
         generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
         threads: Promise that ``fn`` is thread-safe, and draws no numbers or from torch alone (not from :mod:`random` or
             numpy). This cannot be checked.
@@ -170,6 +174,12 @@ class PerImage(Operation):
                 found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise UsageError(f"{self!r} should give tensors of one shape, and gave {found}")
         return torch.stack(list(results))
+
+
+def may_resize(op: Any) -> bool:
+    """Tells if an entry of a user's list is a function that may return images of any size."""
+    inner = op.fn if isinstance(op, PerImage) else op
+    return not isinstance(inner, InPlace) and (isinstance(op, PerImage) or not isinstance(op, Operation))
 
 
 _FIRST_VERSION = ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.core.modes import parse_mode
 from packstore.images.programs import Code, Program
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.interpreter import check_pixels, run_program
@@ -51,7 +52,7 @@ class ProgramOperation(Operation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         program = self.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
-        return run_program(images, program, operation_name(self))
+        return run_program(images, program, operation_name(self), self.image_units)
 
 
 def operation_name(operation: Any) -> str:
@@ -67,7 +68,8 @@ def list_possible_steps(part: Any) -> Collection[tuple[Code, int]]:
 
 
 def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: int, mode: str) -> None:
-    """Raises :class:`UsageError` for an operation that may draw a step that images do not support, however rarely.
+    """Raises :class:`UsageError` for an operation that may draw a step that images do not support, however rarely, and
+    for a colour with another number of channels.
 
     Ends at the first function of the user, which may convert the images.
 
@@ -80,8 +82,31 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
     for operation in operations:
         if not type(operation).__module__.startswith("packstore.") or hasattr(operation, "fn"):
             return
+        check_colours(operation, channels, mode)
         for code, flags in list_possible_steps(operation):
-            check_pixels(dtype, channels, code, flags, operation_name(operation), mode)
+            check_pixels(dtype, channels, code, flags, operation_name(operation), mode, operation.image_units)
+
+
+def check_colours(operation: Any, channels: int, mode: str) -> None:
+    """Raises :class:`UsageError` if a colour of an operation, or of one inside it, is no pixel of images of a mode.
+
+    It has another number of channels then, or values beyond 0 … 255 (of 16 bits, 65,535)."""
+    white = parse_mode(mode).white
+    for part in getattr(operation, "transforms", ()):
+        check_colours(part, channels, mode)
+    for name in ("fill", "value"):
+        colour = getattr(operation, name, None)
+        numbers = colour if isinstance(colour, list | tuple) else [colour]
+        if white > 1 and any(isinstance(n, int | float) and not 0 <= n <= white for n in numbers):
+            raise UsageError(
+                f"{type(operation).__name__}: {name} should be 0 … {white:g} for these images, got {colour!r}; it is a "
+                "colour of the image, also where a store or normalize= normalises it"
+            )
+        if isinstance(colour, list | tuple) and len(colour) != channels and len({*colour}) > 1:
+            raise UsageError(
+                f"{type(operation).__name__}: {name}={colour!r} has {len(colour)} channels, and the images have "
+                f"{channels} (mode {mode}): give one number"
+            )
 
 
 def check_probability(operation: Any, p: Any) -> None:

@@ -17,10 +17,11 @@ from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import check_fill, visible_box, where, with_window
-from packstore.training.augment.geometry import CenterCrop, RandomCrop
+from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
+from packstore.training.augment.geometry import CenterCrop, RandomCrop, padding_composes_after
 from packstore.training.augment.resample import resize
 from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
+from packstore.training.augment.units import pad_constant
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
@@ -202,7 +203,7 @@ class Pad(GeometricOperation):
 
     Args:
         padding: Number of pixels on each side; ``(left and right, top and bottom)``; or ``(left, top, right, bottom)``.
-        fill: Value of constant padding, in the images' own units.
+        fill: Colour of constant padding, as for :class:`RandomCrop`.
         padding_mode: As for :class:`RandomCrop`.
 
     Raises:
@@ -210,7 +211,7 @@ class Pad(GeometricOperation):
     """
 
     padding: int | Sequence[int]
-    fill: float = 0
+    fill: float | Sequence[float] = 0
     padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
@@ -225,9 +226,7 @@ class Pad(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         left, top, right, bottom = self._paddings
         if self.padding_mode == "constant":
-            if not images.dtype.is_floating_point:
-                check_fill(self.fill, torch.iinfo(images.dtype))
-            return torch.nn.functional.pad(images, (left, right, top, bottom), value=self.fill)
+            return pad_constant(images, (left, right, top, bottom), self.convert_colour(self.fill))
         height, width = images.shape[-2:]
         least = 1 if self.padding_mode == "reflect" else 0
         if self.padding_mode != "edge" and max(top - height, bottom - height, left - width, right - width) > -least:
@@ -245,19 +244,20 @@ class Pad(GeometricOperation):
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True for padding with 0 that no crop precedes. After a crop it would show pixels beside the crop."""
+        """Returns True for constant padding that no crop precedes, see :func:`padding_composes_after`. After a crop it
+        would show pixels beside the crop."""
         cropped = any(isinstance(op, CenterCrop | RandomCrop) for op in before)
-        return self.padding_mode == "constant" and self.fill == 0 and not cropped
+        return self.padding_mode == "constant" and not cropped and padding_composes_after(self, self.fill, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Enlarges the windows of ``crops`` by the padding, and sets mode and fill. Draws nothing.
 
         Does not check if images are too small to reflect them into the padding.
         """
-        left, top, right, bottom = self._paddings
+        (left, top, right, bottom), fill = self._paddings, self.convert_colour(self.fill)
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
-        return with_window(crops.replace(pads=self.padding_mode, fill=self.fill), zero - top, zero - left, size)
+        return with_window(crops.replace(pads=self.padding_mode, fill=fill), zero - top, zero - left, size)
 
     @property
     def pads(self) -> PaddingMode:

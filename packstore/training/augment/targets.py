@@ -406,13 +406,13 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
             if kind := next(filter(_is_moving_transform, type(part).__mro__), None):
                 raise UsageError(
                     f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
-                    f"are; use {instead}"
+                    f"are; use {instead}, or leave them out by columns="
                 )
             if not (stays or _keeps_places(part)):
                 raise UsageError(
                     f"{stable_repr(part)} might move the images, and would leave {' and '.join(moved)} where they are; "
                     "if it leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
-                    f"{instead}"
+                    f"{instead}; or leave {' and '.join(moved)} out by columns= of the dataset"
                 )
         if isinstance(op, GeometricOperation) and op.pads != "constant" and rows:
             raise UsageError(

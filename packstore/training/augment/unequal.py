@@ -28,15 +28,15 @@ from packstore.training.augment.base import (
     is_channels_last,
 )
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.crop_arithmetic import check_fill
 from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.operations import output_size
-from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.per_image import PerImage, may_resize
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import check_area, resize, resize_shown
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
+from packstore.training.augment.units import Units, fill_like
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
@@ -44,7 +44,8 @@ _Four = tuple[int, int, int, int]
 
 
 def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Tells if images must be augmented one by one, because operations give them different sizes.
+    """Tells if images must be augmented one by one, because operations give them different sizes, or a function per
+    image gets them in different sizes.
 
     Args:
         ops: The user's list.
@@ -57,8 +58,8 @@ def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> boo
     if size is None and any(not getattr(op, "mirrors", False) for op in ops[:planned]):
         return True
     left = ops[planned:] if size is None else ()
-    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, PerImage | InPlace), left)
-    return any(getattr(op, "resizes", False) for op in known)
+    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, InPlace), left)
+    return any(isinstance(op, PerImage) or getattr(op, "resizes", False) for op in known)
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,7 @@ class Cut:
             return images[..., y[:, None], x]
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
         padded = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
-        fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
-        if not images.dtype.is_floating_point:
-            check_fill(fill, torch.iinfo(images.dtype))
-        padded[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
+        padded[:] = fill_like(self.fill, images)
         y0, y1 = max(0, -top), min(rows, height - top)
         x0, x1 = max(0, -left), min(columns, width - left)
         if y0 < y1 and x0 < x1:
@@ -219,6 +217,7 @@ class DrawnOperation:
         call: A function or operation to call.
         draws: Random numbers for ``call``.
         name: Name of the program for messages.
+        units: Units of the images, for the program.
     """
 
     move: Move | None = None
@@ -226,6 +225,7 @@ class DrawnOperation:
     call: Step | None = None
     draws: Draws | None = None
     name: str = ""
+    units: Units | None = None
 
     @cached_property
     def cuts(self) -> list[Cut]:
@@ -239,10 +239,10 @@ class DrawnOperation:
         Raises :class:`UsageError` if a function returns anything but one image.
         """
         if self.program is not None:
-            return run_program(image, self.program[row : row + 1], self.name)
+            return run_program(image, self.program[row : row + 1], self.name, self.units)
         assert self.call is not None
         assert self.draws is not None
-        if isinstance(self.call, PerImage):
+        if isinstance(self.call, PerImage) and self.call.runs_in_threads:
             draws = self.draws[row : row + 1]
             result = self.call.stack_results(self.call.call_each([image[0]], draws))
         elif isinstance(self.call, Operation):
@@ -271,14 +271,19 @@ class DrawnOperations:
         draws: Draws,
         boxes: BatchBoxes | None = None,
         most_pixels: int | None = None,
+        redraws: bool = False,
+        first: int = 0,
     ) -> None:
         """
         Args:
             sizes: int64 ``(B, 2)``: heights and widths of the images.
-            ops: The user's whole list.
+            ops: The user's whole list, or the end of it.
             draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
             boxes: Boxes of the images, if an operation chooses crops by them.
             most_pixels: Most pixels of an image after any operation; None for no limit.
+            redraws: Draw what follows a function of the user by the sizes of its results, for each image. Nothing else
+                may follow the images then, such as masks.
+            first: Index of ``ops[0]`` in the user's list.
 
         Raises:
             UsageError: As :meth:`GeometricOperation.plan_crops`. Or an operation needs boxes, and there are none. Or an
@@ -289,8 +294,12 @@ class DrawnOperations:
         self._boxes, self._most_pixels = boxes, most_pixels
         self._moves: list[Move | Warp] = []
         everywhere = np.ones(len(sizes), np.bool_)
-        for stream, op in enumerate(ops):
-            self._draw_operation(op, draws.replace(stream=stream), everywhere)
+        self._draws, self._rest, self._first_of_rest = draws, ops[len(ops) :], first + len(ops)
+        for number, op in enumerate(ops, 1):
+            self._draw_operation(op, draws.replace(stream=first + number - 1), everywhere)
+            if redraws and may_resize(op):
+                self._rest, self._first_of_rest = ops[number:], first + number
+                break
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
@@ -306,7 +315,7 @@ class DrawnOperations:
         elif isinstance(op, ProgramOperation):
             program = draw_program_by_size(op, draws, self._sizes)
             program[~rows] = 0
-            self._stages.append(DrawnOperation(program=program, name=operation_name(op)))
+            self._stages.append(DrawnOperation(program=program, name=operation_name(op), units=op.image_units))
             for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
                 self._append_move(warp)
         else:
@@ -392,8 +401,21 @@ class DrawnOperations:
     def run_on_image(self, row: int, image: Tensor, done: int = 0) -> Tensor:
         """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``, and returns the result.
 
-        Raises :class:`UsageError` if a user's function changes the size before other operations.
+        Raises :class:`UsageError` if a user's function changes the size before other operations, unless these are drawn
+        for its results. Raises :class:`DecodeError` if an operation after it would make too many pixels.
         """
+        image = self._run_stages(row, image, done)
+        if not self._rest:
+            return image
+        height, width = image.shape[-2:]
+        sizes = np.array([[height, width]], np.int64)
+        rest = DrawnOperations(sizes, self._rest, self._draws[row : row + 1], redraws=True, first=self._first_of_rest)
+        for large in rest.find_large_rows().values():
+            check_area(height, width, large)
+        return rest.run_on_image(0, image)
+
+    def _run_stages(self, row: int, image: Tensor, done: int) -> Tensor:
+        """Does :meth:`run_on_image` up to the function whose results have any size."""
         cut = Cut.full(image.shape[-2], image.shape[-1])
         for place, stage in enumerate(self._stages[done:], done + 1):
             if stage.move is None:

@@ -11,6 +11,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Step, join_columns
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.units import Units, with_units
 from packstore.training.random_draws import Array, derive_key
 
 _MOST = 1 << 12
@@ -62,10 +63,10 @@ class Views:
         return f"Views({', '.join(f'{p.name!r}: ({p.count}, {list(p.operations)!r})' for p in self.parts)})"
 
 
-def parse_views(views: Any) -> Views | None:
+def parse_views(views: Any, units: Units | None = None) -> Views | None:
     """Converts a user's ``views=``. Views of a list are named by their index.
 
-    Returns None and :class:`Views` unchanged.
+    Returns None and :class:`Views` unchanged. ``units``: of the images, see :func:`.units.with_units`.
 
     Raises:
         UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations. Or it is
@@ -84,7 +85,7 @@ def parse_views(views: Any) -> Views | None:
         )
     if not pairs:
         raise UsageError("views should name at least one view, and is empty")
-    parts = tuple(View(name, count, as_operations(operations)) for name, count, operations in pairs)
+    parts = tuple(View(name, count, with_units(as_operations(operations), units)) for name, count, operations in pairs)
     for view in parts:
         split_operations(view.operations)
         if output_size(split_operations(view.operations, flip=True)[0]) is None:

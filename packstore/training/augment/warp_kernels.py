@@ -15,16 +15,20 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, unpack_fill
+from packstore.training.augment.units import Units, make_channels
 from packstore.training.random_draws import MASK, mix_bits
 
 
-def warp_affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
+def warp_affine(
+    images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32], units: Units | None = None
+) -> Tensor:
     """Warps images. Each pixel of the result shows the source at ``matrix`` times its position.
 
     Args:
         images: ``(B, C, H, W)``.
         matrix: float32 ``(B, 6)``: maps pixels of the result to pixels of the image, both relative to the centres.
         flags: int32 ``(B,)``. All have the same interpolation and fill method, which is not checked.
+        units: Units of normalised images; None for values of the pixels.
 
     Raises:
         UsageError: A fill colour that is not gray, for images that do not have three channels.
@@ -37,13 +41,15 @@ def warp_affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.i
     scaled = matrix / np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = [values[:, None, None] for values in _copy_to_device(scaled.T, device)]
     grid = torch.stack((x * m[0] + y * m[1] + m[2], x * m[3] + y * m[4] + m[5]), 3)
-    return _sample_grid(images, grid, flags)
+    return _sample_grid(images, grid, flags, units)
 
 
-def warp_perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
+def warp_perspective(
+    images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32], units: Units | None = None
+) -> Tensor:
     """Warps images by perspective ``coefficients``, float32 ``(B, 8)``, which map the result to the source.
 
-    ``flags`` and errors are those of :func:`warp_affine`.
+    ``flags``, ``units`` and errors are those of :func:`warp_affine`.
     """
     height, width = images.shape[-2:]
     device = images.device
@@ -56,29 +62,34 @@ def warp_perspective(images: Tensor, coefficients: NDArray[np.float32], flags: N
     below = x * c[6] + y * c[7] + 1
     across = (x * c[0] + y * c[1] + c[2]) / below - 1
     down = (x * c[3] + y * c[4] + c[5]) / below - 1
-    return _sample_grid(images, torch.stack((across, down), 3), flags)
+    return _sample_grid(images, torch.stack((across, down), 3), flags, units)
 
 
-def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
+def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32], units: Units | None) -> Tensor:
     """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``. Fills pixels outside.
 
-    Rounds to the images' dtype. ``flags`` and errors are those of :func:`warp_affine`.
+    Rounds to the images' dtype. ``flags``, ``units`` and errors are those of :func:`warp_affine`.
     """
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
+    black, scale = _black_and_scale(units, values)
+    if units is not None:
+        values = values - black  # so that zeros outside are black, as in images of bytes
     if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
         values = torch.cat((values, torch.ones_like(values[:, :1])), 1)
     edges = "border" if way == "edge" else "zeros"
     pixels = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
         fill = _copy_to_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
-        fill = _match_channels(fill, images.shape[1]).to(pixels.dtype)[:, :, None, None]
+        fill = _match_channels(fill, images.shape[1]).to(pixels.dtype)[:, :, None, None] * scale
         if way == "edge":  # as Pillow: fill pixels whose centre is outside
             outside = (grid.abs() > 1).any(3)[:, None]
             pixels = torch.where(outside, fill, pixels)
         else:
             pixels, share = pixels[:, :-1], pixels[:, -1:]
             pixels = torch.where(share < 0.5, fill, pixels) if mode == "nearest" else (pixels - fill) * share + fill
+    if units is not None:
+        pixels = pixels + black
     if images.dtype == torch.uint8:
         pixels = pixels.round_().clamp_(0, 255)
     elif not images.dtype.is_floating_point:
@@ -101,13 +112,16 @@ def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int
     return (result.clamp_(0, 255) if clips else result).to(torch.uint8)
 
 
-def erase_boxes(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
+def erase_boxes(
+    images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32], units: Units | None = None
+) -> Tensor:
     """Overwrites a box of each image by one colour.
 
     Args:
         images: ``(B, C, H, W)``.
         boxes: int64 ``(B, 4)``: top, left, height, width.
         values: float32 ``(B, 3)``: red, green and blue.
+        units: As for :func:`warp_affine`.
 
     Raises:
         UsageError: A colour that is not gray, for images that do not have three channels.
@@ -116,8 +130,18 @@ def erase_boxes(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.flo
     top, left, height, width = (each[:, None] for each in _copy_to_device(boxes.T, device))
     y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
     rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
-    colours = _match_channels(_copy_to_device(values, device), images.shape[1]).to(images.dtype)[:, :, None, None]
-    return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colours, images)
+    black, scale = _black_and_scale(units, images)
+    colours = _match_channels(_copy_to_device(values, device), images.shape[1])[:, :, None, None] * scale + black
+    return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colours.to(images.dtype), images)
+
+
+def _black_and_scale(units: Units | None, like: Tensor) -> tuple[Any, Any]:
+    """Returns shift and scale of units, each ``(C, 1, 1)`` in float32 or wider on a device; 0 and 1 without units."""
+    if units is None:
+        return 0, 1
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    black, scale = (make_channels(each, dtype, like.device) for each in (units.shift, units.scale))
+    return black, scale
 
 
 def _match_channels(values: Tensor, channels: int) -> Tensor:
@@ -132,16 +156,19 @@ def _match_channels(values: Tensor, channels: int) -> Tensor:
     return values[:, :1].expand(-1, channels)
 
 
-def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64]) -> Tensor:
-    """Overwrites a box of each uint8 image by random pixels of ImageNet's mean and deviation.
+def erase_with_noise(
+    images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64], units: Units | None = None
+) -> Tensor:
+    """Overwrites a box of each RGB image by random pixels of ImageNet's mean and deviation.
 
     ``boxes``: int64 ``(B, 4)``: top, left, height, width.
     ``seeds``: int64 ``(B,)``: they determine the pixels.
+    ``units``: as for :func:`warp_affine`.
     """
-    result = images.clone()
+    result, (black, scale) = images.clone(), _black_and_scale(units, images)
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
         part = result[row, :, top : top + height, left : left + width]
-        part.copy_(_random_pixels(int(seeds[row]), part.shape, images.device))
+        part.copy_(_random_pixels(int(seeds[row]), part.shape, images.device) * scale + black)
     return result
 
 

@@ -29,6 +29,7 @@ from packstore.training.augment import Operation
 from packstore.training.augment.from_torchvision import translate_augment
 from packstore.training.augment.mixing import parse_mix
 from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.units import Units, with_units
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import resident_obstacle
@@ -91,8 +92,8 @@ class PackedLoader(LoaderParts):
     """Loads batches of a :class:`packstore.PackedDataset` onto its device. Used like torch's ``DataLoader``.
 
     An item is a tuple with one value for each column of the dataset, by default ``(images, labels)``. Images are uint8
-    ``(B, 3, H, W)``, or floating point with ``normalize``, with ``dtype``, or from a floating point store. Labels are
-    int64 ``(B,)``; keys are a list. With a single column, the item is that column's value. A dataset with
+    ``(B, 3, H, W)``, or float32 with ``normalize`` or from a floating point store, or of the given ``dtype``. Labels
+    are int64 ``(B,)``; keys are a list. With a single column, the item is that column's value. A dataset with
     ``output="dict"`` gives dicts by name.
 
     =============  ==============================================================================================
@@ -148,10 +149,11 @@ class PackedLoader(LoaderParts):
         augment, converted = translate_augment(arguments.augment)
         if arguments.normalize is not None and "normalize" in converted:
             raise UsageError("normalize= is given, and augment= has torchvision's Normalize: leave out one of the two")
+        units = Units.of_column(dataset.manifest.image, dataset.manifest.normalization)
         parsed = {name: value for name, value in converted.items() if getattr(arguments, name) is None} | {
-            "augment": as_operations(augment),
+            "augment": with_units(as_operations(augment), units),
             "mix": parse_mix(arguments.mix),
-            "views": parse_views(arguments.views),
+            "views": parse_views(arguments.views, units),
         }
         self.options = options = take_options(LoaderOptions, vars(arguments) | parsed)
         self.batch_size = batch_size = whole_number("batch_size", arguments.batch_size)

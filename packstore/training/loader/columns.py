@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import StoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Operation
+from packstore.training.augment.operations import ONE_SIZE
 from packstore.training.augment.targets import check_targets, plan_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
@@ -128,7 +129,7 @@ class BatchFields:
         if one_by_one and images:
             raise UsageError(
                 f"images that differ in size on their way are augmented one by one, and {', '.join(images)} cannot "
-                "follow: begin augment= with operations that give one size, such as RandomResizedCrop(224)"
+                "follow: begin augment= with operations that give one size, " + ONE_SIZE
             )
         collate = options.collate or {}
         lists = [c.name for c in columns if c.form == "files" and collate.get(c.name) != "list"]
@@ -242,7 +243,7 @@ def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or column.collation == "stack"
         if not plain or column.nullable or (name in collate and name != "image"):
-            return f"the column {name!r} is read as it is needed"
+            return f"the column {name!r} is read as it is needed (columns= of the dataset can leave it out)"
     return None
 
 

@@ -21,6 +21,7 @@ from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.clips import place_clip
+from packstore.training.augment.operations import HOW_TO_COLLATE
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.fields import (
@@ -49,7 +50,7 @@ class MaskRows(TensorRows):
         headers: The header of each row's file; None for arrays and rows without a value.
         fill_value: Value outside the image.
         shapes: Final shape of each row, ``(B, axes)``; None if all have one shape.
-        form: ``"list"`` or ``"padded"`` if they differ in shape.
+        form: ``"list"``, ``"padded"`` or ``"stacked"`` if they may differ in shape.
     """
 
     column: Column
@@ -80,6 +81,8 @@ class MaskRows(TensorRows):
 
         - ``padded``: :class:`Padded`; a missing mask is all padding.
         - ``list``: a list; None for a missing mask of an optional column.
+        - ``stacked``: one tensor; a list for an optional column. Raises :class:`UsageError` for masks of different
+          shapes.
         """
         if self.shapes is None:
             return super().build_value(there, kept, ids)
@@ -87,6 +90,10 @@ class MaskRows(TensorRows):
         masks = split_flat(flat, select_rows(self.shapes, kept).tolist())
         if self.form == "padded":
             return pad_to_largest(masks, shapes, flat.new_empty((0,) * shapes.shape[1]), self.fill_value)
+        if self.form == "stacked" and self.missing is None and masks:
+            if len({mask.shape for mask in masks}) > 1:
+                raise UsageError(f"masks of {self.column.name!r} differ in size after augment=: {HOW_TO_COLLATE}")
+            return torch.stack(masks)
         return fill_missing(masks, self.missing, kept)
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
@@ -154,7 +161,8 @@ class MaskField(BatchField):
             optional: Records may have no value.
             fill_value: Value outside the image.
             max_pixels: Limit of a mask's pixels.
-            form: ``"list"`` or ``"padded"`` if masks, or volumes, differ in shape; None for one tensor.
+            form: ``"list"``, ``"padded"`` or ``"stacked"`` if masks, or volumes, may differ in shape; None for rows of
+                one tensor.
         """
         super().__init__(column, optional)
         self._form = form

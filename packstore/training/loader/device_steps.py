@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, Mode
 from packstore.images.programs import GEOMETRIC
@@ -19,9 +20,10 @@ from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.masking import MASKING_STREAM, Masking
 from packstore.training.augment.mixing import MIXING_STREAM, BatchMixer, DrawnMix
 from packstore.training.augment.mosaic import Mosaic, Tiles
-from packstore.training.augment.operations import apply_operations, output_size
+from packstore.training.augment.operations import HOW_TO_COLLATE, apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.augment.units import Units
 from packstore.training.loader.decoded_fields import pad_to_largest
 from packstore.training.loader.finish import stored_format
 from packstore.training.loader.normalizer import Normalizer
@@ -87,6 +89,9 @@ class DeviceSteps:
         stored = stored_format(manifest.image, mode)
         self._example = torch.empty((1, stored.channels, 0, 0), dtype=stored.dtype, device="cpu")
         self._normalizer = normalizer
+        self._units = Units.of_column(manifest.image, manifest.normalization)
+        if normalizer is not None and not self._floats:
+            self._units = normalizer.units
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,26 +152,29 @@ class DeviceSteps:
         """
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
-    def move_images(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
+    def move_images(
+        self, images: torch.Tensor, records: torch.Tensor, epoch: int, operations: Sequence[Step], first: int
+    ) -> torch.Tensor:
         """Moves images of another column as the main images, by the same draws.
 
         Applies crops, resizes, flips and warps alone. ``records``: ids of the records. ``first``: index of the first
-        operation to apply."""
-        operations = self._options.augment[first:]
-        moving = [_moving_part(op) for op in operations]
+        of ``operations`` to apply."""
+        moving = [_moving_part(op) for op in operations[first:]]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
     def convert_batch(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
         """Converts images to the final memory format, normalisation and dtype.
 
-        Without ``normalize`` and ``dtype``, changes the memory format alone. Images of another dtype than stored
-        pixels, such as floating point, are not normalised. They get the final dtype all the same.
+        Without ``normalize`` and ``dtype``, changes the memory format alone, and makes images of a floating point store
+        float32. Images of another dtype than stored pixels, such as floating point, are not normalised. If ``dtype`` or
+        ``normalize`` is given, they get the final dtype all the same.
 
         ``mode``: for images of another mode than the main images. Their values are scaled to 0 … 1, without
         normalisation."""
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
-        if self._normalizer is None:
+        default = self._floats and self._options.dtype is None
+        if self._normalizer is None or (default and images.dtype != self._example.dtype):
             return images
         if mode is not None:
             return Normalizer(None, self._normalizer.dtype, mode)(images)
@@ -195,18 +203,22 @@ class DeviceSteps:
     ) -> tuple[Any, DrawnForBatch]:
         """Converts augmented images ``(3, h, w)`` that differ in size, and calls the user's ``transform``.
 
-        The images become mosaics with ``mix``, else by ``form`` a list or :class:`Padded`. Without images, mosaics
-        have height and width 0. Returns the result of ``transform``, and the draws of the batch.
+        The images become mosaics with ``mix``, else by ``form`` a list, :class:`Padded` or a batch. Without images,
+        mosaics and batches have height and width 0. Returns the result of ``transform``, and the draws of the batch.
+
+        Raises :class:`UsageError` if images of a batch differ in shape or dtype.
 
         Args:
             images: The images.
             sizes: Their heights and widths, int64 ``(B, 2)``.
-            form: ``"list"`` or ``"padded"``.
+            form: ``"list"``, ``"padded"`` or ``"stacked"``.
             ids: Ids of the records, on the host.
             epoch: Epoch of random operations.
         """
         mix = self._options.mix
         with self._stats.measure("augment"):
+            if form == "stacked":
+                return self.mix_batch(self.convert_batch(self._stack_images(images, sizes.device)), ids, epoch)
             outputs: Any = [self.convert_batch(image[None])[0] for image in images]
             empty = None if outputs else self.convert_batch(self._example.to(sizes.device))
             tiles = None
@@ -215,10 +227,20 @@ class DeviceSteps:
             elif isinstance(mix, Mosaic):
                 host_sizes = np.array([image.shape[-2:] for image in outputs], np.int64)
                 tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
-                outputs = tiles.build_images(outputs, self._options.channels_last)
+                outputs = tiles.build_images(outputs, self._options.channels_last, self._units)
             elif form == "padded":
                 outputs = pad_to_largest(outputs, sizes, outputs[0] if empty is None else empty[0])
             return self.call_transform(outputs), DrawnForBatch(tiles=tiles)
+
+    def _stack_images(self, images: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+        """Stacks images ``(C, h, w)``. Raises :class:`UsageError` if they differ in shape or dtype."""
+        if not images:
+            return self._example.to(device)[:0]
+        for image in images:
+            if image.shape != images[0].shape or image.dtype != images[0].dtype:
+                found, expected = (f"{tuple(each.shape)} {each.dtype}" for each in (image, images[0]))
+                raise UsageError(f"images differ after augment= ({found}; {expected}): {HOW_TO_COLLATE}")
+        return torch.stack(list(images))
 
     def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """Mixes a batch with itself or builds mosaics, draws its hidden patches, and calls the user's ``transform``.
@@ -236,7 +258,7 @@ class DeviceSteps:
         tiles = None
         if isinstance(mix, Mosaic) and len(images):
             tiles = mix.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))
-            images = tiles.build_images(images, self._options.channels_last)
+            images = tiles.build_images(images, self._options.channels_last, self._units)
         elif isinstance(mix, BatchMixer):
             mixed = mix.draw_mix(draws.replace(stream=MIXING_STREAM), size)
             images = mixed.mix_images(images)
@@ -306,7 +328,7 @@ class _MovingOperation(Operation):
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         program = self.operation.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         program[~np.isin(program["code"], GEOMETRIC)] = 0
-        return run_program(images, program)
+        return run_program(images, program, units=self.operation.image_units)
 
 
 def _moving_part(operation: Step) -> Step:

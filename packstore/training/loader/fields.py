@@ -171,7 +171,10 @@ class BatchField(ABC):
         rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
         if rows and not self.optional:
             where, name = context.describe_row(rows[0]), self.column.name
-            raise UsageError(f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it")
+            raise UsageError(
+                f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it, "
+                f"and columns= of the dataset can leave {name!r} out"
+            )
         return missing if self.optional else None
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.stores.records import DamagedCopies
 from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.decoded_fields import split_flat
@@ -61,6 +62,7 @@ class BatchJob:
         self._buffer = torch.empty(0, device="cpu")
         self._prepared: Future[BatchColumns | ViewColumns] | None = None
         self._images: list[torch.Tensor | None] = []  # each row, if they differ in size
+        self._planned: PreparedBatch | None = None
         self._shapes: list[torch.Size] = []  # of the sent rows
         self._image_tensors = 1
         self._slices: list[Future[list[int]]] = []
@@ -110,7 +112,7 @@ class BatchJob:
                 return _new_memory
             return partial(ring.get_buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
-        self._images = prepared.images
+        self._images, self._planned = prepared.images, prepared
         columns = pipeline.fields.read_batch(prepared, assembler, new_buffer, self._errors)
         decoded = pipeline.dataset.manifest.holds_files
         made = assembler.estimate_bytes(prepared)
@@ -260,6 +262,8 @@ class BatchJob:
             self._errors = None  # logged once, however often the batch is sent
         self._sent, self._sent_ids = len(ids), ids
         images = assembler.select_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
+        if isinstance(assembler, UnequalAssembler) and assembler.defers and self._planned is not None:
+            assembler.run_deferred(self._planned)
         if self._pipeline.form is not None:
             rows = range(len(self._images)) if kept is None else kept.tolist()
             images = self._collect_rows(ring, [image for row in rows if (image := self._images[row]) is not None])
@@ -284,11 +288,16 @@ class BatchJob:
         """Prepares rows of different sizes for sending, and remembers their shapes.
 
         If the transport is asynchronous, copies the rows into one page-locked tensor. If not, returns them unchanged.
+        Raises :class:`UsageError` for rows of different dtypes that it has to copy.
         """
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
             return rows
-        flat = ring.get_buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), self._buffer.dtype)
+        dtypes = {row.dtype for row in rows}  # those of a function's results
+        if len(dtypes) > 1:
+            raise UsageError(f"images of one batch have different dtypes after augment=: {sorted(map(str, dtypes))}")
+        dtype = next(iter(dtypes), self._buffer.dtype)
+        flat = ring.get_buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), dtype)
         for part, row in zip(split_flat(flat, self._shapes), rows, strict=True):
             part.copy_(row)
         return [flat]
@@ -351,7 +360,7 @@ class BatchJob:
     def _break_cycle(self) -> None:
         """Breaks the reference cycle of job and futures, so that buffers are freed without the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
-        self._called, self._images, self._error, self._pool = [], [], None, None
+        self._called, self._images, self._planned, self._error, self._pool = [], [], None, None, None
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

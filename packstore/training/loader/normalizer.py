@@ -13,6 +13,7 @@ from packstore.core.modes import RGB, Mode
 from packstore.images.engine import OutputFormat
 from packstore.images.normalization import parse_normalization
 from packstore.training.augment.base import is_channels_last
+from packstore.training.augment.units import Units
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.rows import SERIAL_ELEMENTS
 
@@ -24,27 +25,26 @@ class Normalizer:
 
     Attributes:
         dtype: Floating point type of the result.
+        units: Units of the result.
     """
 
     def __init__(self, normalization: Normalization | None, dtype: torch.dtype, mode: Mode = RGB) -> None:
         """``normalization`` None scales to 0 … 1."""
         self.dtype = dtype
         self._shifts = normalization is not None
-        if normalization is None:
-            normalization = Normalization((0.0,) * mode.channels, (1.0,) * mode.channels)
-        mean, std = (
-            torch.tensor(v, dtype=torch.float64, device="cpu") for v in (normalization.mean, normalization.std)
+        self.units = Units.of_normalization(normalization, mode.white, mode.channels)
+        self._scale, self._shift = (
+            torch.tensor(each, dtype=torch.float32, device="cpu").view(1, -1, 1, 1)
+            for each in (self.units.scale, self.units.shift)
         )
-        self._scale = (1 / (mode.white * std)).to(torch.float32).view(1, -1, 1, 1)
-        self._shift = (-mean / std).to(torch.float32).view(1, -1, 1, 1)
         self._there: tuple[torch.Tensor, torch.Tensor] = self._scale, self._shift  # on the device of the latest images
         self._line: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def for_loader(cls, options: LoaderOptions, manifest: Manifest, mode: Mode) -> Normalizer | None:
-        """Creates the normalizer for a loader's ``normalize`` and ``dtype``. Returns None if neither is set.
+        """Creates the normalizer for a loader's ``normalize`` and ``dtype``. Returns None if images stay whole numbers.
 
-        With ``normalize`` alone, the dtype is float32.
+        Without ``dtype``, normalised images are float32, also those that a store holds as shorter types.
 
         Raises :class:`UsageError` for an unknown normalisation, or one that does not fit the store or the mode of its
         images."""
@@ -63,7 +63,7 @@ class Normalizer:
                 f"normalize= is for {len(normalization.mean)} channels, and the images are of mode {mode}: give one "
                 f"mean and one standard deviation per channel{example}"
             )
-        if normalization is not None and dtype is None:
+        if dtype is None and (normalization is not None or manifest.holds_floats):
             dtype = torch.float32
         return None if dtype is None else cls(normalization, dtype, mode)
 

@@ -90,8 +90,8 @@ class BatchOptions:
     )
     dtype: torch.dtype | None = option(
         None,
-        "Floating point type of the images; None for float32 if they are normalised, else as stored. Without "
-        "``normalize``, pixels are scaled to 0 … 1.",
+        "Floating point type of the images. None for float32 if they are normalised, by the loader or in the store, as "
+        "in items of a dataset; other images stay whole numbers. Without ``normalize``, pixels are scaled to 0 … 1.",
     )
     channels_last: bool = option(
         False,

@@ -18,9 +18,11 @@ from packstore.core.modes import RGB
 from packstore.images.decoders import Decoder
 from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
-from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.base import GeometricOperation, Step
 from packstore.training.augment.mosaic import Mosaic, check_columns
-from packstore.training.augment.program_operation import refuse_unsupported
+from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.program_operation import check_colours, refuse_unsupported
+from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
 from packstore.training.loader.assemble import Assembler
@@ -84,7 +86,8 @@ class Pipeline:
         kernel: Crops and finishes images that are resident on the CPU; None if torch does.
         views: Steps of several views; None without views.
         one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
-        form: ``"list"`` or ``"padded"`` if images differ in size in the end; None if they make a batch.
+        form: ``"list"`` or ``"padded"`` if images differ in size in the end; ``"stacked"`` if functions per image
+            have to give them one; None if they make a batch.
         fields: The other columns.
 
     Raises:
@@ -102,6 +105,7 @@ class Pipeline:
         lists = [options.augment] if options.views is None else [view.operations for view in options.views.parts]
         for operations in lists if options.pre_transform is None else ():  # a function that may convert the images
             refuse_unsupported(operations, stored.dtype, stored.channels, mode.name)
+        check_colours(options.mix, stored.channels, mode.name)
         self.one_by_one, self.form = augments_one_by_one(dataset, options), choose_image_form(dataset, options)
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
         kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
@@ -138,7 +142,10 @@ class Pipeline:
     def calls_user_code(self) -> bool:
         """True if batches of images go through functions of the user. Leaves out ``target_transform``, and functions
         that decoding threads call."""
-        return self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
+        deferred = self.one_by_one and any(
+            isinstance(op, PerImage) and not op.runs_in_threads for op in self.options.augment
+        )
+        return deferred or self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
     def fetches(self) -> list[FetchCounts]:
@@ -163,7 +170,8 @@ class Pipeline:
             return ViewAssembler(self.views.plans, images, (), decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
             assert isinstance(self.fields, BatchFields)
-            size, images = final_image_size(self.dataset, self.options), self._stored_images(image, decoder)
+            size = None if self.form is not None else final_image_size(self.dataset, self.options)
+            images = self._stored_images(image, decoder)
             of_records = images, (), decoder.max_pixels, self.stats, alone, checks
             return UnequalAssembler(self.options.augment, size, self.fields.objects, division.finish, *of_records)
         if self._resident:
@@ -172,7 +180,11 @@ class Pipeline:
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         """Returns the first operations of ``augment`` that run as crops while images of this column are decoded."""
-        return operations_at_decoding(self.dataset, self.options.augment, image)
+        return operations_at_decoding(self.dataset, self._operations_for(image), image)
+
+    def _operations_for(self, column: Column) -> tuple[Step, ...]:
+        """Returns the operations of ``augment``, with the units of a column of images."""
+        return with_units(self.options.augment, Units.of_column(column, self.dataset.manifest.normalization))
 
     def _make_kernel(self, image: Column) -> EngineKernel | None:
         """Creates the engine's kernel for resident images. Returns None for small images that only have to be
@@ -232,9 +244,9 @@ class Pipeline:
         """Crops, resizes, flips and normalises the images of a column beside the main one, on the device.
 
         Images of another mode than the main ones are scaled to 0 … 1 instead of normalised."""
-        first = len(self._at_decoding(column))
+        operations, first = self._operations_for(column), len(self._at_decoding(column))
         other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
-        moved = self.device_steps.move_images(images, ids, epoch, first)
+        moved = self.device_steps.move_images(images, ids, epoch, operations, first)
         return self.device_steps.convert_batch(moved, column.pixels if other else None)
 
     @property

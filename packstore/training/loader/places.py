@@ -10,8 +10,8 @@ from packstore.core.manifest import Column
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.mosaic import Mosaic
-from packstore.training.augment.operations import output_size, split_operations
-from packstore.training.augment.per_image import PerImage, as_operations
+from packstore.training.augment.operations import HOW_TO_COLLATE, output_size, split_operations
+from packstore.training.augment.per_image import PerImage, as_operations, may_resize
 from packstore.training.augment.unequal import need_one_by_one
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.finish import RowFormat
@@ -116,30 +116,24 @@ def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
 def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | None:
     """Returns the form of a batch's images: ``"list"`` or ``"padded"`` as ``collate`` says, else None.
 
-    For mosaics, returns ``"list"`` if images may differ in size, else None.
+    Returns ``"stacked"`` for results of a user's function that are augmented one by one: they must have one size. For
+    mosaics, returns ``"list"`` if images may differ in size, else None.
 
     Raises :class:`UsageError` if:
 
     - images may differ in size, and ``collate`` names no form;
-    - ``collate`` names a form, and other options (``views``, ``mix``, …) need one tensor;
-    - a user's function would have to run in threads, and may not.
+    - ``collate`` names a form, and other options (``views``, ``mix``, …) need one tensor.
     """
     form, one_by_one = options.form_of_images, augments_one_by_one(dataset, options)
-    for op in options.augment if one_by_one else ():
-        if isinstance(op, PerImage) and not op.runs_in_threads:
-            raise UsageError(
-                f"{op!r} may draw from the process's generators, and images that differ in size are augmented by "
-                "several threads: give the function a generator, PerImage(fn, generator=True), or say threads=True "
-                "if it draws from torch alone"
-            )
-    mosaic = isinstance(options.mix, Mosaic)
-    if form is None and one_by_one and final_image_size(dataset, options) is None and not mosaic:
-        raise UsageError(
-            "images differ in size after augment=: end it with a crop or Resize((height, width)), or say "
-            "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
-        )
-    if mosaic:  # it makes a batch of images of any sizes
-        return "list" if one_by_one and final_image_size(dataset, options) is None else None
+    # A function may return any size and dtype, which rows of a buffer lack.
+    of_functions = one_by_one and any(map(may_resize, options.augment))
+    unequal = one_by_one and (of_functions or final_image_size(dataset, options) is None)
+    if isinstance(options.mix, Mosaic):  # it makes a batch of images of any sizes
+        return "list" if unequal else None
+    if form is None and of_functions:
+        return "stacked"
+    if form is None and unequal:
+        raise UsageError(f"images differ in size after augment=: {HOW_TO_COLLATE}")
     if form is not None:
         for name in ("views", "mix", "masking", "pre_transform"):
             if getattr(options, name) is not None:
@@ -150,7 +144,8 @@ def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | N
 def default_collate(dataset: PackedDataset, operations: Sequence[Step]) -> dict[str, Collate]:
     """Returns ``collate=`` for a list of images if ``operations`` give them different sizes; else an empty dict."""
     options = LoaderOptions(augment=as_operations(operations))
-    if augments_one_by_one(dataset, options) and final_image_size(dataset, options) is None:
+    unequal = final_image_size(dataset, options) is None or any(map(may_resize, options.augment))
+    if augments_one_by_one(dataset, options) and unequal:
         return {"image": "list"}
     return {}
 
@@ -181,4 +176,7 @@ def _engine_samplings(image: Column) -> set[int]:
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
     """Tells if the engine can fill the padding of an operation. False for a :class:`RandomCrop` of bytes with a value
     that no byte has."""
-    return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255
+    if image.layout == "CHW" or not isinstance(operation, RandomCrop):
+        return True
+    colour = operation.fill
+    return all(0 <= value <= 255 for value in ([colour] if isinstance(colour, int | float) else colour))

@@ -53,6 +53,8 @@ class PreparedBatch:
         views_planned: With several views of a record (``views=``): the plan of each, by :class:`ViewAssembler`.
         operations: With images that differ in size while augmented: all drawn operations; else None.
         first_cuts: With such images: the crop made while decoding, and the number of operations that it replaces.
+        redrawn: With such images: operations of rows whose images have another size than their headers say.
+        deferred: With such images: rows on which the asking thread runs the operations.
         images: With such images: the current state of each, ``(1, 3, h, w)``; finally its row if they make no batch.
     """
 
@@ -77,6 +79,8 @@ class PreparedBatch:
     operations: DrawnOperations | None = None
     first_cuts: Sequence[tuple[Cut, int]] = ()
     images: list[Any] = field(default_factory=list)
+    redrawn: dict[int, DrawnOperations] = field(default_factory=dict)
+    deferred: set[int] = field(default_factory=set)
     _lock: Lock = field(default_factory=Lock)
 
     def take_group_rows(self, plan: PreparedBatch, rows: slice) -> None:

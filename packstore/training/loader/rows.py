@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops
-from packstore.training.augment.operations import write_crop
+from packstore.training.augment.operations import ONE_SIZE, write_crop
 from packstore.training.single_threaded import is_single_threaded
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
@@ -31,7 +31,8 @@ class SizeError(UsageError):
         """Returns the error for two unequal shapes that begin with height and width. It advises to crop or resize."""
         return cls(
             f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
-            "add an operation that gives them one before all others, for example augment=[RandomResizedCrop(224)]"
+            f"begin augment= with operations that give them one, {ONE_SIZE}; or put a function for images of any size "
+            "into PerImage"
         )
 
 

@@ -15,6 +15,7 @@ from packstore.images.engine import Requests
 from packstore.training.augment.base import Size, Step
 from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import too_large_error
+from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.resample import check_area
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.assemble import wrong_header_error
@@ -38,6 +39,8 @@ class UnequalAssembler(RecordAssembler):
 
     Attributes:
         as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
+        defers: Threads only decode, and :meth:`run_deferred` runs the operations: a function of the user may draw from
+            the process's generators.
         row_format: Final format of the rows.
     """
 
@@ -63,6 +66,7 @@ class UnequalAssembler(RecordAssembler):
         """
         super().__init__(*arguments, **named)
         self._list = tuple(list_of_operations)
+        self.defers = any(isinstance(op, PerImage) and not op.runs_in_threads for op in self._list)
         self._object_columns = object_columns
         self._finish = finish
         self.row_format = finish or self._images.stored
@@ -109,7 +113,7 @@ class UnequalAssembler(RecordAssembler):
         """Draws all operations for images of the batch's sizes."""
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
         boxes = self._read_boxes(prepared) if self._object_columns else None
-        return DrawnOperations(prepared.sizes, self._list, draws, boxes)
+        return DrawnOperations(prepared.sizes, self._list, draws, boxes, redraws=self._alone)
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
         """Plans the batch; records whose images would become too large fail."""
@@ -153,11 +157,12 @@ class UnequalAssembler(RecordAssembler):
             if row in left_out:
                 continue
             try:
-                self._put_image(
-                    prepared,
-                    row,
-                    self._decode_refused(prepared, row) if row in refused else _run_remaining(prepared, row),
-                )
+                if row in refused:
+                    self._decode_refused(prepared, row)
+                if self.defers:
+                    prepared.deferred.add(row)
+                else:
+                    self._put_image(prepared, row, _run_remaining(prepared, row))
             except Exception as error:
                 if isinstance(error, UsageError) or not isinstance(error, PackstoreError):
                     mark_records(error, prepared.ids[row : row + 1])
@@ -167,8 +172,23 @@ class UnequalAssembler(RecordAssembler):
             self._stats.add_decoded(stop - first - len(left_out))
         return failed
 
-    def _decode_refused(self, prepared: PreparedBatch, row: int) -> torch.Tensor:
-        """Decodes an image that the engine refuses, and runs all operations on it.
+    def run_deferred(self, prepared: PreparedBatch) -> None:
+        """Runs the operations on all images that were only decoded, in the calling thread, once. Adds the seconds to
+        those of functions per image.
+
+        Raises :class:`UsageError` and :class:`DecodeError` of an operation, whatever becomes of failed records."""
+        with self._stats.measure("per_image"):
+            while prepared.deferred:
+                row = min(prepared.deferred)
+                try:
+                    self._put_image(prepared, row, _run_remaining(prepared, row))
+                except Exception as error:
+                    mark_records(error, prepared.ids[row : row + 1])
+                    raise
+                prepared.deferred.remove(row)
+
+    def _decode_refused(self, prepared: PreparedBatch, row: int) -> None:
+        """Decodes an image that the engine refuses, and runs the first crop on it.
 
         If the image has another size than its header says, draws the operations again for the real size. But if other
         columns were cropped by the header, raises :class:`DecodeError`."""
@@ -176,23 +196,32 @@ class UnequalAssembler(RecordAssembler):
         if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
         image = torch.from_numpy(np.array(pixels))[None]
+        if self._images.column.dtype == "bfloat16":
+            image = image.view(torch.bfloat16)
+        if image.is_floating_point():  # rounded once, after all operations
+            image = image.float()
         found, said = image.shape[-2:], prepared.sizes[row].tolist()
         if [*found] == said:
             prepared.images[row] = prepared.first_cuts[row][0](image)
-            return _run_remaining(prepared, row)
+            return
         if not self._alone:
             raise wrong_header_error(said, found)
         # The header has another size than the image: plan again, by the real size.
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids[row : row + 1])
-        return DrawnOperations(np.array([found], np.int64), self._list, draws).run_on_image(0, image)
+        prepared.images[row] = image
+        prepared.redrawn[row] = DrawnOperations(np.array([found], np.int64), self._list, draws, redraws=True)
 
     def _put_image(self, prepared: PreparedBatch, row: int, image: torch.Tensor) -> None:
         """Writes a finished image ``(1, C, h, w)`` into its row, or into new memory. Normalises images of bytes.
 
-        Raises :class:`UsageError` for another dtype than expected. If images have rows, raises :class:`SizeError` for
+        An image of another dtype, which a function has made, stays as it is if it has no row; else raises
+        :class:`UsageError`. If images have rows, raises :class:`SizeError` for
         another size than the row's."""
         made, finish, size = self.row_format, self._finish, (image.shape[-2], image.shape[-1])
-        expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
+        expected = torch.float32 if self._images.column.layout == "CHW" else self._images.stored.dtype
+        if image.dtype != expected and self.as_list:
+            prepared.images[row] = image[0] if made.planes else image[0].permute(1, 2, 0)
+            return
         if image.dtype != expected:
             raise UsageError(
                 f"augment= made {image.dtype} of an image, and {expected} is expected: convert in transform="
@@ -212,5 +241,7 @@ class UnequalAssembler(RecordAssembler):
 
 def _run_remaining(prepared: PreparedBatch, row: int) -> torch.Tensor:
     """Runs operations on the image of a row, and returns the result. Leaves out those that the first crop replaces."""
+    if row in prepared.redrawn:
+        return prepared.redrawn[row].run_on_image(0, prepared.images[row])
     assert prepared.operations is not None
     return prepared.operations.run_on_image(row, prepared.images[row], prepared.first_cuts[row][1])
