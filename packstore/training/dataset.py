@@ -102,9 +102,11 @@ class PackedDataset(ItemDataset):
         device: Device of the tensors.
         columns: Names of the columns of an item, in order. None for the default columns, see above.
         output: Form of the images, see above.
-        transform: Called with each image of the column ``image``. It must not move pixels if masks, boxes or keypoints
-            are loaded. Beside these, torchvision's transforms that move pixels are refused, and so are other functions
-            unless :class:`packstore.augment.InPlace` wraps them.
+        transform: Called with each image of the column ``image``. With ``output="tensor"`` and ``"dict"`` the engine
+            runs torchvision's crops, resizes, flips and conversions, with equal pixels and random numbers. A pipeline
+            of torchvision that has ``ToTensor``, ``PILToTensor`` or ``ToImage`` begins with a PIL image. A transform
+            must not move pixels if masks, boxes or keypoints are loaded. Beside these, torchvision's transforms that
+            move pixels are refused, and so are other functions unless :class:`packstore.augment.InPlace` wraps them.
         target_transform: Called with each label.
         transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
             Instead of the other two.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +20,12 @@ from packstore.training.pictures import ImageListReader, ImageReader, widen_for_
 from packstore.training.record_notes import note_records
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
+
+if TYPE_CHECKING:
+    from packstore.training.torchvision_transforms import TransformPlan
+
+_UNREAD: Any = object()
+"""In place of an image that is not read yet."""
 
 
 class ItemDataset(torch.utils.data.Dataset[Any]):
@@ -64,13 +71,13 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
 
     def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
         """Reads the items of ``records`` as a list. Decodes image files together."""
-        images = self._read_images(records)
+        images = self._read_images(records, together=self.target_transform is None and self.transforms is None)
         return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
 
-    def _make_item(self, record: int, image: Any = None) -> Any:
+    def _make_item(self, record: int, image: Any = _UNREAD) -> Any:
         """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``.
 
-        ``image``: the item's image if it is read already.
+        ``image``: the item's image if it is read already, by :meth:`_read_images`.
         """
         if self._wrapper is not None:
             item: Any = self._wrap_item(self._wrapper, record, image)
@@ -90,11 +97,11 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         - One other column: returns the pair of image and value.
         - Several: returns the pair of image and a dict by column name.
         """
-        image = self.pictures.read("tensor", self.reader, record) if image is None else image
+        image = self.pictures.read("tensor", self.reader, record) if image is _UNREAD else image
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
         target = {
-            name: wrapper.wrap_value(column(name), self._read_value(name, record, None), size)
+            name: wrapper.wrap_value(column(name), self._read_value(name, record), size)
             for name in self.columns
             if name != "image"
         }
@@ -104,18 +111,17 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             return image
         return image, next(iter(target.values())) if len(target) == 1 else target
 
-    def _read_value(self, name: str, record: int, image: Any) -> Any:
+    def _read_value(self, name: str, record: int, image: Any = _UNREAD) -> Any:
         """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it.
 
-        ``image``: the main image if it is read already.
+        ``image``: the main image if it is read already, by :meth:`_read_images`.
 
         ``checksums="always"`` verifies all fields of the record first, unless the column is the image or the key.
 
         Raises :class:`CorruptRecordError` for a label without a class.
         """
         if name == "image":
-            image = self.pictures.read(self._form, self.reader, record) if image is None else image
-            return image if self.transform is None else self._call_transform(image, record)
+            return self._read_image(record) if image is _UNREAD else image
         if name == "key":
             return self.reader.key(record)
         reader = self.reader
@@ -175,15 +181,12 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             batch = self._try_gather_images(records) if self.transform is None else None
             if batch is not None:
                 return batch
-            images = self._read_images(records)
-            return self._stack_values(
-                [self._read_value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)]
-            )
+            return self._stack_values([*self._read_images(records, together=True)])
         column = self.manifest.column(name)
         transformed = name == "label" and self.target_transform is not None
         singly = transformed or column.nullable or column.traits.is_picture
         if column.kind != "fixed" or singly or not len(records):
-            values = [self._read_value(name, r, None) for r in records.tolist()]
+            values = [self._read_value(name, r) for r in records.tolist()]
             return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_values(values)
         gathered = self._read_sound_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
@@ -234,19 +237,55 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         reader.check_images(records, images)  # the copies, which nothing changes any more
         return self.pictures.convert_pixels(torch.from_numpy(widen_for_torch(images, self.manifest.image)))
 
-    def _read_images(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """Reads the images of ``records`` in the form of ``output``, without the user's transforms.
+    def _read_image(self, record: int) -> Any:
+        """Reads the image of a record, and calls ``transform`` with it."""
+        if self._plan is not None:
+            return next(iter(self._read_images(np.array([record]))))
+        image = self.pictures.read(self._form, self.reader, record)
+        return image if self.transform is None else self._call_transform(image, record)
 
-        Yields None for each record if items have no image.
+    def _read_images(self, records: NDArray[np.int64], *, together: bool = False) -> Iterable[Any]:
+        """Reads the images of ``records`` in the form of ``output``.
+
+        Calls the user's ``transform`` with each, but for torchvision's types, when it is asked for. ``together``: see
+        :meth:`TransformPlan.run`. Yields None for each record if items have no image.
         """
         if "image" not in self.columns:
             return [None] * len(records)
+        plan = self._plan
+        if plan is not None:
+            from packstore.training.planned_images import PlannedBatch
+
+            batch = PlannedBatch(self.pictures, self.reader, records, self.max_pixels)
+            return (self._place(image) for image in plan.run(batch, len(records), together=together))
         gathered = self._try_gather_images(records)
-        return (
+        images: Iterable[Any] = (
             self.pictures.read_each(self._form, self.reader, records.tolist())
             if gathered is None
             else gathered.unbind()
         )
+        if self.transform is None or self._wrapper is not None:
+            return images
+        return map(self._call_transform, images, records.tolist())
+
+    def _place(self, image: Any) -> Any:
+        """Moves a tensor that a transform of PIL images has made to the dataset's dtype and device."""
+        if not isinstance(image, torch.Tensor):
+            return image
+        return image.to(self.device, self.dtype if image.is_floating_point() else None)
+
+    @property
+    def _plan(self) -> TransformPlan | None:
+        """The plan of the user's ``transform``; None if it is called with the image as :meth:`_read_images` reads it.
+
+        Made anew each time, since users change transforms.
+        """
+        if self.transform is None or self.output not in ("tensor", "dict") or "torchvision" not in sys.modules:
+            return None
+        from packstore.training.torchvision_transforms import plan_transform
+
+        plan = plan_transform(self.transform)
+        return plan if plan is not None and plan.fits(self.pictures) else None
 
     def _image_reader(self, column: Column) -> ImageReader:
         """Creates the reader of a column of images."""

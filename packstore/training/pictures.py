@@ -10,17 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.column import SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
 from packstore.images.display import Window, denormalize, to_display
+from packstore.images.engine import BufferAddresses
 from packstore.stores.base import Reader
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_UNREADABLE = b"\0"  # in place of a seek index
 _TOGETHER = 16
 """Number of image files that are read before they are decoded together."""
 
@@ -223,9 +226,14 @@ def read_stored_files(reader: Reader, column: Column, record: int) -> Sequence[B
     return column.traits.files(column, reader.value(column.name, record))
 
 
+def has_pil_mode(mode: Mode) -> bool:
+    """Tells if Pillow has images of the mode."""
+    return mode.name in _PIL_MODES
+
+
 def check_pil_mode(mode: Mode) -> None:
     """Raises :class:`UsageError` if Pillow has no images of the mode."""
-    if mode.name not in _PIL_MODES:
+    if not has_pil_mode(mode):
         raise UsageError(f"output='pil' gives Pillow's images, which has none of mode {mode}; use 'tensor' or 'numpy'")
 
 
@@ -242,6 +250,24 @@ def read_stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
         return reader.view(record)
     value = reader.value(column.name, record)
     return value if column.kind == "ragged" else np.ascontiguousarray(value).data.cast("B")
+
+
+def read_seek_indexes(reader: Reader, column: Column, records: NDArray[np.int64]) -> list[Any] | BufferAddresses | None:
+    """Reads the seek index of each image file of a column: positions in the file from which a crop can be decoded.
+
+    If the index of any file cannot be read, all are replaced by invalid ones. The engine counts and ignores these.
+    Returns None if the store has no indexes of this column.
+    """
+    manifest, name = reader.manifest, SEEK_INDEX.name
+    if column.name != "image" or not manifest.has_column(name) or manifest.column(name).nbytes == 0:
+        return None
+    try:
+        mapped = reader.mapped_ragged_column(name)
+        if mapped is not None:
+            return BufferAddresses(mapped.places(records), mapped)
+        return [reader.value(name, record) for record in records.tolist()]
+    except PackstoreError:
+        return [_UNREADABLE] * len(records)
 
 
 def read_stored_array(reader: Reader, column: Column, record: int) -> NDArray[Any]:

@@ -171,7 +171,7 @@ static struct request wanted(const struct file *file, int64_t kind, int64_t chan
     request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
     if (any(2))
         request.window.top = side(50) - 25, request.window.left = side(50) - 25;
-    request.sampling = any(2) ? 0 : any(20) ? (int64_t)any(3) : (int64_t)any(9) - 4;
+    request.sampling = any(2) ? 0 : any(3) ? (int64_t)any(25) : (int64_t)any(40) - 4;
     if (!any(3) && ((kind == UINT8 && channels == 3) || !any(20))) {
         request.steps = (int64_t)any(4);
         request.program = steps + any(sizeof steps / sizeof *steps - (uint64_t)request.steps);
@@ -228,7 +228,7 @@ int main(int count, char **arguments)
         int64_t channels = any(3) ? 3 : 1;
         int64_t (*run)(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, uint8_t *) =
             channels == 3 ? packstore_engine_run : packstore_engine_run_gray;
-        struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, {0}};
+        struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, {0}, NULL};
         if (any(2)) {
             form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
             form.fill[any(3)] = any(3) ? 0 : (float)any(256);

@@ -105,7 +105,7 @@ static enum outcome plan_box(struct decoder *decoder)
         task->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
-    across->sampling = down->sampling = request->sampling;
+    across->sampling = down->sampling = request->sampling & ~(int64_t)SAMPLE_COLUMNS_FIRST;
     if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) != DONE ||
         make_taps(down, box->height, request->size_height, top, visible->height, false, 2) != DONE)
         return REFUSED;
@@ -157,6 +157,16 @@ static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
     return BEGUN;
 }
 
+/* True for a filter that this engine knows for sources of a type. */
+static bool is_sampling(int64_t sampling, int64_t type)
+{
+    if (type != UINT8)
+        return sampling == SAMPLE_BILINEAR;
+    sampling &= ~(int64_t)SAMPLE_COLUMNS_FIRST;
+    return (sampling >= SAMPLE_BILINEAR && sampling <= SAMPLE_LANCZOS) || sampling == SAMPLE_PILLOW_BILINEAR ||
+           sampling == SAMPLE_PILLOW_BICUBIC;
+}
+
 /* Begins an image whose request is valid. Returns DONE, REFUSED, or BEGUN if the image must be decoded first. */
 static enum outcome begin_image(struct decoder *decoder, struct team *team)
 {
@@ -167,8 +177,7 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
     int64_t pixels = window->height * window->width;
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
     task->resized = resized;
-    if (resized && (request->sampling < SAMPLE_BILINEAR ||
-                    request->sampling > (form->from == UINT8 ? SAMPLE_LANCZOS : SAMPLE_BILINEAR)))
+    if (resized && !is_sampling(request->sampling, form->from))
         return REFUSED;
     task->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = task->kind == form->to && (task->channels == 1 || form->planes == (task->kind != UINT8));
@@ -247,8 +256,8 @@ static bool has_byte_fill(const struct form *form)
 static bool is_known(const struct form *form)
 {
     return form->from >= FLOAT32 && form->from <= UINT8 && form->to >= FLOAT32 && form->to <= UINT8 &&
-           (form->to != UINT8 || form->from == UINT8) && form->padding >= CONSTANT && form->padding <= SYMMETRIC &&
-           (form->from != UINT8 || has_byte_fill(form));
+           (form->to != UINT8 || (form->from == UINT8 && !form->table)) && form->padding >= CONSTANT &&
+           form->padding <= SYMMETRIC && (form->from != UINT8 || has_byte_fill(form));
 }
 
 /* Marks the decoder's request as answered or refused. */

@@ -12,7 +12,7 @@
 #endif
 
 /* Increase this number whenever a structure or function that Python uses changes. */
-#define INTERFACE 18
+#define INTERFACE 19
 
 #ifdef __x86_64__
 #include <cpuid.h>

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import EngineError
 
-_INTERFACE = 18
+_INTERFACE = 19
 """Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
 DONE = 0
 """The outcome in ``engine.h`` for success."""

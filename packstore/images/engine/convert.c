@@ -288,13 +288,38 @@ VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t 
 }
 #endif
 
+/* Looks the output of each byte up in the table, for an output type of a given size. */
+INLINE void look_up_of(uint8_t *to, const size_t size, const uint8_t *from, int64_t pixels, const int channels,
+                       bool planes, const uint8_t *table)
+{
+    for (int64_t i = 0; i < pixels; i++)
+        for (int c = 0; c < channels; c++)
+            memcpy(to + size * (size_t)(planes ? c * pixels + i : channels * i + c),
+                   table + size * (256 * (size_t)c + from[channels * i + c]), size);
+}
+
+static void look_up(void *to, size_t size, const uint8_t *from, int64_t pixels, int64_t channels, bool planes,
+                    const void *table)
+{
+    if (size == 4 && channels == 3)
+        look_up_of(to, 4, from, pixels, 3, planes, table);
+    else if (size == 4)
+        look_up_of(to, 4, from, pixels, 1, true, table);
+    else if (channels == 3)
+        look_up_of(to, 2, from, pixels, 3, planes, table);
+    else
+        look_up_of(to, 2, from, pixels, 1, true, table);
+}
+
 /* Converts bytes, of one channel or of three interleaved, to the requested type and layout. */
 void convert_pixels(const struct decoder *decoder, const struct task *task, const uint8_t *from, void *to,
                     int64_t pixels)
 {
     const struct form *form = task->form;
     int64_t channels = task->channels;
-    if (form->planes && channels == 3)
+    if (form->table)
+        look_up(to, (size_t)size_of(form->to), from, pixels, channels, form->planes != 0, form->table);
+    else if (form->planes && channels == 3)
         decoder->kernels->split(to, (int)form->to, from, pixels, form->factors);
     else if (form->to == UINT8)
         memcpy(to, from, (size_t)(channels * pixels));

@@ -57,7 +57,16 @@
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
-enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC, SAMPLE_BOX, SAMPLE_LANCZOS };
+enum {
+    SAMPLE_BILINEAR,
+    SAMPLE_NEAREST,
+    SAMPLE_BICUBIC,
+    SAMPLE_BOX,
+    SAMPLE_LANCZOS,
+    SAMPLE_PILLOW_BILINEAR = 7, /* numbers between are those of filters that this engine does not know */
+    SAMPLE_PILLOW_BICUBIC,
+    SAMPLE_COLUMNS_FIRST = 16 /* added to a filter: resize vertically before horizontally */
+};
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* content of padding */
 enum { AC_TABLE, DC_TABLE };
 /* Result of every function that can fail; only DONE is success. Compare with these names. `list_names` alone returns 0
@@ -184,7 +193,8 @@ struct float_taps {
 
 /* State of resize_rows(). */
 struct resizing {
-    int64_t row_bytes, reach; /* bytes of a row after horizontal resizing; bytes read from a source row */
+    bool columns_first;       /* resize vertically before horizontally */
+    int64_t row_bytes, reach; /* bytes of a kept row; bytes read from a source row */
     int64_t first, most;      /* first kept row of the source; most rows that are kept */
     int64_t read, made;       /* rows taken from the source; finished rows */
 };
@@ -197,6 +207,7 @@ struct form {
     int64_t padding;  /* padding around sources that are not resized; resized sources are padded with zeros */
     float factors[6]; /* factor and summand of each channel, for bytes that become floating point; all equal for gray */
     float fill[3];    /* of each channel, for CONSTANT; all equal for gray */
+    const void *table; /* output of each byte of each channel, (C, 256) of type `to`, instead of factors; or NULL */
 };
 
 /* Request for an image: resize a box of it, cut a window out of the result, and mirror that. */

@@ -31,12 +31,13 @@ _PADDING = ("constant", "edge", "reflect", "symmetric")
 
 
 class _Form(ctypes.Structure):
-    """``struct form`` of ``engine.h``: dtypes and layout of source and output, padding, scale and shift."""
+    """``struct form`` of ``engine.h``: dtypes and layout of source and output, padding, conversion."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("source", "to", "planes", "padding")),
         ("factors", ctypes.c_float * 6),
         ("fill", ctypes.c_float * 3),
+        ("table", ctypes.c_void_p),
     )
 
 
@@ -52,6 +53,8 @@ class OutputFormat:
         scale: Factor of bytes on conversion to floating point: of each channel, or one for all.
         shift: Summand after the factor: of each channel, or one for all. Product and sum are each rounded to
             float32.
+        table: Value of each byte on conversion to floating point, instead of scale and shift: ``(C, 256)``, contiguous,
+            in the dtype of the rows.
     """
 
     planes: bool = False
@@ -59,6 +62,7 @@ class OutputFormat:
     fill: float | tuple[float, ...] = 0
     scale: tuple[float, ...] = (1,)
     shift: tuple[float, ...] = (0,)
+    table: NDArray[Any] | None = None
 
 
 class Requests:
@@ -139,6 +143,17 @@ class Requests:
         requests.__dict__.update(self.__dict__, _kept=[*self._kept], _fields=self._fields[first:stop])
         return requests
 
+    def take_rows(self, rows: Sequence[int]) -> Requests:
+        """Returns the requests ``rows``, in this order, in memory of their own."""
+        requests = Requests(())
+        requests.__dict__.update(self.__dict__, _kept=[*self._kept], _fields=self._fields[rows])
+        return requests
+
+    @property
+    def pixel_sizes(self) -> NDArray[np.int64]:
+        """Height and width of sources that are pixels, ``(N, 2)``; zeros for files."""
+        return self._fields[:, _SIZE]
+
     def read_sizes(self) -> NDArray[np.int64]:
         """Reads height and width of each JPEG file, ``(N, 2)``. Both are 0 for a file that the engine refuses."""
         library = compiled.load_once()[0]
@@ -175,7 +190,7 @@ class Requests:
             form: Format of the rows.
             programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
             sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box, 4
-                Lanczos. The engine refuses images with another number.
+                Lanczos, 7 and 8 Pillow's bilinear and bicubic. The engine refuses images with another number.
         """
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
@@ -186,7 +201,9 @@ class Requests:
         self._form = _Form(
             *(self._kind, _KINDS.index(out.dtype), form.planes, _PADDING.index(form.padding)),
             *_pack_factors(form, channels[0]),
+            None if form.table is None else _check_table(form.table, channels[0], out.dtype).ctypes.data,
         )
+        self._kept.append(form.table)
         self.channels = channels[0]
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
@@ -279,6 +296,13 @@ def _pack_factors(form: OutputFormat, channels: int) -> Any:
         raise ValueError(f"{form} for rows of {channels} channels")
     scale, shift, fill = (values * (3 // len(values)) for values in (form.scale, form.shift, fill))
     return (ctypes.c_float * 6)(*scale, *shift), (ctypes.c_float * 3)(*fill)
+
+
+def _check_table(table: NDArray[Any], channels: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns a table of conversion. Raises :class:`ValueError` unless it has the shape and dtype of the rows."""
+    if table.shape != (channels, 256) or table.dtype != dtype or not table.flags.c_contiguous:
+        raise ValueError(f"a table of {table.shape}, {table.dtype}, for rows of {channels} channels, {dtype}")
+    return table
 
 
 def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:

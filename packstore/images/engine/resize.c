@@ -1,6 +1,7 @@
 /* Antialiased resizing of uint8, RGB or gray: each source row horizontally, then vertically as soon as an output row
  * has all its source rows, while these are in the caches. Bilinear and bicubic are bit for bit torch's (ATen,
- * UpSampleKernel.cpp), box and Lanczos Pillow's (Resample.c), whose weights have 22 fractional bits. */
+ * UpSampleKernel.cpp). Box, Lanczos, and the filters named after it are Pillow's (Resample.c), whose weights have 22
+ * fractional bits. */
 #include "vectors.h"
 
 #include <math.h>
@@ -10,18 +11,18 @@ enum { WEIGHT_BITS = 22, LOW_BITS = 11, SPARE_ROWS = 64 };
 
 INLINE bool is_wide(int64_t sampling)
 {
-    return sampling == SAMPLE_BOX || sampling == SAMPLE_LANCZOS;
+    return sampling >= SAMPLE_BOX;
 }
 
 /* Returns the weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or
- * HelperInterpCubic, or Pillow's box_filter(). */
+ * HelperInterpCubic, which equal Pillow's, or Pillow's box_filter(). */
 INLINE double filter_weight(int64_t sampling, double distance)
 {
     const double a = -0.5;
     if (sampling == SAMPLE_BOX)
         return distance > -0.5 && distance <= 0.5;
     distance = distance < 0 ? -distance : distance;
-    if (sampling == SAMPLE_BILINEAR)
+    if (sampling == SAMPLE_BILINEAR || sampling == SAMPLE_PILLOW_BILINEAR)
         return distance < 1 ? 1 - distance : 0;
     if (distance < 1)
         return ((a + 2) * distance - (a + 3)) * distance * distance + 1;
@@ -31,10 +32,10 @@ INLINE double filter_weight(int64_t sampling, double distance)
 /* Returns the support of the filter, in pixels of the source. */
 INLINE double support_of(int64_t sampling, double scale)
 {
-    const double reach = sampling == SAMPLE_LANCZOS   ? 3
-                         : sampling == SAMPLE_BICUBIC ? 2
-                         : sampling == SAMPLE_BOX     ? 0.5
-                                                      : 1;
+    const double reach = sampling == SAMPLE_LANCZOS                                        ? 3
+                         : sampling == SAMPLE_BICUBIC || sampling == SAMPLE_PILLOW_BICUBIC ? 2
+                         : sampling == SAMPLE_BOX                                          ? 0.5
+                                                                                           : 1;
     return (scale >= 1 ? scale : 1) * reach;
 }
 
@@ -576,16 +577,45 @@ enum outcome begin_resizing(struct decoder *decoder, int64_t columns)
 {
     struct output *output = &decoder->output;
     struct resizing *resizing = &output->resizing;
-    int64_t channels = output->task.channels;
-    *resizing =
-        (struct resizing){.row_bytes = channels * columns + PADDING,
-                          .most = output->down.taps + SPARE_ROWS,
-                          .reach = channels * (output->across.stop - output->across.first + output->across.taps) + 16};
-    /* For the last rows, vertical taps have zero weights for rows after the last. */
-    size_t rows = (size_t)(resizing->most + output->down.taps);
-    if (grow_buffer(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes) != DONE)
+    int64_t channels = output->task.channels, result_bytes = channels * columns + PADDING;
+    int64_t reach = channels * (output->across.stop - output->across.first + output->across.taps) + 16;
+    bool columns_first = output->task.request->sampling & SAMPLE_COLUMNS_FIRST;
+    *resizing = (struct resizing){.columns_first = columns_first,
+                                  .row_bytes = columns_first ? reach + PADDING : result_bytes,
+                                  .most = output->down.taps + SPARE_ROWS,
+                                  .reach = reach};
+    /* For the last rows, vertical taps have zero weights for rows after the last. One more for finish_row(). */
+    size_t rows = (size_t)(resizing->most + output->down.taps + columns_first);
+    if (grow_buffer(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes + (size_t)result_bytes) != DONE)
         return REFUSED;
     return grow_buffer(&decoder->scratch.line, (size_t)(2 * resizing->reach));
+}
+
+/* Resizes two rows horizontally. */
+static void resize_pair(const struct decoder *decoder, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b)
+{
+    const struct task *task = &decoder->output.task;
+    (task->channels == 1 ? decoder->kernels->gray_rows : decoder->kernels->rows)(&decoder->output.across, a, b, to_a,
+                                                                                 to_b, task->visible.width);
+}
+
+/* Writes an output row from the kept rows from `kept` on. */
+static void finish_row(const struct decoder *decoder, const uint8_t *kept, int64_t row, uint8_t *to)
+{
+    const struct output *output = &decoder->output;
+    const struct resizing *resizing = &output->resizing;
+    const struct taps *down = &output->down;
+    const int16_t *weights = down->weights + row * down->taps;
+    int64_t bytes = output->task.channels * output->task.visible.width;
+    if (!resizing->columns_first) {
+        decoder->kernels->columns(kept, resizing->row_bytes, weights, down, to, bytes);
+        return;
+    }
+    uint8_t *line = (uint8_t *)decoder->scratch.resized.at + (resizing->most + output->down.taps) * resizing->row_bytes;
+    uint8_t *result = line + resizing->row_bytes; /* with space for what the loops write more */
+    decoder->kernels->columns(kept, resizing->row_bytes, weights, down, line, resizing->reach);
+    resize_pair(decoder, line, line, result, result);
+    memcpy(to, result, (size_t)bytes);
 }
 
 /* Takes the next two rows of the source (the last row twice if their number is odd), and writes the output rows that
@@ -596,27 +626,28 @@ void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
     struct resizing *resizing = &output->resizing;
     const struct task *task = &output->task;
     const struct taps *down = &output->down;
-    const struct kernels *kernels = decoder->kernels;
-    int64_t row_bytes = resizing->row_bytes, columns = task->visible.width, rows = task->visible.height;
-    int64_t channels = task->channels;
+    int64_t row_bytes = resizing->row_bytes, rows = task->visible.height;
     int64_t y = resizing->read, more = a == b ? 1 : 2;
-    uint8_t *resized = decoder->scratch.resized.at;
+    uint8_t *kept = decoder->scratch.resized.at;
     if (y + more - resizing->first > resizing->most) { /* move the rows that are still needed to the front */
         int64_t first = down->at[resizing->made] < y ? down->at[resizing->made] : y;
-        memmove(resized, resized + (first - resizing->first) * row_bytes, (size_t)((y - first) * row_bytes));
+        memmove(kept, kept + (first - resizing->first) * row_bytes, (size_t)((y - first) * row_bytes));
         resizing->first = first;
     }
-    uint8_t *to = resized + (y - resizing->first) * row_bytes;
-    (channels == 1 ? kernels->gray_rows : kernels->rows)(&output->across, a, b, to, to + (more - 1) * row_bytes,
-                                                         columns);
+    uint8_t *to = kept + (y - resizing->first) * row_bytes, *next = to + (more - 1) * row_bytes;
+    if (resizing->columns_first) {
+        memcpy(to, a, (size_t)resizing->reach);
+        memcpy(next, b, (size_t)resizing->reach);
+    } else {
+        resize_pair(decoder, a, b, to, next);
+    }
     resizing->read = y += more;
     for (; resizing->made < rows; resizing->made++) {
         int64_t at = down->at[resizing->made];
         if (at + down->taps > y && y < task->box.height)
             break;
-        kernels->columns(resized + (at - resizing->first) * row_bytes, row_bytes,
-                         down->weights + resizing->made * down->taps, down,
-                         task->shown + resizing->made * channels * task->request->window.width, channels * columns);
+        finish_row(decoder, kept + (at - resizing->first) * row_bytes, resizing->made,
+                   task->shown + resizing->made * task->channels * task->request->window.width);
     }
 }
 

@@ -311,6 +311,15 @@ def list_inner_operations(operation: Any) -> Sequence[Any]:
     return ()
 
 
+def draws_random_numbers(operation: Any) -> bool:
+    """Tells if a transform of torchvision draws random numbers, so that it is no function of batches."""
+    try:
+        _refuse_random(operation, "")
+    except UsageError:
+        return True
+    return False
+
+
 def _refuse_random(operation: Any, use: str) -> None:
     """Raises :class:`UsageError` for torchvision's random transforms, which would treat a whole batch alike.
 

@@ -26,6 +26,7 @@ from packstore.core.registry import notebook_html
 from packstore.images.engine import get_engine
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
+from packstore.training.augment.from_torchvision import translate_augment
 from packstore.training.augment.mixing import parse_mix
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.units import Units, with_units
@@ -145,9 +146,12 @@ class PackedLoader(LoaderParts):
         get_engine()  # an error here, and not in the first batch, if it is missing
         # A union of types would be in the way of type checkers.
         self.dataset: Any = dataset if part is None else EpochSubset(dataset, part.tolist())
+        augment, converted = translate_augment(arguments.augment)
+        if arguments.normalize is not None and "normalize" in converted:
+            raise UsageError("normalize= is given, and augment= has torchvision's Normalize: leave out one of the two")
         units = Units.of_column(dataset.manifest.image, dataset.manifest.normalization)
-        parsed = {
-            "augment": with_units(as_operations(arguments.augment), units),
+        parsed = {name: value for name, value in converted.items() if getattr(arguments, name) is None} | {
+            "augment": with_units(as_operations(augment), units),
             "mix": parse_mix(arguments.mix),
             "views": parse_views(arguments.views, units),
         }

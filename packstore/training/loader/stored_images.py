@@ -10,23 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column
 from packstore.core.modes import Mode
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.engine import MODES, BufferAddresses, Requests
+from packstore.images.engine import MODES, Requests
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader, as_image_array
 from packstore.training.loader.finish import stored_format
 from packstore.training.loader.kernel import engine_supports, height_width
 from packstore.training.loader.prepared import Header, PreparedBatch
-from packstore.training.pictures import read_stored_bytes, widen_for_torch
+from packstore.training.pictures import read_seek_indexes, read_stored_bytes, widen_for_torch
 
 _HEAD = 2048  # where nearly every frame header is
-_UNREADABLE = b"\0"  # in place of a seek index
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
 # halves that of a warm one. So it is done for a while where pages were waited for.
@@ -129,10 +127,6 @@ class FileImages(StoredImages):
         super().__init__(reader, column, decoder.reading.pixels)
         self._decoder = decoder
         self._exif_transpose = exif_transpose
-        manifest = reader.manifest
-        self._has_indexes = (
-            self.is_main and manifest.has_column(SEEK_INDEX.name) and manifest.column(SEEK_INDEX.name).nbytes > 0
-        )
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
         """Takes sizes from the engine's requests. Swaps height and width if the EXIF orientation does.
@@ -187,20 +181,7 @@ class FileImages(StoredImages):
         views, turned = prepared.views, prepared.turned
         if turned:
             views = [b"" if row in turned else view for row, view in enumerate(views)]
-        return Requests(views, indexes=self._read_seek_indexes(records) if self._has_indexes else None)
-
-    def _read_seek_indexes(self, records: NDArray[np.int64]) -> list[Any] | BufferAddresses:
-        """Returns the seek index of each image file: positions in the file from which a crop can be decoded.
-
-        If the index of any file cannot be read, all are replaced by invalid ones. The engine counts and ignores these.
-        """
-        try:
-            column = self._unchecked.mapped_ragged_column(SEEK_INDEX.name)
-            if column is not None:
-                return BufferAddresses(column.places(records), column)
-            return [self._unchecked.value(SEEK_INDEX.name, record) for record in records.tolist()]
-        except PackstoreError:
-            return [_UNREADABLE] * len(records)
+        return Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, records))
 
 
 class ArrayImages(StoredImages):

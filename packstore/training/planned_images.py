@@ -1,0 +1,331 @@
+"""PIL images that are cropped, resized and mirrored before they are decoded: the engine then makes only what is left.
+
+torchvision's transforms call methods of a PIL image with the parameters that they have drawn. A :class:`PlannedImage`
+notes crops, resizes and flips as a :class:`Cut`; whatever else needs its pixels gets them, as from any image of Pillow.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.Image import Resampling, Transpose
+
+from packstore.core.errors import DecodeError
+from packstore.images.decoders.orientation import read_orientation
+from packstore.images.engine import MODES, OutputFormat, Requests, get_engine
+from packstore.stores.base import Reader
+from packstore.training.augment.unequal import Cut
+from packstore.training.loader.rows import as_numpy
+from packstore.training.pictures import ImageReader, read_seek_indexes
+from packstore.training.record_notes import naming_records
+
+_PILLOW_FILTERS: dict[int, int] = {
+    Resampling.BILINEAR: 7,
+    Resampling.BICUBIC: 8,
+    Resampling.BOX: 3,
+    Resampling.LANCZOS: 4,
+}
+"""Samplings of the engine that equal Pillow's, for images."""
+_TORCH_FILTERS: dict[int, int] = {Resampling.BILINEAR: 0, Resampling.BICUBIC: 2}
+"""Samplings of the engine that equal torch's with antialias, for tensors."""
+_COLUMNS_FIRST = 16
+"""Added to a sampling: vertically before horizontally."""
+_BYTES = OutputFormat()
+
+
+class PlannedImage(Image.Image):
+    """Image of bytes whose crops, resizes and flips are planned. Its pixels are made when they are first needed.
+
+    Attributes:
+        source: Source of the pixels.
+        cut: Crop, resize and mirroring, planned so far.
+        is_upside_down: Mirrored top to bottom as the last step.
+        is_tensor: It stands for a tensor: resizes then are torch's.
+    """
+
+    def __init__(self, source: PixelSource, cut: Cut, *, is_upside_down: bool = False, is_tensor: bool = False) -> None:
+        super().__init__()
+        self.source, self.cut = source, cut
+        self.is_upside_down, self.is_tensor = is_upside_down, is_tensor
+        # Pillow before 10.1 has an attribute instead of a property.
+        vars(self)["mode" if "mode" in vars(self) else "_mode"] = "RGB" if source.channels == 3 else "L"
+        height, width = cut.window[2:]
+        self._size = width, height
+
+    def _follow(self, cut: Cut, *, flip: bool = False) -> PlannedImage:
+        """Returns this image after a further cut, and mirrored top to bottom with ``flip``.
+
+        If one cut cannot do both, the new image begins with the pixels of this one.
+        """
+        composed = self.cut.compose(cut)
+        if composed is None:
+            return self._begin_anew()._follow(cut, flip=flip)
+        is_upside_down = self.is_upside_down != flip
+        return PlannedImage(self.source, composed, is_upside_down=is_upside_down, is_tensor=self.is_tensor)
+
+    def _begin_anew(self) -> PlannedImage:
+        """Returns an image that begins with the pixels of this one."""
+        return PlannedImage(hold_pixels(self.make_pixels()), self._whole, is_tensor=self.is_tensor)
+
+    @property
+    def is_made(self) -> bool:
+        """True if the pixels were made. They may have been changed since."""
+        return self._im is not None
+
+    @property
+    def _whole(self) -> Cut:
+        """Cut that shows the whole image as it is."""
+        return Cut.full(self.height, self.width)
+
+    def as_tensor(self) -> PlannedImage:
+        """Returns this image as one that stands for a tensor."""
+        return PlannedImage(self.source, self.cut, is_upside_down=self.is_upside_down, is_tensor=True)
+
+    def make_pixels(self) -> NDArray[np.uint8]:
+        """Makes the pixels, ``(H, W, C)``."""
+        if self.is_made:
+            made: NDArray[np.uint8] = np.asarray(self).reshape(self.height, self.width, self.source.channels)
+            return made
+        pixels: NDArray[np.uint8] = as_numpy(make_rows([self]))[0]
+        return pixels
+
+    def load(self) -> Any:
+        """Makes the pixels unless they are there, as Pillow's image files do."""
+        if self._im is None:
+            pixels = self.make_pixels()
+            self._im = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0]).im
+        return super().load()
+
+    @property
+    def im(self) -> Any:
+        """Pillow's own image, made when it is first needed."""
+        if self._im is None:
+            self.load()
+        return self._im
+
+    @im.setter
+    def im(self, im: Any) -> None:
+        self._im = im
+
+    def copy(self) -> Image.Image:
+        return super().copy() if self.is_made else self._follow(self._whole)
+
+    def crop(self, box: tuple[float, float, float, float] | None = None) -> Image.Image:
+        width, height = self.size
+        if box is None or self.is_made or any(int(edge) != edge for edge in box):
+            return super().crop(box)
+        left, top, right, bottom = map(int, box)
+        if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+            return super().crop(box)
+        size = bottom - top, right - left
+        return self._follow(Cut((height - bottom if self.is_upside_down else top, left, *size), size, (0, 0, *size)))
+
+    def resize(
+        self,
+        size: Any,
+        resample: int | None = None,
+        box: tuple[float, float, float, float] | None = None,
+        reducing_gap: float | None = None,
+    ) -> Image.Image:
+        resample = Resampling.BICUBIC if resample is None else resample
+        filters = _TORCH_FILTERS if self.is_tensor else _PILLOW_FILTERS
+        columns_first = None if self.is_tensor else find_order()
+        known = resample in filters and (self.is_tensor or columns_first is not None)
+        if self.is_made or not known or box is not None or reducing_gap is not None or min(size) < 1:
+            return super().resize(size, resample, box, reducing_gap)
+        width, height = self.size
+        target = int(size[1]), int(size[0])
+        if target == (height, width):
+            return self.copy()
+        sampling = filters[resample]
+        if columns_first is not None and columns_first(height, width, target):
+            sampling += _COLUMNS_FIRST
+        cut = Cut((0, 0, height, width), target, (0, 0, *target), sampling=sampling)
+        # Pillow's box is not symmetric: mirroring must come first.
+        first = resample == Resampling.BOX and (self.cut.flip or self.is_upside_down)
+        return (self._begin_anew() if first else self)._follow(cut)
+
+    def transpose(self, method: Any) -> Image.Image:
+        if self.is_made or method not in (Transpose.FLIP_LEFT_RIGHT, Transpose.FLIP_TOP_BOTTOM):
+            return super().transpose(method)
+        if method == Transpose.FLIP_TOP_BOTTOM:
+            return self._follow(self._whole, flip=True)
+        return self._follow(replace(self._whole, flip=True))
+
+
+@dataclass(frozen=True)
+class PixelSource:
+    """Image from which the engine cuts.
+
+    Attributes:
+        requests: Requests to the engine, of which this image is one.
+        row: Index of this image's request.
+        channels: 3, or 1 for gray.
+        max_pixels: Most pixels of an image file.
+        read_whole: Reads all pixels, ``(H, W, C)``, if the engine refuses a file; None for pixels in memory.
+    """
+
+    requests: Requests
+    row: int
+    channels: int
+    max_pixels: int = 0
+    read_whole: Callable[[], NDArray[np.uint8]] | None = None
+
+
+def hold_pixels(pixels: NDArray[np.uint8]) -> PixelSource:
+    """Returns the source of an image in memory, ``(H, W, C)``."""
+    pixels = np.ascontiguousarray(pixels)
+    return PixelSource(Requests([pixels], np.array([pixels.shape[:2]])), 0, pixels.shape[2])
+
+
+class PlannedBatch:
+    """Images of several records of a store, to be planned.
+
+    Attributes:
+        sizes: Height and width of each image; 0 and 0 for one of which the engine does not know the size.
+    """
+
+    def __init__(self, pictures: ImageReader, reader: Reader, records: NDArray[np.int64], max_pixels: int) -> None:
+        """
+        Args:
+            pictures: Reader of whole images.
+            reader: The store.
+            records: Numbers of the records.
+            max_pixels: Most pixels of an image file.
+
+        Raises:
+            PackstoreError: A record cannot be read.
+        """
+        self._pictures, self._reader, self._records, self._max_pixels = pictures, reader, records.tolist(), max_pixels
+        self._requests: Requests | None = None
+        self.sizes = np.zeros((len(records), 2), np.int64)
+        column = pictures.column
+        if not can_plan(pictures) or not len(records):
+            return
+        views = [reader.view(record) for record in self._records]
+        if column.layout is not None:
+            shapes = (
+                reader.values(column.shape_name, records)
+                if column.kind == "ragged"
+                else np.tile(np.array(column.shape, np.int64), (len(records), 1))
+            )
+            self.sizes = shapes[:, :2].astype(np.int64)
+            self._requests = Requests(views, self.sizes)
+            return
+        if pictures.exif_transpose:  # the engine turns no images
+            views = [view if read_orientation(view) == 1 else b"" for view in views]
+        self._requests = Requests(views, indexes=read_seek_indexes(reader.unchecked_reader, column, records))
+        self.sizes = self._requests.read_sizes()
+        self.sizes[self.sizes.prod(1) > max_pixels] = 0
+
+    def open(self, row: int) -> Any:
+        """Returns the image in ``row`` as a PIL image, planned if possible. None for a missing image.
+
+        Raises :class:`DecodeError` for an image that must be decoded first, and cannot be.
+        """
+        if self._requests is None:
+            return self._pictures.read("pil", self._reader, self._records[row])
+        height, width = self.sizes[row].tolist()
+        if not height:
+            source = hold_pixels(self._read_pixels(row))
+            height, width = source.requests.pixel_sizes[0].tolist()
+        else:
+            read_whole = partial(self._read_pixels, row)
+            source = PixelSource(self._requests, row, self._pictures.mode.channels, self._max_pixels, read_whole)
+        return PlannedImage(source, Cut.full(height, width))
+
+    def naming_record(self, row: int) -> AbstractContextManager[None]:
+        """Adds a note that names the record in ``row`` to an exception of a user's function in the body."""
+        return naming_records(self._reader, np.array([self._records[row]]))
+
+    def _read_pixels(self, row: int) -> NDArray[np.uint8]:
+        """Reads the whole image in ``row`` by the dataset's decoder."""
+        pixels: NDArray[np.uint8] = self._pictures.read_stored_pixels(self._reader, self._records[row])
+        return pixels
+
+
+def can_plan(pictures: ImageReader) -> bool:
+    """Tells if the engine can make parts of a column's images: of 8 bits, RGB or gray, in all records."""
+    column = pictures.column
+    by_engine = column.layout == "HWC" or (column.layout is None and pictures.decoder.has_engine)
+    return by_engine and not column.nullable and pictures.mode in MODES
+
+
+def make_rows(
+    images: Sequence[PlannedImage], form: OutputFormat = _BYTES, dtype: torch.dtype = torch.uint8
+) -> torch.Tensor:
+    """Makes the pixels of images of one size and number of channels as rows of one tensor, in the format ``form``.
+
+    The engine makes the images of a batch in one call without the GIL. Raises :class:`DecodeError` for an image that
+    cannot be decoded.
+    """
+    height, width = images[0].cut.window[2:]
+    channels = images[0].source.channels
+    shape = (channels, height, width) if form.planes else (height, width, channels)
+    rows = torch.empty((len(images), *shape), dtype=dtype, device="cpu")
+    array = as_numpy(rows)
+    together: dict[int, list[int]] = {}
+    for number, image in enumerate(images):
+        together.setdefault(id(image.source.requests), []).append(number)
+    for numbers in together.values():
+        _make_some([images[number] for number in numbers], array, numbers, form)
+    for number, image in enumerate(images):
+        if image.is_upside_down:
+            array[number] = np.flip(array[number], 1 if form.planes else 0).copy()
+    return rows
+
+
+def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: list[int], form: OutputFormat) -> None:
+    """Makes the rows ``numbers`` of ``array``, of images whose requests belong together."""
+    everything = len(numbers) == len(array)
+    out = array if everything else np.empty((len(numbers), *array.shape[1:]), array.dtype)
+    requests = images[0].source.requests.take_rows([image.source.row for image in images])
+    boxes, sizes, windows, flips, samplings = (
+        np.array([getattr(image.cut, name) for image in images])
+        for name in ("box", "size", "window", "flip", "sampling")
+    )
+    requests.set_outputs(boxes, sizes, windows, flips, out, form, None, samplings)
+    refused = get_engine().run(requests, 0, len(images), images[0].source.max_pixels)
+    for number in np.flatnonzero(refused).tolist():
+        source = images[number].source
+        if source.read_whole is None:
+            height, width = images[number].cut.size
+            raise DecodeError(f"an image of {height}x{width} pixels cannot be made: it is too large, or memory is full")
+        whole = PlannedImage(hold_pixels(source.read_whole()), images[number].cut)
+        _make_some([whole], out[number : number + 1], [0], form)
+    if not everything:
+        array[numbers] = out
+
+
+@functools.cache
+def find_order() -> Callable[[int, int, tuple[int, int]], bool] | None:
+    """Returns a function that tells if Pillow resizes vertically first, by height, width and new size.
+
+    Returns None if this Pillow resizes otherwise than the engine, as its variant for SIMD does.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, (64, 9, 3), np.uint8)
+    expected = np.asarray(Image.fromarray(noise).resize((7, 8), Resampling.BILINEAR))
+    for extra, order in ((_COLUMNS_FIRST, _is_columns_first), (0, _is_never_columns_first)):
+        cut = Cut((0, 0, 64, 9), (8, 7), (0, 0, 8, 7), sampling=_PILLOW_FILTERS[Resampling.BILINEAR] + extra)
+        if (as_numpy(make_rows([PlannedImage(hold_pixels(noise), cut)]))[0] == expected).all():
+            return order
+    return None
+
+
+def _is_columns_first(height: int, width: int, size: tuple[int, int]) -> bool:
+    """Tells if Pillow 13 resizes vertically first: if many more rows than columns go away."""
+    return height > size[0] and height - size[0] > 2 * (width - size[1])
+
+
+def _is_never_columns_first(height: int, width: int, size: tuple[int, int]) -> bool:
+    """Tells that Pillow before 13 resizes horizontally first."""
+    return False

@@ -1,0 +1,279 @@
+"""Runs torchvision's transforms of a dataset's ``transform=`` with the engine, as if each image were a PIL image.
+
+The user's own objects draw their parameters: they are called with a :class:`PlannedImage`, which notes crops, resizes
+and flips, and gives its pixels to whatever else needs them. So random numbers are those of this torchvision, whatever
+its version. Conversions to tensors that follow become a table, which the engine applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from packstore.images.engine import OutputFormat
+from packstore.training.augment.per_image import is_of_torchvision
+from packstore.training.loader.rows import as_numpy
+from packstore.training.pictures import ImageReader, has_pil_mode
+from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows
+
+_FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
+"""Transforms that take a PIL image and return none; the last is timm's."""
+_KEEP_BYTES = {"PILToTensor", "ToImage", "ToPureTensor", "Identity"}
+_CONVERSIONS = _KEEP_BYTES | {"ToTensor", "ConvertImageDtype", "ToDtype", "Normalize"}
+"""Transforms of each value by itself, whatever its place. Those in the first set keep bytes as they are."""
+_FLIPS = {"RandomHorizontalFlip", "RandomVerticalFlip"}
+_CROPS = {"CenterCrop", "RandomCrop"}
+_RESIZES = {"Resize", "RandomResizedCrop"}
+_ERASING = {"RandomErasing"}
+_CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
+
+
+class _Role(Enum):
+    """What becomes of a transform: the user's object is called with a planned image; it is part of the table, which
+    follows all that is planned; it is called with the result."""
+
+    PLANNED = auto()
+    CONVERSION = auto()
+    REST = auto()
+
+
+@dataclass(frozen=True)
+class TransformPlan:
+    """Division of a list of transforms into what is planned and what is called as it is.
+
+    Attributes:
+        steps: The transforms in order, with their roles.
+        takes_pil: The first is called with a PIL image; otherwise with a tensor.
+    """
+
+    steps: tuple[tuple[Callable[[Any], Any], _Role], ...]
+    takes_pil: bool
+
+    def fits(self, pictures: ImageReader) -> bool:
+        """Tells if the transforms are to be called by this plan with images of a column.
+
+        Otherwise they are called with tensors: normalised ones, those of which the engine makes no parts, and pixels of
+        more than 8 bits, unless the transforms need PIL images.
+        """
+        if not self.takes_pil:
+            return can_plan(pictures) and pictures.dtype in (None, torch.uint8) and pictures.device.type == "cpu"
+        if pictures.floats:
+            return False
+        insists = any(_is_known(step, _FROM_PIL - {"ToImage"}) for step, _ in self.steps)
+        return pictures.mode.dtype == "uint8" or (insists and has_pil_mode(pictures.mode))
+
+    def run(self, batch: PlannedBatch, count: int, *, together: bool) -> Iterator[Any]:
+        """Yields the results for the ``count`` images of a batch, in order.
+
+        Args:
+            batch: The images.
+            count: Number of images.
+            together: Plan all images first, then let the engine make them in one call, unless other transforms follow
+                a conversion than erasing. Random numbers are drawn in the same order if the caller draws none between
+                results.
+        """
+        rest = [step for step, role in self.steps if role is _Role.REST]
+        if not together or not all(_is_known(step, _ERASING) for step in rest):
+            for row in range(count):
+                with batch.naming_record(row):
+                    value = _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
+                yield value
+            return
+        images, patches = [], []
+        for row in range(count):
+            with batch.naming_record(row):
+                image = self._plan(batch.open(row))
+                is_planned = _is_planned(image)
+                erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
+            images.append(image if is_planned else erased)
+            patches.append(erased.patches if isinstance(erased, _Erased) else ())
+        for value, some in zip(self._convert(images), patches, strict=True):
+            for place, colour in some:
+                value[place] = colour
+            yield value
+
+    def _plan(self, image: Any) -> Any:
+        """Calls the transforms that are planned. Returns a planned image, or what they have made of its pixels."""
+        if not self.takes_pil:
+            image = image.as_tensor()
+        delayed: list[Callable[[Any], Any]] = []
+        for step, role in self.steps:
+            if role is _Role.REST:
+                break
+            if role is _Role.CONVERSION and _is_planned(image):
+                delayed.append(step)
+                image = image.as_tensor()
+                continue
+            image = step(image)
+            if _is_planned(image) or not isinstance(image, Image.Image):
+                continue
+            if delayed or not self.takes_pil:  # padded, for example: the rest needs a tensor
+                image = _run_all(delayed, image if self.takes_pil else _as_tensor(image))
+                delayed = []
+        return image
+
+    def _convert(self, images: Sequence[Any]) -> list[Any]:
+        """Makes planned images, those of one size in one block of memory. Leaves other values as they are."""
+        results = [*images]
+        planned = [number for number, image in enumerate(images) if _is_planned(image)]
+        for _, some in groupby(sorted(planned, key=lambda n: _form_of(images[n])), key=lambda n: _form_of(images[n])):
+            numbers = [*some]
+            for number, value in zip(numbers, self._make([images[n] for n in numbers]), strict=True):
+                results[number] = value
+        return results
+
+    def _make(self, images: Sequence[PlannedImage]) -> Iterable[Any]:
+        """Makes planned images of one size and converts them."""
+        conversions = [step for step, role in self.steps if role is _Role.CONVERSION]
+        if self.takes_pil and not conversions:
+            return images
+        channels = images[0].source.channels
+        table = self._tabulate(conversions, channels)
+        if table is None:
+            if self.takes_pil:
+                return [_run_all(conversions, image) for image in images]
+            return [_run_all(conversions, row) for row in make_rows(images, OutputFormat(planes=True)).unbind()]
+        values = None if table.dtype == torch.uint8 else as_numpy(table.as_subclass(torch.Tensor)[:, 0].contiguous())
+        block = make_rows(images, OutputFormat(planes=True, table=values), table.dtype)
+        rows = block.unbind()
+        return rows if type(table) is torch.Tensor else [row.as_subclass(type(table)) for row in rows]
+
+    def _tabulate(self, conversions: Sequence[Callable[[Any], Any]], channels: int) -> torch.Tensor | None:
+        """Converts each byte of each channel, to ``(C, 1, 256)``. Returns None if the engine has no such conversion."""
+        every: NDArray[np.uint8] = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], channels, 2)
+        image = Image.fromarray(every if channels == 3 else every[..., 0])
+        table = _run_all(conversions, image if self.takes_pil else _as_tensor(image))
+        if not isinstance(table, torch.Tensor) or table.shape != (channels, 1, 256) or table.device.type != "cpu":
+            return None
+        if table.dtype == torch.uint8:
+            return table if (table == torch.arange(256)).all() else None
+        return table if table.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
+
+
+def plan_transform(transform: Any) -> TransformPlan | None:
+    """Divides a user's transform into what is planned and what is called as it is.
+
+    Returns None for a transform that is to be called as it is, with the image that the dataset has by default.
+    """
+    if not (_is_known(transform, _CONTAINERS | _CONVERSIONS | _FLIPS | _CROPS | _RESIZES) or _is_list(transform)):
+        return None
+    steps = [*_flatten(transform)]
+    takes_pil = _takes_pil(steps)
+    roles: list[_Role] = []
+    of_bytes, of_tensors = True, not takes_pil
+    for step in steps:
+        if roles and roles[-1] is _Role.REST:
+            role = _Role.REST
+        elif _is_known(step, _CONVERSIONS) and (of_tensors or _is_known(step, _FROM_PIL)):
+            role, of_tensors = _Role.CONVERSION, True
+            of_bytes = of_bytes and _is_known(step, _KEEP_BYTES)
+        elif not of_tensors or _can_plan_tensor(step, of_bytes=of_bytes):
+            role = _Role.PLANNED
+        else:
+            role = _Role.REST
+        roles.append(role)
+    if not takes_pil and roles[:1] != [_Role.PLANNED]:
+        return None
+    return TransformPlan(tuple(zip(steps, roles, strict=True)), takes_pil)
+
+
+def _flatten(transform: Any) -> Iterator[Callable[[Any], Any]]:
+    """Yields the transforms of a list, and of lists in it, in order."""
+    if not _is_list(transform):
+        yield transform
+        return
+    for step in getattr(transform, "transforms", transform):
+        yield from _flatten(step)
+
+
+def _takes_pil(steps: Iterable[Any]) -> bool:
+    """Tells if the first transform expects a PIL image, since one makes a tensor of it later."""
+    for step in steps:
+        if _is_known(step, {"ToPILImage"}):
+            return False
+        if _is_known(step, _FROM_PIL):
+            return True
+    return False
+
+
+def _can_plan_tensor(step: Any, *, of_bytes: bool) -> bool:
+    """Tells if a transform of tensors does the same to a planned image. Values other than bytes can only be moved."""
+    if _is_known(step, _CONTAINERS):
+        return all(_can_plan_tensor(inner, of_bytes=of_bytes) for inner in getattr(step, "transforms", ()))
+    if _is_known(step, _RESIZES):
+        way = getattr(getattr(step, "interpolation", None), "value", None)
+        return of_bytes and getattr(step, "antialias", None) is True and way in ("bilinear", "bicubic")
+    return _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS))
+
+
+def _is_list(transform: Any) -> bool:
+    """Tells if a transform only calls others, one after another."""
+    return type(transform) is torch.nn.Sequential or (
+        is_of_torchvision(type(transform)) and type(transform).__name__ == "Compose"
+    )
+
+
+def _is_known(step: Any, names: set[str]) -> bool:
+    """Tells if a transform is one of these: torchvision's, torch's, or timm's variant for PIL images."""
+    kind = type(step)
+    name = kind.__name__
+    if kind.__module__.startswith("timm.data."):
+        name = name.removeprefix("Maybe")
+    elif not (is_of_torchvision(kind) or kind.__module__ == "torch.nn.modules.linear"):
+        return False
+    return name in names
+
+
+class _Erased(torch.Tensor):
+    """Stands for an image that is not made yet, and notes what transforms write to it. It has no memory.
+
+    Attributes:
+        patches: Place and value of each part that was written.
+    """
+
+    patches: list[tuple[Any, Any]]
+
+    @classmethod
+    def of_size(cls, image: PlannedImage) -> _Erased:
+        """Returns a stand-in for an image as a tensor ``(C, H, W)``."""
+        stand_in = torch.empty(_form_of(image), device="meta").as_subclass(cls)
+        stand_in.patches = []
+        return stand_in
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.patches.append((place, value))
+
+    def clone(self, *, memory_format: torch.memory_format | None = None) -> _Erased:
+        """Returns the object itself: the image has memory of its own."""
+        return self
+
+
+def _is_planned(image: Any) -> bool:
+    """Tells if an image is planned, and nothing has needed or changed its pixels."""
+    return isinstance(image, PlannedImage) and not image.is_made
+
+
+def _form_of(image: PlannedImage) -> tuple[int, ...]:
+    """Returns number of channels, height and width: images that agree in them can be rows of one tensor."""
+    return image.source.channels, image.height, image.width
+
+
+def _as_tensor(image: Image.Image) -> torch.Tensor:
+    """Returns a PIL image of bytes as a tensor ``(C, H, W)``."""
+    pixels = np.array(image)
+    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
+
+
+def _run_all(steps: Iterable[Callable[[Any], Any]], value: Any) -> Any:
+    """Calls transforms one after another."""
+    for step in steps:
+        value = step(value)
+    return value

@@ -1,0 +1,415 @@
+"""torchvision's pipelines in ``transform=``: the engine's images, draws and types equal those of ImageFolder."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+from torch.utils.data import DataLoader, Dataset
+
+import packstore
+from packstore import PackedDataset
+from packstore.core.errors import CorruptRecordError
+from packstore.images.engine.engine import Engine
+from packstore.training.augment.unequal import Cut
+from packstore.training.pictures import ImageReader
+from packstore.training.planned_images import PlannedImage, find_order, hold_pixels
+from tests.makers.datasets import pixels
+from tests.makers.stores import damage
+from tests.makers.torchvision import import_torchvision
+
+tv = import_torchvision()
+v1, v2 = tv.transforms, tv.transforms.v2
+pytestmark = pytest.mark.filterwarnings("ignore:The transform `.*` is deprecated:UserWarning")  # torchvision's v2
+NORMAL = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+WAYS = v1.InterpolationMode
+
+
+def encode(image: Image.Image, suffix: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, {".jpg": "JPEG", ".png": "PNG"}[suffix], **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of many sizes: ordinary JPEG files, progressive ones, gray ones, and PNG files."""
+    root = tmp_path_factory.mktemp("folder") / "photos"
+    rng = np.random.default_rng(1)
+    for number in range(12):
+        height, width = rng.integers(70, 260, 2).tolist()
+        image = Image.fromarray(pixels(height, width, number))
+        path = root / "abc"[number % 3] / f"{number:02}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number == 4:
+            path.with_suffix(".png").write_bytes(encode(image, ".png"))
+        else:
+            image = image.convert("L") if number == 7 else image
+            options = {"subsampling": number % 3, "progressive": number == 9}
+            path.with_suffix(".jpg").write_bytes(encode(image, ".jpg", quality=90, **options))
+    return root
+
+
+@pytest.fixture(scope="module")
+def stores(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Packs the folder, each combination of options once."""
+    made: dict[Any, Path] = {}
+
+    def pack(suffix: str = ".lmdb", **options: Any) -> Path:
+        key = suffix, *sorted(options.items())
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("stores") / f"a{suffix}"
+            packstore.convert(folder, made[key], **options)
+        return made[key]
+
+    return pack
+
+
+def items(data: Dataset[Any], *, batched: bool = False, seed: int = 3) -> tuple[list[Any], torch.Tensor, Any]:
+    """All images of a dataset, and the states of the generators after them."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    rows = range(len(data))  # type: ignore[arg-type]
+    values = data.__getitems__([*rows]) if batched else [data[row] for row in rows]  # type: ignore[attr-defined]
+    return [value[0] for value in values], torch.get_rng_state(), random.getstate()
+
+
+def assert_alike(found: tuple[list[Any], torch.Tensor, Any], expected: tuple[list[Any], torch.Tensor, Any]) -> None:
+    for a, b in zip(found[0], expected[0], strict=True):
+        assert type(a) is type(b)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert torch.equal(a, b)
+    assert torch.equal(found[1], expected[1])
+    assert found[2] == expected[2]
+
+
+def mark(image: Any) -> Any:
+    """The function of a user that draws on a PIL image in place."""
+    assert isinstance(image, Image.Image)
+    ImageDraw.Draw(image).rectangle((3, 3, 9, 9), fill=7)
+    return image
+
+
+def pipelines(t: Any) -> dict[str, Any]:
+    """Pipelines of one version of the transforms."""
+    resized, flip = t.RandomResizedCrop(48), t.RandomHorizontalFlip()
+    end = [t.ToTensor(), t.Normalize(*NORMAL)] if t is v1 else [t.ToImage(), t.ToDtype(torch.float32, scale=True)]
+    bytes_of = [t.PILToTensor()]
+    return {
+        "training": t.Compose([resized, flip, *end]),
+        "training, bytes": t.Compose([resized, flip, *bytes_of]),
+        "validation": t.Compose([t.Resize(64), t.CenterCrop(48), *end]),
+        "bicubic": t.Compose([t.RandomResizedCrop((30, 50), interpolation=WAYS.BICUBIC), *end]),
+        "lanczos": t.Compose([t.Resize((40, 90), interpolation=WAYS.LANCZOS), t.RandomVerticalFlip(), *end]),
+        "nearest": t.Compose([t.Resize((40, 90), interpolation=WAYS.NEAREST), *end]),
+        "flat": t.Compose([t.Resize((20, 200)), t.RandomVerticalFlip(), t.RandomCrop(16), *bytes_of]),
+        "larger": t.Compose([t.Resize(400), t.RandomCrop(380), flip, *bytes_of]),
+        "whole": t.Compose([flip, *end]),
+        "conversion": end[0],
+        "padded crop": t.Compose([t.RandomCrop(60, padding=7, fill=3), flip, *end]),
+        "reflected": t.Compose([t.Pad(9, padding_mode="reflect"), t.RandomCrop(70), *bytes_of]),
+        "center of small": t.Compose([t.Resize(30), t.CenterCrop(44), *end]),
+        "resized twice": t.Compose([t.Resize(100), flip, resized, t.RandomVerticalFlip(), *end]),
+        "nested": t.Compose([t.Compose([t.RandomCrop(66)]), t.Compose([flip, t.Compose(end)])]),
+        "sequential": torch.nn.Sequential(resized, flip, *end) if t is v2 else t.Compose([t.Resize(70), *end]),
+        "apply": t.Compose([t.RandomApply([t.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.5), resized, *end]),
+        "choice": t.Compose([t.RandomChoice([resized, t.RandomCrop(48), t.Resize((48, 48))]), *end]),
+        "order": t.Compose([t.RandomOrder([flip, t.RandomVerticalFlip(), t.RandomCrop(60)]), *bytes_of]),
+        "jitter": t.Compose([resized, flip, t.ColorJitter(0.4, 0.3, 0.2, 0.1), t.RandomGrayscale(0.5), *end]),
+        "policies": t.Compose([resized, t.RandAugment(), t.TrivialAugmentWide(), *end]),
+        "warps": t.Compose([t.RandomRotation(20), t.RandomAffine(9, (0.1, 0.1)), resized, *end]),
+        "erasing": t.Compose([resized, *end, t.RandomErasing(0.6), t.RandomErasing(0.6, value="random")]),
+        "flip of tensors": t.Compose([resized, *end, flip, t.RandomVerticalFlip()]),
+        "gray": t.Compose([resized, t.Grayscale(), *bytes_of]),
+        "function": t.Compose([t.Resize(64), mark, flip, *end]),
+        "five crops": t.Compose([t.FiveCrop(40), (lambda five: five[2]), *end]),
+        "half": t.Compose([resized, *bytes_of, t.ConvertImageDtype(torch.float16)]),
+        "doubled": t.Compose([resized, *bytes_of, t.ConvertImageDtype(torch.float64)]),
+        "function at the end": t.Compose([resized, *end, lambda x: x + torch.rand(1)]),
+    }
+
+
+BOTH = [pytest.param(t, name, id=f"{label}: {name}") for label, t in (("v1", v1), ("v2", v2)) for name in pipelines(v1)]
+ON_TENSORS = {
+    "first of all": [v2.ToImage(), v2.RandomResizedCrop(48, antialias=True), v2.RandomHorizontalFlip(0.5)],
+    "bicubic": [v2.ToImage(), v2.RandomResizedCrop(48, interpolation=WAYS.BICUBIC, antialias=True)],
+    "plain": [v2.ToImage(), v2.RandomResizedCrop(48, antialias=False)],
+    "padded": [v2.PILToTensor(), v2.Resize(30), v2.CenterCrop(44), v2.RandomVerticalFlip()],
+    "nested": [v2.ToImage(), v2.RandomApply([v2.RandomCrop(60)]), v2.RandomChoice([v2.CenterCrop(50), v2.Resize(50)])],
+    "floats": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize(50), v2.RandomHorizontalFlip()],
+    "jitter": [v2.ToImage(), v2.RandomResizedCrop(48), v2.ColorJitter(0.3, 0.3), v2.RandomHorizontalFlip()],
+    "pure": [v2.ToImage(), v2.RandomResizedCrop(48), v2.ToPureTensor()],
+}
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("t", "name"), BOTH)
+def test_images_and_draws_are_those_of_imagefolder(folder: Path, stores: Any, t: Any, name: str) -> None:
+    transform = pipelines(t)[name]
+    expected = items(tv.datasets.ImageFolder(folder, transform))
+    for batched in (False, True):
+        assert_alike(items(PackedDataset(stores(), transform=transform), batched=batched), expected)
+
+
+@pytest.mark.parametrize("name", ON_TENSORS)
+def test_pipelines_that_begin_with_a_tensor(folder: Path, stores: Any, name: str) -> None:
+    transform = v2.Compose([*ON_TENSORS[name], v2.ToDtype(torch.float32, scale=True)])
+    expected = items(tv.datasets.ImageFolder(folder, transform))
+    assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
+
+
+@pytest.mark.parametrize("name", ["first of all", "bicubic", "plain", "padded", "nested"])
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_tensors_are_transformed_as_before(stores: Any, name: str, dtype: torch.dtype | None) -> None:
+    """Pipelines without a conversion are called with tensors, whose crops the engine makes."""
+    transform = v2.Compose(ON_TENSORS[name][1:])
+    plain = PackedDataset(stores(), dtype=dtype)
+    torch.manual_seed(3)
+    expected = [transform(plain[row][0]) for row in range(len(plain))]
+    for batched in (False, True):
+        found = items(PackedDataset(stores(), dtype=dtype, transform=transform), batched=batched)[0]
+        assert all(map(torch.equal, found, expected))
+        assert {type(image) for image in found} == {torch.Tensor}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", ["training", "validation", "padded crop", "jitter", "erasing", "flat"])
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        (".h5", {}),
+        (".pth", {"encoding": "original"}),
+        (".lmdb", {"encoding": "uint8"}),
+        (".h5", {"encoding": "uint8", "size": (80, 72)}),
+        (".pth", {"encoding": "uint8", "size": (80, 72)}),
+        (".lmdb", {"encoding": "jpeg", "resize": 90}),
+        (".lmdb", {"mode": "L"}),
+        (".lmdb", {"exif_transpose": True}),
+    ],
+    ids=str,
+)
+def test_stores_of_all_kinds(stores: Any, suffix: str, options: dict[str, Any], name: str) -> None:
+    """In each, images equal those of the exact old way, which is Pillow's."""
+    if options.get("mode") == "L":
+        kept = v1.Compose([v1.RandomResizedCrop(40), v1.RandomHorizontalFlip(), v1.ToTensor()])
+    else:
+        kept = pipelines(v1)[name]
+    path = stores(suffix, **options)
+    expected = items(PackedDataset(path, output="pil", transform=kept))
+    assert_alike(items(PackedDataset(path, transform=kept), batched=True), expected)
+    assert_alike(items(PackedDataset(path, transform=kept, decoder="pillow"), batched=True), expected)
+
+
+def test_workers_draw_as_those_of_imagefolder(folder: Path, stores: Any) -> None:
+    transform = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMAL)])
+    batches: list[list[torch.Tensor]] = []
+    for data in (tv.datasets.ImageFolder(folder, transform), PackedDataset(stores(), transform=transform)):
+        torch.manual_seed(5)
+        batches.append([images for images, _ in DataLoader(data, 5, shuffle=True, num_workers=2)])
+    assert all(map(torch.equal, *batches))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_training": True},
+        {"is_training": True, "color_jitter": None, "use_prefetcher": True},
+        {"is_training": True, "auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5},
+        {"is_training": False},
+    ],
+    ids=str,
+)
+def test_pipelines_of_timm(folder: Path, stores: Any, options: dict[str, Any]) -> None:
+    from timm.data.transforms_factory import create_transform
+
+    transform = create_transform(40, **options)
+    found = []
+    for data in (tv.datasets.ImageFolder(folder, transform), PackedDataset(stores(), transform=transform)):
+        np.random.seed(3)
+        found.append(items(data, batched=isinstance(data, PackedDataset)))
+    assert_alike(found[1], found[0])
+
+
+STEPS: list[Callable[[Any, int], Any]] = [
+    lambda t, n: t.RandomResizedCrop((20 + n, 64 - n)),
+    lambda t, n: t.RandomResizedCrop(30 + n, interpolation=WAYS.BICUBIC),
+    lambda t, n: t.Resize(30 + 3 * n),
+    lambda t, n: t.Resize((90 - n, 30 + n), interpolation=WAYS.BOX),
+    lambda t, n: t.Resize(40 + n, interpolation=WAYS.LANCZOS),
+    lambda t, n: t.CenterCrop(20 + 4 * n),
+    lambda t, n: t.RandomCrop(20 + n, pad_if_needed=True),
+    lambda t, n: t.Pad(n % 7, fill=n),
+    lambda t, n: t.RandomHorizontalFlip(0.5),
+    lambda t, n: t.RandomVerticalFlip(0.5),
+    lambda t, n: t.RandomRotation(n),
+    lambda t, n: t.ColorJitter(0.1 + n / 50, 0.2),
+    lambda t, n: t.RandomInvert(0.5),
+    lambda t, n: t.RandomApply([t.RandomCrop(24, pad_if_needed=True), t.RandomHorizontalFlip()]),
+]
+ENDS: list[Callable[[Any], list[Any]]] = [
+    lambda t: [t.PILToTensor()],
+    lambda t: [t.ToTensor(), t.Normalize(*NORMAL)],
+    lambda t: [t.PILToTensor(), t.RandomHorizontalFlip(), t.ConvertImageDtype(torch.float32), t.RandomVerticalFlip()],
+    lambda t: [t.ToTensor(), t.RandomErasing(0.5, value=0.3)],
+]
+
+
+@given(
+    chosen=st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 30)), max_size=6),
+    end=st.sampled_from(ENDS),
+    version=st.sampled_from([v1, v2]),
+    seed=st.integers(0, 99),
+)
+def test_any_chain_equals_imagefolder(
+    folder: Path, stores: Any, chosen: list[tuple[int, int]], end: Any, version: Any, seed: int
+) -> None:
+    transform = version.Compose([*(STEPS[number](version, n) for number, n in chosen), *end(version)])
+    expected = items(tv.datasets.ImageFolder(folder, transform), seed=seed)
+    assert_alike(items(PackedDataset(stores(), transform=transform), batched=True, seed=seed), expected)
+
+
+@pytest.mark.parametrize("name", ["training", "training, bytes", "flip of tensors", "erasing"])
+def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """All of a batch are made in one block of memory."""
+    data = PackedDataset(stores(), transform=pipelines(v1)[name])
+    keys = [*data.keys]
+    plain = [row for row, key in enumerate(keys) if "04." not in key and "09." not in key]
+    for method in ("read", "read_each", "read_stored_pixels", "read_pil"):
+        monkeypatch.setattr(ImageReader, method, lambda *a, **k: pytest.fail("decoded a whole image"))
+    images = [image for image, _ in data.__getitems__(plain)]
+    memory = {image.untyped_storage().data_ptr() for image in images}
+    assert (len(images), len(memory)) == (10, 1)
+
+
+def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = pipelines(v1)["training"]
+    expected = items(PackedDataset(stores(), transform=transform))
+    run, refused = Engine.run, []
+
+    def refuse_files(self: Engine, requests: Any, first: int, stop: int, max_pixels: int) -> Any:
+        result = run(self, requests, first, stop, max_pixels)
+        if not requests.pixel_sizes.any():
+            result[::2] = True
+            refused.extend(result.tolist())
+        return result
+
+    monkeypatch.setattr(Engine, "run", refuse_files)
+    assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
+    assert sum(refused) >= 5
+
+
+def test_a_changed_transform_is_used(stores: Any) -> None:
+    transform = v1.Compose([v1.Resize((40, 40)), v1.ToTensor(), v1.Normalize(*NORMAL)])
+    data = PackedDataset(stores(), transform=transform)
+    before = data[0][0]
+    transform.transforms[1:] = [v1.PILToTensor()]
+    assert data[0][0].dtype == data.__getitems__([0])[0][0].dtype == torch.uint8
+    data.transform = v1.Compose([v1.Resize((40, 40)), v1.ToTensor()])
+    assert torch.equal(data[0][0], v1.ToTensor()(v1.ToPILImage()(torch.as_tensor(data[0][0]))))
+    assert not torch.equal(data[0][0], before)
+
+
+def test_target_transforms_draw_in_between(folder: Path, stores: Any) -> None:
+    options = {
+        "transform": pipelines(v1)["training"],
+        "target_transform": lambda label: label + int(torch.rand(1) * 99),
+    }
+    expected = tv.datasets.ImageFolder(folder, **options)
+    assert_alike(items(PackedDataset(stores(), **options), batched=True), items(expected))
+
+
+def test_dtype_and_dicts(stores: Any) -> None:
+    transform = v1.Compose([v1.Resize((40, 40)), v1.ToTensor()])
+    data = PackedDataset(stores(), transform=transform, dtype=torch.bfloat16, output="dict", columns=["image", "key"])
+    expected = PackedDataset(stores(), transform=transform)[3][0].to(torch.bfloat16)
+    found = pickle.loads(pickle.dumps(data)).__getitems__([2, 3])[1]["image"]
+    assert torch.equal(found, expected)
+    assert torch.equal(data[[2, 3]]["image"][1], expected)
+
+
+def test_a_damaged_image_is_named(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    damage(tmp_path / "a.lmdb", [2], [])
+    data = PackedDataset(tmp_path / "a.lmdb", transform=pipelines(v1)["training"])
+    for read in (lambda: data.__getitems__([0, 1, 2, 3]), lambda: data[2]):
+        with pytest.raises(CorruptRecordError, match="record 2"):
+            read()
+    data[3]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_errors_of_functions_name_the_record(stores: Any, place: int) -> None:
+    def fail(image: Any) -> Any:
+        raise ArithmeticError("of a user")
+
+    steps = [v1.RandomCrop(40), v1.ToTensor()]
+    data = PackedDataset(stores(), transform=v1.Compose([*steps[:place], fail, *steps[place:]]))
+    with pytest.raises(ArithmeticError) as raised:
+        data.__getitems__([3, 4])
+    assert "record 3 (" in "".join(raised.value.__notes__)
+
+
+def test_floats_and_wide_pixels_are_given_as_before(stores: Any) -> None:
+    data = PackedDataset(stores(".pth", size=(80, 72)), transform=v2.Compose([v2.ToImage(), v2.CenterCrop(40)]))
+    assert data[0][0].dtype == torch.float32
+    data.transform = v1.Compose([v1.ToTensor()])
+    with pytest.raises(TypeError, match="PIL") as raised:
+        data[0]
+    assert "output='pil'" in "".join(raised.value.__notes__)
+
+
+# The image that is planned ----------------------------------------------------------------------------------------
+
+
+def planned(height: int = 50, width: int = 70) -> tuple[PlannedImage, Image.Image]:
+    values = pixels(height, width, 3)
+    return PlannedImage(hold_pixels(values), Cut.full(height, width)), Image.fromarray(values)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda image: image.convert("HSV"),
+        lambda image: image.crop((-3, 2, 40, 60)),
+        lambda image: image.crop((2.5, 3, 20, 30)),
+        lambda image: image.crop(),
+        lambda image: image.resize((20, 20), Image.Resampling.HAMMING),
+        lambda image: image.resize((20, 20), box=(1, 2, 30, 40)),
+        lambda image: image.resize((20, 20), reducing_gap=2.0),
+        lambda image: image.resize(image.size),
+        lambda image: image.rotate(30, expand=True),
+        lambda image: image.transpose(Image.Transpose.ROTATE_90),
+        lambda image: image.getchannel(1),
+        lambda image: image.copy(),
+        lambda image: Image.blend(image, image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 0.5),
+        lambda image: pickle.loads(pickle.dumps(image.crop((3, 4, 30, 40)))),
+        lambda image: image.reduce(3),
+        lambda image: Image.fromarray(np.asarray(image.crop((3, 4, 30, 40)))),
+    ],
+)
+def test_a_planned_image_is_one_of_pillow(use: Callable[[Image.Image], Image.Image]) -> None:
+    found, expected = map(use, planned())
+    assert (found.mode, found.size, found.tobytes()) == (expected.mode, expected.size, expected.tobytes())
+
+
+def test_what_is_drawn_on_a_planned_image_stays() -> None:
+    made = []
+    for image in planned():
+        small = image.crop((10, 10, 60, 45))
+        ImageDraw.Draw(small).line((0, 0, 30, 30), fill=(255, 0, 0))
+        made.append(small.resize((33, 22)).transpose(Image.Transpose.FLIP_TOP_BOTTOM).tobytes())
+    assert made[0] == made[1]
+
+
+def test_this_pillow_resizes_as_the_engine() -> None:
+    assert find_order() is not None
