@@ -314,7 +314,7 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ([{"image": jpeg(1), 3: 1}], {}, "a sample has the name 3; names are strings"),
         ([{"label": 1}], {}, "no field is an image"),
         ([{"image": jpeg(1), "a": np.zeros(shape)} for shape in (2, (2, 2))], {}, "a: found arrays of shapes"),
-        ([{"image": torch.rand(3, 8, 8)}], {"encoding": "uint8"}, "found an image of float32; expected whole numbers: leave"),
+        ([{"image": torch.rand(3, 8, 8)}], {"encoding": "uint8"}, "found an image of float32; expected whole numbers"),
         ([{"image": np.zeros((3, 8, 8), np.uint8)}], {"encoding": "uint8"}, r"found an image of shape \(3, 8, 8\)"),
         ([jpeg(1)], {"labels": "labels.csv"}, "source_kind, labels, .* are for paths"),
         ([{"image": jpeg(1), "a": np.array(n, d)} for n, d in ((1, "u8"), (1, "i8"))], {}, "a: found int64 and uint"),
