@@ -25,6 +25,8 @@ _LOOKED_AT = 64
 """Number of files of the first shard that recognition reads."""
 _LOOKED_AT_MOST = 1 << 16
 """Number of files that it reads if the first are no pairs."""
+_CLASS_LISTS = frozenset(("classes", "labels/classes", "obj", "data/obj"))
+"""Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``."""
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
@@ -36,8 +38,8 @@ def recognise_webdataset(path: Path, options: SourceOptions) -> Certainty:
       each key must have a label: folders alone may be classes.
     - ``PARTIAL``: several numbered tars of images alone.
     - ``POSSIBLE``: a folder of tars of which the first is damaged. Also tars that :func:`find_shards` refuses.
-    - ``NO``: anything else. Also a folder with images beside the tars, and a tar of a kind with annotations beside each
-      image (LabelMe).
+    - ``NO``: anything else. Also a folder with images beside the tars, a tar of a kind with annotations beside each
+      image (LabelMe), and a tar with YOLO's list of classes.
     """
     try:
         shards = find_shards(path, SUFFIXES).files
@@ -55,6 +57,8 @@ def recognise_webdataset(path: Path, options: SourceOptions) -> Certainty:
     if not _are_mostly_pairs(samples) and len(names) == _LOOKED_AT:  # the files of a sample may lie apart
         samples = _group_names(_list_names(shards[0][1]))
     extensions = frozenset[str]().union(*samples.values())
+    if path.is_file() and samples.keys() & _CLASS_LISTS:
+        return Certainty.NO
     if path.is_file() and _is_of_sidecar_kind(path, options, extensions):
         return Certainty.NO
     pairs = any(map(has_image_pair, samples.values()))

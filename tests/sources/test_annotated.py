@@ -428,7 +428,7 @@ def test_a_store_of_it_has_all(kind: str, tmp_path: Path) -> None:
     key, boxes, *_ = WHOLE[kind]
     by_key = {}
     for split in splits:
-        found = PackedDataset(tmp_path / "x.h5", split or None, columns=("key", "boxes"))
+        found = PackedDataset(tmp_path / "x.h5", split or None, columns=("key", "boxes"), keep_crowds=True)
         by_key |= {found[n][0]: found[n][1] for n in range(len(found))}
     assert by_key[key].tolist() == [pytest.approx(box) for box in boxes]
 

@@ -579,7 +579,7 @@ def test_an_archive_that_is_cut_off(tmp_path: Path, keep: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
     text = failure(path)
-    assert {0: "is an empty file", 1: "no source that packstore reads"}.get(keep, "cut off or damaged") in text
+    assert {0: "is an empty file", 1: "nor a source that packstore reads"}.get(keep, "cut off or damaged") in text
 
 
 def test_an_archive_with_a_wrong_checksum(tmp_path: Path) -> None:

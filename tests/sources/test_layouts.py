@@ -20,7 +20,7 @@ from tests.makers.layouts import MAKERS, make_layout, train_tar
 GENERAL = {"table", "imagefolder", "flat"}
 """Kinds that are asked last, and take what specific ones leave."""
 
-MORE_GENERAL = {"tfds": {"tfrecord"}, "published": {"segmentation"}}
+MORE_GENERAL = {"tfds": {"tfrecord"}, "published": {"segmentation"}, "svhn": {"mat"}}
 """Kinds that read the same files without what lies beside them, and are asked later."""
 
 

@@ -176,7 +176,7 @@ def test_wrong_indexes(change: dict[str, Any], said: str, tmp_path: Path) -> Non
     ("encoding", "good", "bad", "said"),
     [
         ("str", b"t", b"\xff", "utf-8"),
-        ("json", b"1", b"{", "x: Expecting"),
+        ("json", b"1", b"{", "x: is not valid JSON: Expecting"),
         ("json", b"1", b"[" * 100_000, "x: "),
         ("str_int", b"1", b"1" * 30, "expected an integer"),
         ("str_float", b"1", b"one", "could not convert"),

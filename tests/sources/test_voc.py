@@ -237,8 +237,6 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">
         ("<a>" * 100_000, "more than 32 levels"),
         ("<annotation>", "is not XML"),
         ("", "is not XML"),
-        ('<?xml version="1.0" encoding="nonsense"?><annotation/>', "is not XML"),
-        ("<annotation>\udcff</annotation>", "is not XML"),
     ],
 )
 def test_a_bad_annotation_is_a_bad_sample(text: str, said: str, tmp_path: Path) -> None:
@@ -250,6 +248,15 @@ def test_a_bad_annotation_is_a_bad_sample(text: str, said: str, tmp_path: Path) 
         with pytest.raises(SampleError, match=said) as caught:
             source.read(next(source.entries()))
         assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("head", ["", '<?xml version="1.0" encoding="nonsense"?>'])
+def test_an_annotation_in_no_known_encoding_is_asked_about(head: str, tmp_path: Path) -> None:
+    voc(tmp_path)
+    file = tmp_path / BASE / "Annotations/2007_000000.xml"
+    file.write_bytes(f"{head}<annotation>\udcff</annotation>".encode("utf-8", "surrogateescape"))
+    with pytest.raises(AmbiguousSourceError, match="encoding"):
+        convert(tmp_path, tmp_path.with_suffix(".lmdb"))
 
 
 def test_xml_as_plain_values() -> None:

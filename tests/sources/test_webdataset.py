@@ -159,7 +159,7 @@ def test_class_folders_with_captions_are_not_taken_for_shards(tmp_path: Path) ->
         ({"0001.cls": b"cat"}, r"\.cls holds 'cat'; expected a number"),
         ({"0001.png": None}, "has no image"),
         ({"0001.json": b"{"}, "json|Expecting"),
-        ({"0001.txt": b"\xff"}, "utf-8"),
+        ({"0001.txt": b"\xff"}, "not UTF-8"),
         ({"0001.v.npy": b"no array"}, "."),
         ({"0001.v.npy": b""}, "."),
         ({"0001.v.npy": b"PK\x03\x04 no array either"}, "."),

@@ -23,7 +23,7 @@ _NAME = re.compile(
 )
 _NO_SPLIT = frozenset({"", "annotation", "annotations", "annotations.coco", "coco", "default", "instances", "labels"})
 _LISTS = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[')
-_ENTRIES = re.compile(rb'"(?:file_name|image_id|category_id|supercategory)"\s*:')
+_ENTRIES = re.compile(rb'"(?:coco_url|file_name|image_id|category_id|supercategory)"\s*:')
 _OF_ONE_IMAGE = re.compile(rb'"image"\s*:\s*\{')
 """Matches a file of one image, as in SA-1B, which is not COCO's."""
 _BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")

@@ -94,7 +94,7 @@ CLASSES = (
     FolderSet(
         "UC Merced Land Use",
         ("UCMerced_LandUse/Images|Images/agricultural",),
-        r"(UCMerced_LandUse/)?Images/(?P<label>[a-z]+)/(?P=label)(?P<number>\d{2,3})\.(tif|jpg|png)",
+        r"(UCMerced_LandUse/)?Images/(?P<label>[a-z]+)/(?P=label)(?P<number>\d{2,})\.(tif|jpg|png)",
         known=r"(.*/)?readme\.txt",
     ),
     FolderSet(
