@@ -49,7 +49,7 @@ CASES = {
     "565.tif": (tiff(5, 6, 5), "is a TIFF of 5 bits a sample"),
     "24.tif": (tiff(24), "is a TIFF of 24 bits a sample"),
     "12.jpg": (jpeg_of(12), "is a JPEG of 12 bits a sample, which packstore does not read: convert it to 8 bits"),
-    "a.jxl": (b"\xff\x0a\xfa", "is truncated: its header is cut off"),
+    "a.jxl": (b"\xff\x0a\xfa", "is truncated: its JPEG XL header is cut off"),
     "a.CR2": (b"II*\0\x10\0\0\0CR\x02\0", "is a camera raw image, which packstore does not read"),
     "a.nef": (JPEG, "is a camera raw image"),
     "lfs.jpg": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "is a pointer of Git LFS"),

@@ -14,7 +14,8 @@ import pytest
 from tests.makers.failing_operations import EXPORTS, STORES
 
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS")
-REASONS = ("No space left on device", "Input/output error", "Disk quota exceeded", "Read-only file system")
+REASONS = ("No space left on device", "Input/output error", "Disk quota exceeded", "Read-only file system",
+           "No usable temporary directory found")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -31,4 +32,4 @@ def test_writing_fails_from_any_call_on(tmp_path: Path, need: Any, name: str) ->
     assert sum(outcomes.values()) >= 3
     for outcome in outcomes:
         assert outcome.startswith(f"DestinationError: cannot write {tmp_path}"), outcome
-        assert outcome.endswith(REASONS) or any(reason in outcome for reason in REASONS), outcome
+        assert any(reason in outcome for reason in REASONS), outcome
