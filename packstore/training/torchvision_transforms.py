@@ -37,12 +37,11 @@ _CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
 class _Role(Enum):
-    """What becomes of a transform: the user's object is called with a planned image; it is part of the table, which
-    follows all that is planned; it is called with the result."""
+    """Way in which a transform runs."""
 
-    PLANNED = auto()
-    CONVERSION = auto()
-    REST = auto()
+    PLANNED = auto()  # called with a planned image
+    CONVERSION = auto()  # part of the table, which follows all planned ones
+    REST = auto()  # called with the result
 
 
 @dataclass(frozen=True)

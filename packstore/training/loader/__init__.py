@@ -74,7 +74,7 @@ def _close_iterators() -> None:
 
 @dataclass
 class _Start:
-    """Where an iterator begins.
+    """First batch of an iterator over the loader.
 
     Attributes:
         epoch: Its epoch.
