@@ -95,6 +95,7 @@ def run_accelerate() -> dict[str, Any]:
         if step == 5:
             accelerator.save_state(FOLDER / "state")
             break
+    accelerator.wait_for_everyone()  # the main process alone writes the registered objects
     accelerator._custom_objects[:] = [resumed]
     accelerator.load_state(FOLDER / "state")
     skipping = accelerator.prepare(load(shuffle=True))
