@@ -7,9 +7,10 @@ notes crops, resizes and flips as a :class:`Cut`; whatever else needs its pixels
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.Image import Resampling, Transpose
+from torch.utils.data import get_worker_info
 
 from packstore.core.errors import DecodeError
 from packstore.images.decoders.orientation import read_orientation
@@ -39,6 +41,8 @@ _TORCH_FILTERS: dict[int, int] = {Resampling.BILINEAR: 0, Resampling.BICUBIC: 2}
 """Samplings of the engine that equal torch's with antialias, for tensors."""
 _COLUMNS_FIRST = 16
 """Added to a sampling: vertically before horizontally."""
+_MODE = "_mode" if isinstance(getattr(Image.Image, "mode", None), property) else "mode"
+"""Pillow's attribute of an image's mode; Pillow before 10.1 has no property beside it."""
 _BYTES = OutputFormat()
 
 
@@ -56,9 +60,8 @@ class PlannedImage(Image.Image):
         super().__init__()
         self.source, self.cut = source, cut
         self.is_upside_down, self.is_tensor = is_upside_down, is_tensor
-        # Pillow before 10.1 has an attribute instead of a property.
-        vars(self)["mode" if "mode" in vars(self) else "_mode"] = "RGB" if source.channels == 3 else "L"
-        height, width = cut.window[2:]
+        setattr(self, _MODE, "RGB" if source.channels == 3 else "L")
+        _, _, height, width = cut.window
         self._size = width, height
 
     def _follow(self, cut: Cut, *, flip: bool = False) -> PlannedImage:
@@ -159,7 +162,7 @@ class PlannedImage(Image.Image):
             return super().transpose(method)
         if method == Transpose.FLIP_TOP_BOTTOM:
             return self._follow(self._whole, flip=True)
-        return self._follow(replace(self._whole, flip=True))
+        return self._follow(self._whole._replace(flip=True))
 
 
 @dataclass(frozen=True)
@@ -271,7 +274,7 @@ def make_rows(
     height, width = images[0].cut.window[2:]
     channels = images[0].source.channels
     shape = (channels, height, width) if form.planes else (height, width, channels)
-    rows = torch.empty((len(images), *shape), dtype=dtype, device="cpu")
+    rows = _allocate((len(images), *shape), dtype)
     array = as_numpy(rows)
     together: dict[int, list[int]] = {}
     for number, image in enumerate(images):
@@ -282,6 +285,14 @@ def make_rows(
         if image.is_upside_down:
             array[number] = np.flip(array[number], 1 if form.planes else 0).copy()
     return rows
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Allocates the rows of a batch, in memory that torch's ``DataLoader`` need not copy to share it."""
+    if shape[0] == 1 or get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage).resize_(shape)
 
 
 def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: list[int], form: OutputFormat) -> None:
