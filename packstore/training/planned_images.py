@@ -7,7 +7,6 @@ notes crops, resizes and flips as a :class:`Cut`; whatever else needs its pixels
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.Image import Resampling, Transpose
-from torch.utils.data import get_worker_info
 
 from packstore.core.errors import DecodeError
 from packstore.images.decoders.orientation import read_orientation
@@ -29,6 +27,7 @@ from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, read_seek_indexes
 from packstore.training.record_notes import naming_records
+from packstore.training.worker_memory import allocate
 
 _PILLOW_FILTERS: dict[int, int] = {
     Resampling.BILINEAR: 7,
@@ -274,7 +273,7 @@ def make_rows(
     height, width = images[0].cut.window[2:]
     channels = images[0].source.channels
     shape = (channels, height, width) if form.planes else (height, width, channels)
-    rows = _allocate((len(images), *shape), dtype)
+    rows = allocate((len(images), *shape), dtype)
     array = as_numpy(rows)
     together: dict[int, list[int]] = {}
     for number, image in enumerate(images):
@@ -285,14 +284,6 @@ def make_rows(
         if image.is_upside_down:
             array[number] = np.flip(array[number], 1 if form.planes else 0).copy()
     return rows
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocates the rows of a batch, in memory that torch's ``DataLoader`` need not copy to share it."""
-    if shape[0] == 1 or get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(storage).resize_(shape)
 
 
 def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: list[int], form: OutputFormat) -> None:
