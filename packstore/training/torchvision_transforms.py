@@ -22,7 +22,7 @@ from packstore.images.engine import OutputFormat
 from packstore.training.augment.per_image import is_of_torchvision
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
-from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows
+from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""
@@ -107,7 +107,9 @@ class TransformPlan:
         for step, role in self.steps:
             if role is _Role.REST:
                 break
-            if role is _Role.CONVERSION and _is_planned(image):
+            if role is _Role.CONVERSION and isinstance(image, Image.Image) and image.mode in ("RGB", "L"):
+                if not _is_planned(image):  # another transform has made it
+                    image = plan_pixels(np.asarray(image))
                 delayed.append(step)
                 image = image.as_tensor()
                 continue

@@ -21,9 +21,8 @@ import packstore
 from packstore import PackedDataset
 from packstore.core.errors import CorruptRecordError
 from packstore.images.engine.engine import Engine
-from packstore.training.augment.unequal import Cut
 from packstore.training.pictures import ImageReader
-from packstore.training.planned_images import PlannedImage, find_order, hold_pixels
+from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
 from tests.makers.datasets import pixels
 from tests.makers.stores import damage
 from tests.makers.torchvision import import_torchvision
@@ -415,7 +414,7 @@ def test_floats_and_wide_pixels_are_given_as_before(stores: Any) -> None:
 
 def planned(height: int = 50, width: int = 70) -> tuple[PlannedImage, Image.Image]:
     values = pixels(height, width, 3)
-    return PlannedImage(hold_pixels(values), Cut.full(height, width)), Image.fromarray(values)
+    return plan_pixels(values), Image.fromarray(values)
 
 
 @pytest.mark.parametrize(

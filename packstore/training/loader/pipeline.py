@@ -52,6 +52,8 @@ from packstore.training.loader.view_columns import ViewColumnReader
 from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
 
+_NOTHING = DrawnForBatch()
+
 
 class LoadedBatch(NamedTuple):
     """Finished batch.
@@ -262,7 +264,7 @@ class Pipeline:
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = DrawnForBatch()) -> Any:
+    def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = _NOTHING) -> Any:
         """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.
 
         Mixes labels and builds mosaics of the columns as of the images, and calls ``target_transform`` with the column
