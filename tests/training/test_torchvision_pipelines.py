@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import packstore
-from packstore import PackedDataset
+from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import CorruptRecordError
 from packstore.images.engine.engine import Engine
 from packstore.training.pictures import ImageReader
@@ -347,6 +347,21 @@ def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: 
     monkeypatch.setattr(Engine, "run", refuse_files)
     assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
     assert sum(refused) >= 5
+
+
+def test_presets_of_weights_are_planned(folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transforms of a classifier's weights, as the dataset's and as the loader's."""
+    preset = tv.transforms._presets.ImageClassification(crop_size=40, resize_size=52)
+    data = PackedDataset(stores(), transform=preset)
+    assert_alike(items(data, batched=True), items(tv.datasets.ImageFolder(folder, preset)))
+    loader = PackedLoader(PackedDataset(stores()), 12, augment=preset)
+    expected = tv.transforms.Compose([v1.PILToTensor(), v2.Resize(52), v2.CenterCrop(40)])
+    images = tv.datasets.ImageFolder(folder, expected)
+    mean, std = (torch.tensor(values)[:, None, None] for values in NORMAL)
+    for (found,), image in zip(next(iter(loader))[0][:, None], images, strict=True):
+        assert (found - (image[0] / 255 - mean) / std).abs().max() < 2.5 / 255 / min(NORMAL[1])
+    monkeypatch.setattr(ImageReader, "read_each", lambda *a, **k: pytest.fail("decoded a whole image"))
+    data.__getitems__([0, 1])
 
 
 def test_a_changed_transform_is_used(stores: Any) -> None:
