@@ -27,10 +27,10 @@ class Code(IntEnum):
     ============= ====================================================================================================
     IDENTITY      none; nothing changes
     BRIGHTNESS    p[0]: factor
-    CONTRAST      p[0]: factor
-    SATURATION    p[0]: factor
-    HUE           p[0]: shift, -0.5 … 0.5
-    GRAY          none; gray in all three channels
+    CONTRAST      p[0]: factor; flags 1: Pillow's arithmetic
+    SATURATION    p[0]: factor; flags as of CONTRAST
+    HUE           p[0]: shift, -0.5 … 0.5; flags as of CONTRAST, and p[1] is the shift instead: 0 … 255, whole
+    GRAY          none; gray in all three channels; flags as of CONTRAST
     INVERT        none
     POSTERIZE     p[0]: bits kept, 0 … 8
     SOLARIZE      p[0]: threshold
@@ -54,9 +54,9 @@ class Code(IntEnum):
     MIX           none; shows the sum, clipped and cut off to whole numbers
     ============= ====================================================================================================
 
-    Random numbers are those of :func:`packstore.training.random_draws.mix`: value ``i`` of ``(height, width, 3)`` has
-    the bits ``mix((i * 0x9E3779B9 + seed) & 0xFFFFFFFF)``. The sum of their four bytes, less 510 and divided by its
-    deviation, is nearly normal.
+    The engine alone has Pillow's arithmetic. Random numbers are those of :func:`packstore.training.random_draws.mix`:
+    value ``i`` of ``(height, width, 3)`` has the bits ``mix((i * 0x9E3779B9 + seed) & 0xFFFFFFFF)``. The sum of their
+    four bytes, less 510 and divided by its deviation, is nearly normal.
     """
 
     IDENTITY = 0
@@ -96,6 +96,11 @@ WARP_FILLS = ("zeros", "blend", "edge")
 or as in Pillow, a colour wherever the centre of a pixel is outside, next to repeated edge pixels. The upper 24 bits are
 the colour: red, green, blue from the lowest."""
 
+AS_PILLOW = 1
+"""Flag of contrast, saturation, hue and gray: Pillow's arithmetic."""
+
+MOST_KERNEL = 255
+"""Largest side of a blur's kernel, in pixels."""
 
 MOST_FACTOR = 1e6
 """Largest factor of a step that changes colours; the engine refuses larger ones."""

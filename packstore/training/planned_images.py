@@ -22,6 +22,7 @@ from PIL.Image import Resampling, Transpose
 from packstore.core.errors import DecodeError
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import MODES, OutputFormat, Requests, get_engine
+from packstore.images.programs import Code, Program, new_program, step
 from packstore.stores.base import Reader
 from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
@@ -53,11 +54,20 @@ class PlannedImage(Image.Image):
         cut: Crop, resize and mirroring, planned so far.
         is_upside_down: Mirrored top to bottom as the last step.
         is_tensor: It stands for a tensor: resizes then are torch's.
+        colours: Operations on the colours of what the cut shows, of one step each.
     """
 
-    def __init__(self, source: PixelSource, cut: Cut, *, is_upside_down: bool = False, is_tensor: bool = False) -> None:
+    def __init__(
+        self,
+        source: PixelSource,
+        cut: Cut,
+        *,
+        is_upside_down: bool = False,
+        is_tensor: bool = False,
+        colours: tuple[Program, ...] = (),
+    ) -> None:
         super().__init__()
-        self.source, self.cut = source, cut
+        self.source, self.cut, self.colours = source, cut, colours
         self.is_upside_down, self.is_tensor = is_upside_down, is_tensor
         setattr(self, _MODE, "RGB" if source.channels == 3 else "L")
         _, _, height, width = cut.window
@@ -68,11 +78,16 @@ class PlannedImage(Image.Image):
 
         If one cut cannot do both, the new image begins with the pixels of this one.
         """
-        composed = self.cut.compose(cut)
+        moves = cut._replace(flip=False) != self._whole
+        composed = None if moves and self.colours else self.cut.compose(cut)
         if composed is None:
             return self._begin_anew()._follow(cut, flip=flip)
-        is_upside_down = self.is_upside_down != flip
-        return PlannedImage(self.source, composed, is_upside_down=is_upside_down, is_tensor=self.is_tensor)
+        return self._change(cut=composed, is_upside_down=self.is_upside_down != flip)
+
+    def _change(self, **changes: Any) -> PlannedImage:
+        """Returns this image with other attributes."""
+        names = ("source", "cut", "is_upside_down", "is_tensor", "colours")
+        return PlannedImage(**{name: getattr(self, name) for name in names} | changes)
 
     def _begin_anew(self) -> PlannedImage:
         """Returns an image that begins with the pixels of this one."""
@@ -92,7 +107,11 @@ class PlannedImage(Image.Image):
 
     def as_tensor(self) -> PlannedImage:
         """Returns this image as one that stands for a tensor."""
-        return PlannedImage(self.source, self.cut, is_upside_down=self.is_upside_down, is_tensor=True)
+        return self._change(is_tensor=True)
+
+    def recolour(self, code: Code, *parameters: float, flags: int = 0) -> PlannedImage:
+        """Returns this image, of 3 channels, after an operation on its colours."""
+        return self._change(colours=(*self.colours, step(1, code, *parameters, flags=flags)))
 
     def make_pixels(self) -> NDArray[np.uint8]:
         """Makes the pixels, ``(H, W, C)``."""
@@ -187,11 +206,11 @@ class PixelSource:
     read_whole: Callable[[], NDArray[np.uint8]] | None = None
 
 
-def plan_pixels(pixels: NDArray[np.uint8], cut: Cut | None = None) -> PlannedImage:
-    """Returns an image whose pixels are in memory, ``(H, W)`` or ``(H, W, C)``, perhaps cut."""
+def plan_pixels(pixels: NDArray[np.uint8]) -> PlannedImage:
+    """Returns an image whose pixels are in memory, ``(H, W)`` or ``(H, W, C)``."""
     pixels = np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[..., None])
     height, width, channels = pixels.shape
-    return PlannedImage(PixelSource(channels, pixels), cut or Cut.full(height, width))
+    return PlannedImage(PixelSource(channels, pixels), Cut.full(height, width))
 
 
 class PlannedBatch:
@@ -304,17 +323,29 @@ def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: lis
         np.array([getattr(image.cut, name) for image in images])
         for name in ("box", "size", "window", "flip", "sampling")
     )
-    requests.set_outputs(boxes, sizes, windows, flips, out, form, None, samplings)
+    requests.set_outputs(boxes, sizes, windows, flips, out, form, _write_program(images), samplings)
     refused = get_engine().run(requests, 0, len(images), images[0].source.max_pixels)
     for number in np.flatnonzero(refused).tolist():
         source = images[number].source
         if source.read_whole is None:
             height, width = images[number].cut.size
             raise DecodeError(f"an image of {height}x{width} pixels cannot be made: it is too large, or memory is full")
-        whole = plan_pixels(source.read_whole(), images[number].cut)
+        whole = images[number]._change(source=plan_pixels(source.read_whole()).source)
         _make_some([whole], out[number : number + 1], [0], form)
     if not everything:
         array[numbers] = out
+
+
+def _write_program(images: Sequence[PlannedImage]) -> Program | None:
+    """Returns the program of images, padded to the longest. None if no colours change."""
+    longest = max(len(image.colours) for image in images)
+    if not longest:
+        return None
+    program = new_program(len(images), longest)
+    for row, image in zip(program, images, strict=True):
+        for number, one in enumerate(image.colours):
+            row[number] = one[0, 0]
+    return program
 
 
 @functools.cache
@@ -327,7 +358,7 @@ def find_order() -> Callable[[int, int, tuple[int, int]], bool] | None:
     expected = np.asarray(Image.fromarray(noise).resize((7, 8), Resampling.BILINEAR))
     for extra, order in ((_COLUMNS_FIRST, _is_columns_first), (0, _is_never_columns_first)):
         cut = Cut((0, 0, 64, 9), (8, 7), (0, 0, 8, 7), sampling=_PILLOW_FILTERS[Resampling.BILINEAR] + extra)
-        if (as_numpy(make_rows([plan_pixels(noise, cut)]))[0] == expected).all():
+        if (as_numpy(make_rows([plan_pixels(noise)._follow(cut)]))[0] == expected).all():
             return order
     return None
 

@@ -7,9 +7,11 @@ its version. Conversions to tensors that follow become a table, which the engine
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +24,7 @@ from packstore.images.engine import OutputFormat
 from packstore.training.augment.per_image import flatten_transforms, is_of_torchvision
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
+from packstore.training.planned_colours import change_colours
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
@@ -113,7 +116,7 @@ class TransformPlan:
                 delayed.append(step)
                 image = image.as_tensor()
                 continue
-            image = step(image)
+            image = _call(step, image)
             if _is_planned(image) or not isinstance(image, Image.Image):
                 continue
             if delayed or not self.takes_pil:  # padded, for example: the rest needs a tensor
@@ -181,9 +184,32 @@ def plan_transform(transform: Any) -> TransformPlan | None:
         else:
             role = _Role.REST
         roles.append(role)
-    if not takes_pil and roles[:1] != [_Role.PLANNED]:
+    if takes_pil:
+        steps = [_see_through(step) for step in steps]
+    elif roles[:1] != [_Role.PLANNED]:
         return None
     return TransformPlan(tuple(zip(steps, roles, strict=True)), takes_pil)
+
+
+def _see_through(step: Any) -> Any:
+    """Returns a copy of a container of torchvision that calls its transforms by :func:`_call`; other transforms
+    themselves."""
+    if not _is_known(step, _CONTAINERS):
+        return step
+    inner = [partial(_call, _see_through(each)) for each in step.transforms]
+    seen = copy.copy(step)
+    # A module would refuse a list in place of a list of modules, and shares its modules with the user's object.
+    vars(seen).update(
+        {"_modules": {}, "transforms": inner} if isinstance(step, torch.nn.Module) else {"transforms": inner}
+    )
+    return seen
+
+
+def _call(step: Callable[[Any], Any], *images: Any) -> Any:
+    """Calls a transform, of the user or torchvision's, with an image."""
+    if len(images) == 1 and is_of_torchvision(type(step)):
+        return change_colours(step, type(step).__name__, images[0])
+    return step(*images)
 
 
 def _takes_pil(steps: Iterable[Any]) -> bool:

@@ -16,12 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.engine.compiled import load_once
 from packstore.images.engine.engine import Engine, augment
 from packstore.images.programs import (
+    AS_PILLOW,
     INTERPOLATIONS,
     STEP,
     WARP_FILLS,
@@ -434,6 +435,46 @@ def test_sanitizers_find_nothing(fuzzer: Path) -> None:
     tried, accepted = fuzz(fuzzer, 20_000, SEED)
     assert tried == 20_000
     assert accepted > tried // 4
+
+
+def change_by_pillow(image: Image.Image, code: Code, value: float) -> Image.Image:
+    if code == Code.GRAY:
+        return image.convert("L").convert("RGB")
+    if code == Code.HUE:
+        hue, *others = image.convert("HSV").split()
+        turned = np.asarray(hue) + np.int32(value * 255).astype(np.uint8)
+        return Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")
+    enhancers = {
+        Code.BRIGHTNESS: ImageEnhance.Brightness,
+        Code.CONTRAST: ImageEnhance.Contrast,
+        Code.SATURATION: ImageEnhance.Color,
+    }
+    return enhancers[code](image).enhance(value)
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@given(data=st.data())
+def test_colours_of_pillow(vectors: bool, data: st.DataObject) -> None:
+    """Bit for bit, one after another, for sizes and factors of any kind."""
+    height, width = data.draw(st.sampled_from([*SIZES[:-2], (40, 300)]))
+    (image,) = images = photos(1, height, width, data.draw(st.integers(0, 99)))
+    expected, steps = Image.fromarray(image), []
+    for code in data.draw(st.lists(st.sampled_from([*Code][1:6]), min_size=1, max_size=5)):
+        hue = code == Code.HUE
+        value = data.draw(st.floats(-0.5, 0.5) if hue else st.floats(0, 3, width=32))
+        steps.append(step(1, code, value, *([int(value * 255) & 255] if hue else []), flags=AS_PILLOW))
+        expected = change_by_pillow(expected, code, value)
+    assert (run(images, join_programs(steps, 1), vectors)[0] == np.asarray(expected)).all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shift", [-0.5, -0.21, 0.0, 0.1, 0.333, 0.5])
+def test_hues_of_all_colours(shift: float) -> None:
+    every = np.arange(256**3, dtype=np.uint32).reshape(4096, 4096)
+    colours = np.stack([every >> 16, every >> 8 & 255, every & 255], -1).astype(np.uint8)
+    program = step(1, Code.HUE, shift, int(shift * 255) & 255, flags=AS_PILLOW)
+    expected = np.asarray(change_by_pillow(Image.fromarray(colours), Code.HUE, shift))
+    assert (run(colours[None], program)[0] == expected).all()
 
 
 @pytest.mark.soak

@@ -22,6 +22,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import CorruptRecordError
 from packstore.images.engine.engine import Engine
 from packstore.training.pictures import ImageReader
+from packstore.training.planned_colours import is_like_pillow
 from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
 from tests.makers.datasets import pixels
 from tests.makers.stores import damage
@@ -288,6 +289,43 @@ def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch, na
     images = [image for image, _ in data.__getitems__(plain)]
     memory = {image.untyped_storage().data_ptr() for image in images}
     assert (len(images), len(memory)) == (10, 1)
+
+
+@pytest.mark.parametrize("name", ["jitter", "apply", "order of colours"])
+@pytest.mark.parametrize("module", [v1, v2])
+def test_colours_are_changed_by_the_engine(
+    folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    """Also within containers, whose own draws are the same."""
+    jitter = module.ColorJitter(0.4, 0.4, 0.4, 0.1)
+    mixed = module.RandomOrder([jitter, module.RandomChoice([module.RandomGrayscale(0.5), module.Grayscale(3)])])
+    of_order = module.Compose([module.RandomCrop(60), mixed, module.RandomHorizontalFlip(), module.PILToTensor()])
+    transform = of_order if name == "order of colours" else pipelines(module)[name]
+    expected = items(tv.datasets.ImageFolder(folder, transform))
+    assert is_like_pillow()
+    for method in ("blend", "merge"):
+        monkeypatch.setattr(Image, method, lambda *a, **k: pytest.fail("Pillow has changed colours"))
+    assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
+    assert mixed.transforms[0] is jitter, "the user's objects stay as they are"
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+def test_blurring_is_nearly_that_of_torchvision(folder: Path, stores: Any, module: Any) -> None:
+    """Pipelines that learn without labels. Torch sums a blur in another order, so a few values differ by 1."""
+    colours = [
+        module.RandomApply([module.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+        module.RandomGrayscale(0.2),
+        module.RandomApply([module.GaussianBlur((5, 9), (0.1, 2.0))], 0.5),
+    ]
+    transform = module.Compose(
+        [module.RandomResizedCrop(48), *colours, module.RandomVerticalFlip(), module.PILToTensor()]
+    )
+    expected, *states = items(tv.datasets.ImageFolder(folder, transform), seed=5)
+    found, *found_states = items(PackedDataset(stores(), transform=transform), batched=True, seed=5)
+    differences = (torch.stack(found).int() - torch.stack(expected).int()).abs()
+    assert differences.max() <= 1
+    assert (differences > 0).float().mean() < 1e-3
+    assert torch.equal(found_states[0], states[0])
 
 
 @pytest.mark.parametrize("name", ["training", "training, bytes", "erasing"])

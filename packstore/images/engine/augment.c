@@ -9,6 +9,9 @@
      .sum_gray = sum_gray_##suffix,                                                                                    \
      .saturate = saturate_##suffix,                                                                                    \
      .turn_hue = turn_hue_##suffix,                                                                                    \
+     .luma = luma_##suffix,                                                                                            \
+     .blend_plane = blend_plane_##suffix,                                                                              \
+     .turn_byte_hue = turn_byte_hue_##suffix,                                                                          \
      .extremes = extremes_##suffix,                                                                                    \
      .sharpen = sharpen_##suffix,                                                                                      \
      .to_floats = bytes_to_floats_##suffix,                                                                            \
@@ -42,7 +45,7 @@ static bool is_valid(const struct step *step)
     case STEP_SHARPNESS: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
     case STEP_KEEP:
     case STEP_ADD: return p[0] >= -MOST_SHARE && p[0] <= MOST_SHARE;
-    case STEP_HUE: return p[0] >= -0.5f && p[0] <= 0.5f;
+    case STEP_HUE: return p[0] >= -0.5f && p[0] <= 0.5f && p[1] >= 0 && p[1] <= 255;
     case STEP_POSTERIZE: return p[0] >= 0 && p[0] <= 8;
     case STEP_BLUR:
         for (int i = 0; i < 2; i++)

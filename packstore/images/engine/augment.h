@@ -4,13 +4,14 @@
  * augment.c  runs the steps of a program
  * points.c   colours: steps become tables and passes
  * channels.c the loops of these
+ * pillow.c   likewise, with Pillow's arithmetic
  * blur.c     blurring and sharpening
  * warp.c     affine and perspective maps
  * shift.c    affine maps that move pixels along one axis
  * erase.c    erasing, noise, mirroring, sums of images
  *
  * packstore/images/programs.py says what the steps and their parameters mean. The arithmetic is torchvision's for uint8
- * (transforms/v2/functional).
+ * (transforms/v2/functional), or with AS_PILLOW that of Pillow.
  */
 #ifndef PACKSTORE_AUGMENT_H
 #define PACKSTORE_AUGMENT_H
@@ -53,6 +54,8 @@ enum { MOST_KERNEL = 255 };                 /* pixels of a blur's kernel */
 enum { MOST_SHARE = 1000 };                 /* same limit for the share of an image in a sum */
 enum { MOST_FACTOR = 1000000 };             /* of colour operations: products with bytes fit 32 bits */
 
+enum { AS_PILLOW = 1 }; /* flag of contrast, saturation, hue and gray */
+
 struct step {
     int32_t code, flags;
     float p[8];
@@ -87,6 +90,9 @@ struct augment_kernels {
     int64_t (*sum_gray)(uint8_t *const planes[3], int64_t count);
     void (*saturate)(uint8_t *const planes[3], int64_t count, float factor);
     void (*turn_hue)(uint8_t *const planes[3], int64_t count, float shift);
+    void (*luma)(uint8_t *to, const uint8_t *const planes[3], int64_t count);
+    void (*blend_plane)(uint8_t *at, const uint8_t *from, int64_t count, float factor);
+    void (*turn_byte_hue)(uint8_t *const planes[3], int64_t count, int shift);
     void (*extremes)(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high);
     void (*sharpen)(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
                     float factor);
@@ -122,6 +128,12 @@ INLINE uint8_t to_byte(float value)
     value = value > 0 ? value : 0;
     value = value < 255 ? value : 255;
     return (uint8_t)(int)value;
+}
+
+/* Image.blend() of a value of each of two images. */
+INLINE uint8_t pillow_blend(uint8_t first, uint8_t second, float factor)
+{
+    return to_byte((float)first + factor * (float)((int)second - (int)first));
 }
 
 /* Rounds to the nearest whole number, ties to even; for values below 2^22. */
@@ -200,6 +212,9 @@ void mix_images(struct decoder *, const struct image *);
     int64_t sum_gray_##suffix(uint8_t *const planes[3], int64_t);                                                      \
     void saturate_##suffix(uint8_t *const planes[3], int64_t, float);                                                  \
     void turn_hue_##suffix(uint8_t *const planes[3], int64_t, float);                                                  \
+    void luma_##suffix(uint8_t *, const uint8_t *const planes[3], int64_t);                                            \
+    void blend_plane_##suffix(uint8_t *, const uint8_t *, int64_t, float);                                             \
+    void turn_byte_hue_##suffix(uint8_t *const planes[3], int64_t, int);                                               \
     void extremes_##suffix(const uint8_t *, int64_t, uint8_t *, uint8_t *);                                            \
     void sharpen_##suffix(uint8_t *, const uint8_t *, const uint8_t *, const uint8_t *, int64_t, float);               \
     void bytes_to_floats_##suffix(float *, const uint8_t *, int64_t);                                                  \

@@ -11,6 +11,7 @@ struct colour_step {
     int code;    /* STEP_IDENTITY for tables */
     bool alike;  /* the three tables are equal */
     bool blends; /* the tables are a blend of values with `other` */
+    bool as_pillow;
     float factor, other;
     int order[3];
     uint8_t tables[3][256];
@@ -42,8 +43,28 @@ static void do_tables(const struct run *run, const struct colour_step *point, ui
         run->kernels->table(at, count, point->tables[channel]);
 }
 
+/* Does saturation, hue and gray with Pillow's arithmetic. */
+static void do_pillow_step(const struct run *run, const struct colour_step *point, uint8_t *planes[3], int64_t count)
+{
+    if (point->code == STEP_HUE) {
+        run->kernels->turn_byte_hue(planes, count, (int)point->factor);
+        return;
+    }
+    uint8_t luma[STRIP];
+    run->kernels->luma(luma, (const uint8_t *const *)planes, count);
+    for (int c = 0; c < 3; c++)
+        if (point->code == STEP_GRAY)
+            memcpy(planes[c], luma, (size_t)count);
+        else
+            run->kernels->blend_plane(planes[c], luma, count, point->factor);
+}
+
 static void do_colour_step(const struct run *run, const struct colour_step *point, uint8_t *planes[3], int64_t count)
 {
+    if (point->as_pillow) {
+        do_pillow_step(run, point, planes, count);
+        return;
+    }
     switch (point->code) {
     case STEP_SATURATION: run->kernels->saturate(planes, count, point->factor); break;
     case STEP_HUE: run->kernels->turn_hue(planes, count, point->factor); break;
@@ -95,6 +116,7 @@ static struct colour_step *new_colour_step(struct run *run, int code)
         flush(run);
     struct colour_step *point = &run->points[run->count++];
     point->code = code;
+    point->as_pillow = false;
     return point;
 }
 
@@ -120,16 +142,25 @@ static void add_tables(struct run *run, const uint8_t *const own[3], bool blends
         memcpy(point->tables[c], own[c], 256);
 }
 
-/* Computes the mean of gray, rounded as in torch. */
-static float mean_gray(const struct run *run)
+/* Computes the mean of gray, rounded as in torch, or to a whole number as in Pillow. */
+static float mean_gray(const struct run *run, bool as_pillow)
 {
     int64_t pixels = run->image->height * run->image->width, sum = 0;
     for (int64_t at = 0; at < pixels; at += STRIP) {
         int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
         uint8_t strip[3 * STRIP], *planes[3];
         take_planes(run, at, count, strip, planes);
-        sum += run->kernels->sum_gray(planes, count);
+        if (!as_pillow) {
+            sum += run->kernels->sum_gray(planes, count);
+            continue;
+        }
+        uint8_t luma[STRIP];
+        run->kernels->luma(luma, (const uint8_t *const *)planes, count);
+        for (int64_t i = 0; i < count; i++)
+            sum += luma[i];
     }
+    if (as_pillow)
+        return (float)(int)((double)sum / (double)pixels + 0.5);
     return (float)((double)sum / (double)pixels);
 }
 
@@ -191,13 +222,19 @@ static void add_table(struct run *run, const struct step *step, float mean)
     for (int i = 0; i < 256; i++)
         switch (step->code) {
         case STEP_BRIGHTNESS: table[i] = to_byte((float)i * p[0]); break;
-        case STEP_CONTRAST: table[i] = to_byte(fused(mean, rest, (float)i * p[0], false)); break;
+        case STEP_CONTRAST:
+            if (step->flags & AS_PILLOW) {
+                table[i] = pillow_blend((uint8_t)mean, (uint8_t)i, p[0]);
+                break;
+            }
+            table[i] = to_byte(fused(mean, rest, (float)i * p[0], false));
+            break;
         case STEP_INVERT: table[i] = (uint8_t)(255 - i); break;
         case STEP_POSTERIZE: table[i] = (uint8_t)(i & mask); break;
         case STEP_SOLARIZE: table[i] = (uint8_t)((float)i >= p[0] ? 255 - i : i); break;
         default: table[i] = (float)i < p[1] ? to_byte((float)i + p[0]) : (uint8_t)i;
         }
-    bool blends = step->code == STEP_BRIGHTNESS || step->code == STEP_CONTRAST;
+    bool blends = (step->code == STEP_BRIGHTNESS || step->code == STEP_CONTRAST) && !(step->flags & AS_PILLOW);
     const struct colour_step *last = run->count ? &run->points[run->count - 1] : NULL;
     bool alone = !last || last->code != STEP_IDENTITY || last->blends;
     add_tables(run, (const uint8_t *[3]){table, table, table}, blends);
@@ -225,8 +262,13 @@ enum outcome run_points(struct decoder *decoder, const struct image *image, cons
         case STEP_SOLARIZE:
         case STEP_SOLARIZE_ADD: add_table(&run, step, 0); continue;
         case STEP_SATURATION:
-        case STEP_HUE: new_colour_step(&run, step->code)->factor = step->p[0]; continue;
-        case STEP_GRAY: new_colour_step(&run, step->code); continue;
+        case STEP_HUE:
+        case STEP_GRAY: {
+            struct colour_step *point = new_colour_step(&run, step->code);
+            point->as_pillow = step->flags & AS_PILLOW;
+            point->factor = step->p[point->as_pillow && step->code == STEP_HUE];
+            continue;
+        }
         case STEP_PERMUTE: {
             struct colour_step *point = new_colour_step(&run, step->code);
             for (int c = 0; c < 3; c++)
@@ -235,7 +277,7 @@ enum outcome run_points(struct decoder *decoder, const struct image *image, cons
         }
         case STEP_CONTRAST:
             flush(&run);
-            add_table(&run, step, mean_gray(&run));
+            add_table(&run, step, mean_gray(&run, step->flags & AS_PILLOW));
             continue;
         case STEP_AUTOCONTRAST:
             flush(&run);
