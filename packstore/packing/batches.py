@@ -15,7 +15,7 @@ from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.further_images import FileLossError
-from packstore.packing.values import ValueConverter, count_stored_bytes
+from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes
 from packstore.sources.base import Entry, Sample, Source
 from packstore.stores.link_files import FileState, LinkedFiles, Location, is_url_link, read_file_state
 from packstore.stores.linked import make_relative_link
@@ -144,7 +144,10 @@ def pack_batch(
                     )
             except FileLossError as error:
                 raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
-            except (SampleError, CorruptRecordError) as error:
+            except (SampleError, CorruptRecordError) as raised:
+                error: SampleError | CorruptRecordError = raised
+                if isinstance(raised, UnfitValueError):
+                    error = raised.with_file(source.further_file_name(listed, raised.column, 0))
                 reason = error.reason if isinstance(error, SampleError) else str(error)
                 reason = reason if number is None else f"sample {number}: {reason}"
                 if skip:
@@ -152,7 +155,7 @@ def pack_batch(
                     skipped.append(Skipped(seen[-1].key, reason))
                     continue
                 if number is None or not isinstance(error, SampleError):
-                    raise
+                    raise error from raised.__cause__
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
             if linker is not None and place is not None:

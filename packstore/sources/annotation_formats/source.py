@@ -55,7 +55,8 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
         :class:`ValueError` for an invalid annotation."""
         values = dict(super().read_values(ref))
         raw = self.pop_annotation(values)
-        return values if raw is None else values | self.make_column_values(raw, values[self.main])
+        with self.name_annotation_file(ref):
+            return values if raw is None else values | self.make_column_values(raw, values[self.main])
 
 
 class AnnotatedFolder(NamedTuple):
@@ -187,6 +188,11 @@ class SidecarSource(AnnotatedSource):
     def pop_annotation(self, values: dict[str, Any]) -> Any:
         """Removes the content of the file of annotations from the values, and returns it; None without such a file."""
         return values.pop("raw", None)
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the path of the image's file of annotations; empty without one."""
+        raw = ref[-1].get("raw")
+        return raw.file if isinstance(raw, InTree) else ""
 
     def raw_annotations(self) -> Iterator[Any]:
         """Yields the content of each file of annotations, in UTF-8; ``b""`` for an image without one.

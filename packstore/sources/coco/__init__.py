@@ -262,6 +262,17 @@ class CocoSource(FileRowSource):
         values = dict(super().read_values(ref))
         split, number = values.pop("entry")
         document = self._splits[split].documents.read_entry(number)
+        with self.name_annotation_file(ref):
+            return values | self._parse_document(document) | {"json": document}
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the paths of the files that have the entries of a row."""
+        return " or ".join(self._splits[ref[3]["entry"][0]].documents.files)
+
+    def _parse_document(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Converts the entries of an image to columns. Removes its captions from them. Raises :class:`ValueError` for
+        invalid annotations."""
+        values: dict[str, Any] = {}
         annotations = document.get("annotations")
         if annotations is not None and self._most_tags:
             labels = parse_labels(annotations, self._numbers["objects"])
@@ -286,7 +297,7 @@ class CocoSource(FileRowSource):
             values["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
         if "stuff" in document:
             values["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
-        return values | {"json": document}
+        return values
 
     def describing_files(self) -> Iterable[str]:
         """Lists the files of annotations that are read."""

@@ -42,6 +42,7 @@ class SplitAnnotations:
         points_alone: True if an annotation has keypoints and no box.
         boxed: True if an annotation has a box or a shape. If False, annotations are classes of whole images.
         most: Largest number of annotations of an image.
+        files: Paths of the files.
         category_ids: By file, kind of its categories and number of annotations with each ``category_id``.
     """
 
@@ -49,6 +50,7 @@ class SplitAnnotations:
         """Reads ``files``, given by kind. Raises :class:`SourceError` if they are not COCO's, or contradict each
         other."""
         self._tree = tree
+        self.files = [file.path for file in files.values()]
         self.categories: dict[str, dict[int, str]] = {"objects": {}, "panoptic": {}, "stuff": {}}
         self.masks: dict[int, bytes] = {}
         self.points = 0
