@@ -11,12 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
-from packstore import AmbiguousSourceError
+from packstore import AmbiguousSourceError, convert, verify
 from packstore.core.errors import Answer
 from packstore.sources import Entry, Source, ask_about_left, open_source
 from packstore.sources.base import Sample
 from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.annotation_formats import createml, kitti
 from tests.makers.by_name import BY_NAME
 from tests.makers.layouts import make_layout
 
@@ -280,3 +281,28 @@ def test_a_folder_that_is_a_question_itself_is_offered_and_not_its_images_alone(
         open_source(root)
     assert Answer(source=root / "training") in caught.value.answers
     assert not [answer for answer in caught.value.answers if answer.source == root / "training/images"]
+
+
+@pytest.mark.parametrize("kind", ["voc", "kitti", "yolo", "coco", "createml"])
+def test_annotations_of_other_splits_raise_no_question(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "set"
+    if kind in ("kitti", "createml"):
+        fill(source, {"kitti": kitti, "createml": createml}[kind](6))
+    else:
+        {"voc": voc, "yolo": yolo, "coco": coco}[kind](source)
+    with closing(open_source(source)) as opened:
+        splits = [*opened.survey().splits]
+    assert len(splits) > 1
+    for split in splits:
+        report = convert(source, tmp_path / f"{split}.lmdb", split=split)
+        assert [each.name for each in report.manifest.splits] == [split]
+        assert verify(tmp_path / f"{split}.lmdb", against=source).problems == ()
+
+
+def test_other_annotations_still_do_with_a_split(tmp_path: Path) -> None:
+    source = voc(tmp_path / "set")
+    images = sorted(each.stem for each in source.rglob("JPEGImages/*.jpg"))
+    (source / "scores.csv").write_text("name,score\n" + "".join(f"{name},1\n" for name in images))
+    with pytest.raises(AmbiguousSourceError, match=r"scores\.csv") as caught:
+        convert(source, tmp_path / "x.lmdb", split="val")
+    assert ".xml" not in str(caught.value)
