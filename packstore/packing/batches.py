@@ -144,19 +144,19 @@ def pack_batch(
                     )
             except FileLossError as error:
                 raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
-            except (SampleError, CorruptRecordError) as raised:
-                error: SampleError | CorruptRecordError = raised
-                if isinstance(raised, UnfitValueError):
-                    error = raised.with_file(source.further_file_name(listed, raised.column, 0))
-                reason = error.reason if isinstance(error, SampleError) else str(error)
+            except (SampleError, CorruptRecordError) as error:
+                bad: SampleError | CorruptRecordError = error
+                if isinstance(error, UnfitValueError):
+                    bad = error.with_file(source.further_file_name(listed, error.column, 0))
+                reason = bad.reason if isinstance(bad, SampleError) else str(bad)
                 reason = reason if number is None else f"sample {number}: {reason}"
                 if skip:
                     seen[-1] = seen[-1]._replace(ref=None)
                     skipped.append(Skipped(seen[-1].key, reason))
                     continue
-                if number is None or not isinstance(error, SampleError):
-                    raise error from raised.__cause__
-                raise SampleError(error.key, reason) from error
+                if isinstance(bad, SampleError) and (number is not None or bad is not error):
+                    raise SampleError(bad.key, reason) from error
+                raise
             entries.append(entry)
             if linker is not None and place is not None:
                 links.append(linker.make_link(entry.key, place, record, states))

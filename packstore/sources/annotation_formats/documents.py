@@ -107,7 +107,7 @@ class DocumentSource(AnnotatedSource):
         self._images: list[bytes] = []
         self._splits: list[str] = []
         self._split_of = bytearray()
-        self._file_of = array("H")
+        self._file_of = array("I")
         self._earlier = array("q")  # by entry, number of earlier entries of the same image
         try:
             self._spool = Spool(self._read_files())
@@ -308,7 +308,8 @@ class DocumentSource(AnnotatedSource):
 
     def find_annotation_file(self, ref: Any) -> str:
         """Returns the path of the file that has the entry of a row."""
-        return self._files[self._file_of[ref[3]["entry"]]]
+        file: str = self._files[self._file_of[ref[3]["entry"]]]
+        return file
 
     def read_further_images(self, entry: int) -> list[str]:
         """Reads the paths of the further images of entry number ``entry``."""
