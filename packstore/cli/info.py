@@ -162,16 +162,18 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     :class:`SourceError` if it is no source.
     """
     from packstore.cli.source_info import describe_source, source_to_json
+    from packstore.packing.frames import find_frame_question
     from packstore.sources import ask_about_left, open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
     with progress_bar(as_json) as progress, closing(open_source(path, **given, progress=progress)) as source:
         survey = source.survey(None, progress)
         ask_about_left(source, survey)
+        question = find_frame_question(source, survey)
         if as_json:
-            text = json.dumps(source_to_json(source, survey), indent=2)
+            text = json.dumps(source_to_json(source, survey, question), indent=2)
         else:
-            text = describe_source(source, survey, packing_command(path, format_source_options(options)))
+            text = describe_source(source, survey, packing_command(path, format_source_options(options)), question)
     if as_json:
         click.echo(text)
     else:
@@ -206,7 +208,8 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
 
     Counts classes if ``counted``, or if the store is local and has at most 100 shards.
     """
-    from packstore.packing.report import read_conversion_counts
+    from packstore.packing.frames import OTHER_SIZE
+    from packstore.packing.report import describe_other_sizes, read_conversion_counts
 
     m = reader.manifest
     disk = reader.disk_bytes()
@@ -223,6 +226,7 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
         if unknown := [c.name for c in m.columns if c.traits.moves and c.frame is None]:
             rows.append(("", f"in which frame {', '.join(unknown)} count was not recorded (stored or upright image)"))
     rows += [("", text) for text in describe_conversions(read_conversion_counts(m))]
+    rows += [("note", text) for text in describe_other_sizes(m)]
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))
     for split in m.splits:
@@ -254,7 +258,7 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    told = ("exif_oriented", *read_conversion_counts(m))  # above
+    told = ("exif_oriented", OTHER_SIZE, *read_conversion_counts(m))  # above
     given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
     rows.append(("options", printable(shown) or "none"))

@@ -8,14 +8,15 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import describe_ledger, format_classes, human_bytes, pluralize
-from packstore.core.errors import PackstoreError, printable
+from packstore.cli.common import describe_ledger, format_classes, human_bytes, pluralize, shell_quote
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, printable
 from packstore.core.modes import parse_mode
 from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
 
 if TYPE_CHECKING:
     from packstore.core.column import Column
+    from packstore.core.errors import UsageError
     from packstore.sources import Source, Survey
     from packstore.sources.ledger import Ledger
 
@@ -28,8 +29,10 @@ _INTERNAL_MEANINGS = {
 }
 
 
-def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
+def source_to_json(source: Source, survey: Survey, question: UsageError | None = None) -> dict[str, Any]:
     """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads up to eight samples.
+
+    ``question``: what a conversion would ask, or None.
 
     If samples can only be counted by reading all of them, ``records`` and the counts of ``splits`` are None.
     """
@@ -61,6 +64,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
         ],
         "sample_keys": sample_keys(source, survey),
         "ledger": ledger_to_json(survey.ledger),
+        "question": None if question is None else str(question),
     }
 
 
@@ -79,10 +83,11 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def describe_source(source: Source, survey: Survey, command: str) -> str:
+def describe_source(source: Source, survey: Survey, command: str, question: UsageError | None = None) -> str:
     """Formats a source as rows of a name and a text. Reads up to eight samples.
 
-    The last row is ``command``, which packs the source.
+    The last row is ``command``, which packs the source. If a conversion would ask a ``question``, the last rows are the
+    question, and this command with each answer.
     """
     rows = [
         ("path", printable(str(source.path))),
@@ -109,7 +114,13 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
     rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]
     rows += [("note", text) for text in survey.notes]
-    rows.append(("pack it", command))
+    if question is None:
+        rows.append(("pack it", command))
+    else:
+        rows.append(("question", str(question)))
+        answers = question.answers if isinstance(question, AmbiguousSourceError) else ()
+        commands = [" ".join([command, *map(shell_quote, answer.options)]) for answer in answers]
+        rows += [("pack it" if number == 0 else "", text) for number, text in enumerate(commands)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
 

@@ -20,7 +20,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
-from packstore.packing.report import ConvertReport, describe_rounding, find_palette_classes, read_conversion_counts
+from packstore.packing.report import ConvertReport, find_palette_classes, list_notes, read_conversion_counts
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object_name
@@ -221,7 +221,7 @@ class Driver:
             resumed=resumed,
             oriented=int(manifest.options.get("exif_oriented") or 0),
             unified=read_conversion_counts(manifest),
-            notes=(*self._plan.survey.notes, *describe_rounding(manifest)),
+            notes=list_notes(self._plan, manifest),
         )
         return replace(
             report,

@@ -105,13 +105,18 @@ def find_class_column(columns: Sequence[Column], objects: str | None) -> Column 
 
 def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[str], Any]) -> RowClasses | None:
     """Reads the classes of a value's rows, from the first column of class numbers that describe the rows of ``column``.
+    Also reads which rows are crowds.
 
     Returns None if there is no such column, or if ``read`` returns None. ``read`` returns the value of a column by
     name.
     """
     class_column = find_class_column(columns, column.name)
     numbers = None if class_column is None else read(class_column.name)
-    return None if class_column is None or numbers is None else RowClasses(np.asarray(numbers), class_column.classes)
+    if class_column is None or numbers is None:
+        return None
+    flags = find_crowd_column(columns)
+    crowds = None if flags is None or flags[1] != column.name else read(flags[0].name)
+    return RowClasses(np.asarray(numbers), class_column.classes, None if crowds is None else np.asarray(crowds))
 
 
 def guess_column(

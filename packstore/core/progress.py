@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -19,16 +20,18 @@ class Progress:
     """One report of a running job.
 
     Attributes:
-        stage: Name of the current stage: ``"scan"``, ``"statistics"``, ``"pack"``, ``"verify"`` …
-        done: Records finished in this stage.
-        total: Records of this stage; None if unknown.
+        stage: Name of the current stage: ``"unpack"``, ``"scan"``, ``"statistics"``, ``"pack"``, ``"verify"`` …
+        done: Records finished in this stage; bytes of the compressed file that have been read in ``"unpack"``.
+        total: Records of this stage, or bytes of that file; None if unknown.
         done_bytes: Bytes handled in this stage.
+        unit: Unit of ``done`` and ``total``: ``"images"``, or ``"B"`` for bytes.
     """
 
     stage: str
     done: int
     total: int | None
     done_bytes: int
+    unit: str = "images"
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -38,10 +41,13 @@ def no_progress(_: Progress) -> None:
     """Ignores reports: the default callback."""
 
 
+_active: ContextVar[ProgressCallback] = ContextVar("progress", default=no_progress)
+
+
 @contextmanager
 def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
     """Yields the callback for an argument ``progress=``. True draws a tqdm bar for each stage, and removes it at the
-    end.
+    end. Unless stages are counted, :func:`active_progress` returns this callback within the block.
 
     Args:
         progress: True, False, or the callback itself.
@@ -50,18 +56,24 @@ def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool =
     Raises:
         UsageError: ``progress`` is neither True, False nor a function.
     """
-    if progress is True:
-        bars = _Bars(count_stages)
-        try:
-            yield bars
-        finally:
-            bars.close()
-    elif progress is False:
-        yield no_progress
-    elif callable(progress):
-        yield progress
-    else:
+    if not callable(progress) and progress is not True and progress is not False:
         raise UsageError(f"progress should be True, False or a function of a Progress, got {progress!r}")
+    bars = _Bars(count_stages) if progress is True else None
+    callback = bars or (no_progress if progress is False else progress)
+    assert callable(callback)
+    token = _active.set(no_progress if count_stages else callback)
+    try:
+        yield callback
+    finally:
+        _active.reset(token)
+        if bars is not None:
+            bars.close()
+
+
+def active_progress() -> ProgressCallback:
+    """Returns the callback of the enclosing :func:`progress_callback` of this thread, for work deep within a call. It
+    ignores reports without such a block."""
+    return _active.get()
 
 
 class _Bars:
@@ -84,7 +96,8 @@ class _Bars:
             self.bar = _import_tqdm()(
                 desc=report.stage,
                 total=report.total,
-                unit=" stages" if self.count_stages else " images",
+                unit=" stages" if self.count_stages else "B" if report.unit == "B" else f" {report.unit}",
+                unit_scale=report.unit == "B",
                 # For a terminal of unknown size, 0 x 0, tqdm would draw nothing.
                 ncols=None if sized else 80,
                 nrows=None if sized else 24,

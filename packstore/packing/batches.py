@@ -15,7 +15,7 @@ from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.further_images import FileLossError
-from packstore.packing.values import ValueConverter, count_stored_bytes
+from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes
 from packstore.sources.base import Entry, Sample, Source
 from packstore.stores.link_files import FileState, LinkedFiles, Location, is_url_link, read_file_state
 from packstore.stores.linked import make_relative_link
@@ -145,15 +145,18 @@ def pack_batch(
             except FileLossError as error:
                 raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
             except (SampleError, CorruptRecordError) as error:
-                reason = error.reason if isinstance(error, SampleError) else str(error)
+                bad: SampleError | CorruptRecordError = error
+                if isinstance(error, UnfitValueError):
+                    bad = error.with_file(source.further_file_name(listed, error.column, 0))
+                reason = bad.reason if isinstance(bad, SampleError) else str(bad)
                 reason = reason if number is None else f"sample {number}: {reason}"
                 if skip:
                     seen[-1] = seen[-1]._replace(ref=None)
                     skipped.append(Skipped(seen[-1].key, reason))
                     continue
-                if number is None or not isinstance(error, SampleError):
-                    raise
-                raise SampleError(error.key, reason) from error
+                if isinstance(bad, SampleError) and (number is not None or bad is not error):
+                    raise SampleError(bad.key, reason) from error
+                raise
             entries.append(entry)
             if linker is not None and place is not None:
                 links.append(linker.make_link(entry.key, place, record, states))

@@ -22,6 +22,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress, pro
 from packstore.core.urls import UrlPath, location
 from packstore.images.encode import Encoder
 from packstore.packing.batches import PackedBatch
+from packstore.packing.frames import FrameAligner
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
 from packstore.packing.records import append_batch, describe_store, list_store_columns, pack_batches
@@ -172,7 +173,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - (not plan.options.link)))
     columns = list_store_columns(plan, encoder)
-    survey = plan.survey
+    survey, aligner = plan.survey, plan.make_aligner()
     kept, counted = Counter[str](), Counter[str]()
     source_bytes, total = 0, survey.records if survey.counted else None
     stamp = plan.source.stamp()
@@ -198,7 +199,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             resumed = ResumedRecords(plan, builder)
             reached = PositionTracker(resumed.position)
             cuts = ShardCuts(plan.shards) if plan.shards else None
-            for packed in _replay_then_pack(plan, encoder, resumed, workers):
+            for packed in _replay_then_pack(plan, encoder, resumed, workers, aligner):
                 append_batch(builder, packed, survey, cuts)
                 reached.add_entries(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
                 kept.update(packed.kept)
@@ -234,15 +235,18 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 else "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
-    report = make_report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
+    skipped = tuple(reached.skipped)
+    report = make_report(plan, manifest, source_bytes, started, skipped, resumed.records, aligner.other_size)
     return replace(report, kept=dict(kept), palette=find_palette_classes(plan, manifest, reached.palette))
 
 
-def _replay_then_pack(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:
+def _replay_then_pack(
+    plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int, aligner: FrameAligner
+) -> Iterator[PackedBatch]:
     """Yields the records of an interrupted run as batches, then packs the remaining entries and yields their
     batches."""
     yield from resumed
-    yield from pack_batches(plan, encoder, resumed.rest, workers)
+    yield from pack_batches(plan, encoder, resumed.rest, workers, aligner)
 
 
 def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:

@@ -22,16 +22,13 @@ from packstore.images.encode.options import keeps_exif
 from packstore.images.masks import read_mask_header
 from packstore.images.sniff import HeaderError, sniff
 from packstore.images.turning import FRAMES, STORED, UPRIGHT, is_moved, make_turn
+from packstore.packing.stated_sizes import Size, walk_stated_sizes
 from packstore.sources.base import Sample, Source, Survey
 
-Size = tuple[int, int]
-"""Width and height."""
-
-_SIZES = (("width", "height"), ("@width", "@height"), ("imageWidth", "imageHeight"))
-_PARTS = ("image", "size", "annotation", "asset", "media", "metadata", "item")
-_ANYWHERE = "original_width", "original_height"
-"""Label Studio states the size in each result."""
+OTHER_SIZE = "other_size_stated"
+"""Name of the count of samples whose annotations state a size that their image has in no frame."""
 _LOOKED_AT = 20_000
+_ASKED_ABOUT = 64
 _SLACK = 1.05
 
 
@@ -57,16 +54,44 @@ def state_frames(survey: Survey, upright: bool) -> Survey:
     return replace(survey, columns=columns)
 
 
+def no_effect_error() -> UsageError:
+    """Returns the error for an answer about the frame of annotations without annotations that move with the image."""
+    return UsageError(
+        "annotation_frame is for boxes, points, masks and other annotations that move with the image, and there are "
+        "none: leave it out"
+    )
+
+
 def restore_aligner(
     manifest: Manifest, source: Source, survey: Survey, split: str | None, answer: str | None
 ) -> FrameAligner | None:
     """Makes the aligner with which a store was packed from a source. Returns None for a store without frames: its
-    annotations were not moved. ``answer``: the user's; None for that in the manifest."""
+    annotations were not moved. ``answer``: the user's; None for that in the manifest. Raises :class:`UsageError` for an
+    answer that has no effect."""
     if all(column.frame is None for column in manifest.columns):
+        if answer is not None:
+            raise no_effect_error()
         return None
     recorded = manifest.options.get("annotation_frame")
     answer = answer or (str(recorded) if recorded in FRAMES else None)
     return FrameAligner(source, survey, bool(manifest.options.get("exif_transpose")), answer, split)
+
+
+def find_frame_question(source: Source, survey: Survey) -> UsageError | None:
+    """Returns the first error about the frame of annotations that a conversion without options would raise for up to 64
+    samples, spread over the source. Returns None if there is none, and if reading would consume the samples."""
+    aligner = FrameAligner(source, survey, upright=False, answer=None, split=None)
+    if not (aligner.has_effect and survey.counted and survey.resumable):
+        return None
+    for entry in source.pick_entries(None, survey.records, _ASKED_ABOUT):
+        try:
+            if isinstance(sample := source.read(entry), Sample):
+                aligner.align(entry.key, sample)
+        except SampleError:
+            continue  # packing reports it
+        except UsageError as error:
+            return error
+    return None
 
 
 class FrameAligner:
@@ -79,7 +104,14 @@ class FrameAligner:
     - The convention of the format (:meth:`packstore.sources.base.Source.annotation_frame`).
     - Coordinates far beyond the image's sides in one of the frames.
     - Other samples of the source, if their sizes tell the same frame.
+
+    Attributes:
+        has_effect: The source has columns that move with the image.
+        other_size: The first sample whose annotations state a size that its image has in no frame, in words; empty for
+            none.
     """
+
+    other_size = ""
 
     def __init__(self, source: Source, survey: Survey, upright: bool, answer: str | None, split: str | None) -> None:
         """
@@ -100,6 +132,7 @@ class FrameAligner:
         self._pictures = [
             column for column in survey.columns if column.name in survey.sampled and column.holds_one_image
         ]
+        self.has_effect = bool(self._columns or self._pictures)
         self._source, self._survey, self._upright = source, survey, upright
         self._answer, self._split = answer, split
         self._lock = threading.Lock()
@@ -107,17 +140,20 @@ class FrameAligner:
         self._looked = False
 
     def align(self, key: str, sample: Sample) -> Sample:
-        """Returns the sample with its annotations in the frame of its pixels.
+        """Returns the sample with its annotations in the frame of its pixels. Adds :data:`OTHER_SIZE` to
+        :attr:`Sample.unified` if they state another size.
 
         Raises:
             AmbiguousSourceError: Nothing tells the frame of its annotations.
             SampleError: A mask or shape cannot be moved.
         """
-        if not (self._columns or self._pictures) or isinstance(sample.image, np.ndarray):
+        if not self.has_effect or isinstance(sample.image, np.ndarray):
             return sample
+        # Fractions of the sides fit an image of any size.
+        stated = [] if sample.at_rest or sample.relative else _list_stated_sizes(sample)
         try:
             orientation = read_annotation_orientation(sample.image)
-            if orientation == 1:
+            if orientation == 1 and not stated:
                 return sample
             info = sniff(bytes(sample.image))
         except HeaderError:
@@ -125,6 +161,10 @@ class FrameAligner:
         swapped = swaps_sides(orientation)
         # The size of a TIFF is given as decoded, upright.
         size = (info.height, info.width) if swapped and info.kind == "tiff" else (info.width, info.height)
+        if stated and size not in stated and not (swapped and size[::-1] in stated):
+            sample = self._count_other_size(key, sample, stated[0], size)
+        if orientation == 1:
+            return sample
         wanted = frame_of_pixels(self._upright, info.kind)
         frames = self._find_frames(key, sample, orientation, size, info.kind)
         self._refuse_other_pictures(key, sample, orientation, size, wanted, frames)
@@ -143,6 +183,14 @@ class FrameAligner:
         except (ValueError, DecodeError) as error:
             raise SampleError(key, f"its annotations cannot be moved to the {wanted} image: {error}") from error
         return sample._replace(values=values)
+
+    def _count_other_size(self, key: str, sample: Sample, stated: Size, size: Size) -> Sample:
+        """Returns the sample with :data:`OTHER_SIZE` in :attr:`Sample.unified`, if it has annotations that move."""
+        if not any(_has_annotations(column, sample) for column in self._columns.values()):
+            return sample
+        found = "{} x {}".format(*stated), "{} x {}".format(*size)
+        self.other_size = self.other_size or f"{printable(key)} states {found[0]}, and its image is {found[1]}"
+        return sample._replace(unified=(*sample.unified, OTHER_SIZE))
 
     def _find_frames(
         self, key: str, sample: Sample, orientation: int, size: Size, kind: str
@@ -265,8 +313,7 @@ def _find_stated_frames(columns: Mapping[str, Column], sample: Sample, orientati
     if not swaps_sides(orientation) or size[0] == size[1]:
         return {}
     by_size = {size: STORED, size[::-1]: UPRIGHT}
-    sizes = [*_walk_stated_sizes(sample.values), *([sample.stated_size] if sample.stated_size is not None else [])]
-    stated: set[str | None] = {by_size.get(each) for each in sizes}
+    stated: set[str | None] = {by_size.get(each) for each in _list_stated_sizes(sample)}
     frames: dict[str, str] = {}
     for name, column in columns.items():
         value = sample.values[name]
@@ -278,6 +325,11 @@ def _find_stated_frames(columns: Mapping[str, Column], sample: Sample, orientati
     if len(common) == 1 and (frame := next(iter(common))) is not None:
         return dict.fromkeys(columns, frame) | frames
     return frames
+
+
+def _list_stated_sizes(sample: Sample) -> list[Size]:
+    """Returns the sizes of the image that a sample states in its values, or beside them."""
+    return [*walk_stated_sizes(sample.values), *([sample.stated_size] if sample.stated_size is not None else [])]
 
 
 def _fits_image(column: Column, value: Any, size: Size) -> bool:
@@ -311,49 +363,6 @@ def _find_frame_of_extent(column: Column, sample: Sample, size: Size) -> str | N
         for frame, (width, height) in ((STORED, size), (UPRIGHT, size[::-1]))
     }
     return next(frame for frame in FRAMES if fits[frame]) if sum(fits.values()) == 1 else None
-
-
-def _walk_stated_sizes(values: Any) -> Iterator[Size]:
-    """Yields the sizes of the image that values state: numbers or texts named ``width`` and ``height`` in columns and
-    in the JSON of files of annotations."""
-    for names in _SIZES if isinstance(values, Mapping) else ():
-        sides = [_to_side(values.get(name)) for name in names]
-        if sides[0] and sides[1]:
-            yield sides[0], sides[1]
-    if isinstance(values, Mapping):
-        for name in (*_PARTS, "json"):
-            yield from _walk_stated_sizes(values.get(name))
-        for name in ("image", "media"):
-            if isinstance(part := values.get(name), Mapping):
-                yield from _walk_listed_sizes(part.get("size"))
-        yield from _walk_result_sizes(values.get("json"))
-
-
-def _walk_listed_sizes(size: Any) -> Iterator[Size]:
-    """Yields the size that a list ``[height, width]`` states, as in Datumaro."""
-    if isinstance(size, list) and len(size) == 2:
-        height, width = map(_to_side, size)
-        if height and width:
-            yield width, height
-
-
-def _walk_result_sizes(value: Any) -> Iterator[Size]:
-    """Yields the sizes in the results of Label Studio, at any depth."""
-    if isinstance(value, Mapping):
-        sides = [_to_side(value.get(name)) for name in _ANYWHERE]
-        if sides[0] and sides[1]:
-            yield sides[0], sides[1]
-    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _walk_result_sizes(each)
-
-
-def _to_side(value: Any) -> int:
-    """Converts a number or its text to a side in pixels; returns 0 for anything else."""
-    try:
-        side = float(value) if isinstance(value, (int, float, str, np.number)) else 0.0
-        return int(side) if side >= 1 and side == int(side) else 0
-    except (ValueError, OverflowError):
-        return 0
 
 
 def _scale_to_stored_size(

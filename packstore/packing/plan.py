@@ -17,7 +17,7 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import reads_gray, wants_index
-from packstore.packing.frames import FrameAligner, state_frames
+from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
 from packstore.packing.further_images import resolve_column_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
@@ -134,6 +134,8 @@ def plan_source(
                 "turn PIL images with PIL.ImageOps.exif_transpose before"
             )
         survey = state_frames(survey, encode.exif_transpose)
+        if options.annotation_frame is not None and not FrameAligner(opened, survey, False, None, None).has_effect:
+            raise no_effect_error()
         probe = SampleProbe(opened, options)
         shape = resolve_uniform_shape(encode, survey, probe)
         plan = Plan(

@@ -29,6 +29,7 @@ from packstore.packing.batches import (
     group_entries,
     pack_batch,
 )
+from packstore.packing.frames import FrameAligner
 from packstore.packing.further_images import FileChecks
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import options_to_record
@@ -110,8 +111,12 @@ def describe_store(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
     )
 
 
-def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[PackedBatch]:
+def pack_batches(
+    plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int, aligner: FrameAligner | None = None
+) -> Iterator[PackedBatch]:
     """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order.
+
+    ``aligner``: moves annotations; None makes one for the plan.
 
     Raises the errors of :func:`pack_batch`. Under ``on_error="skip"`` skips bad samples.
     """
@@ -121,7 +126,7 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
         limits = (PASS_RECORDS, LINK_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     checks = FileChecks(plan.survey, plan.encode, plan.options) or None
-    converter = ValueConverter(plan.survey, checks, plan.make_aligner())
+    converter = ValueConverter(plan.survey, checks, aligner or plan.make_aligner())
     linker = Linker(source, plan.relative_link_folder) if plan.options.link else None
     return ordered_flat_map(
         lambda batch: pack_batch(batch, source, encoder, converter, skip, plan.index, linker),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Manifest, Skipped
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
+from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.plan import Plan
 from packstore.sources.ledger import Ledger
 from packstore.stores.base import disk_bytes
@@ -83,7 +84,7 @@ def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
     return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
 
 
-def describe_rounding(manifest: Manifest) -> list[str]:
+def _describe_rounding(manifest: Manifest) -> list[str]:
     """Describes the rounding of images of more than 8 bits by a floating point encoding of 16 bits, in one line.
 
     Empty for other encodings, and for images of 8 bits.
@@ -95,9 +96,16 @@ def describe_rounding(manifest: Manifest) -> list[str]:
 
 
 def make_report(
-    plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
+    plan: Plan,
+    manifest: Manifest,
+    source_bytes: int,
+    started: float,
+    skipped: tuple[Skipped, ...],
+    resumed: int,
+    other_size: str = "",
 ) -> ConvertReport:
-    """Builds the report of a finished conversion; measures the store's bytes on disk.
+    """Builds the report of a finished conversion; measures the store's bytes on disk. ``other_size``: as for
+    :func:`list_notes`.
 
     Leaves ``kept`` and ``palette`` empty: the caller fills them.
     """
@@ -112,8 +120,30 @@ def make_report(
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
         unified=read_conversion_counts(manifest),
-        notes=(*plan.survey.notes, *describe_rounding(manifest), *_describe_convention(plan, manifest)),
+        notes=list_notes(plan, manifest, other_size),
     )
+
+
+def list_notes(plan: Plan, manifest: Manifest, other_size: str = "") -> tuple[str, ...]:
+    """Lists the remarks on a finished conversion for the user. ``other_size``: :attr:`FrameAligner.other_size`."""
+    return (
+        *plan.survey.notes,
+        *_describe_rounding(manifest),
+        *_describe_convention(plan, manifest),
+        *describe_other_sizes(manifest, other_size),
+    )
+
+
+def describe_other_sizes(manifest: Manifest, first: str = "") -> list[str]:
+    """Describes the records whose annotations state another size than their image has, in one line. ``first``: the
+    first of them, in words. Empty if there are none."""
+    if not (count := manifest.options.get(OTHER_SIZE)):
+        return []
+    example = f" ({first})" if first else ""
+    return [
+        f"annotations of {count:,} of {manifest.records:,} images state another size than the image has{example}: they "
+        "may have been made for other copies of the images; compare both before you train (packstore view)"
+    ]
 
 
 def _describe_convention(plan: Plan, manifest: Manifest) -> list[str]:

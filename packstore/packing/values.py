@@ -9,12 +9,28 @@ import numpy as np
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
-from packstore.core.errors import DecodeError, SampleError
+from packstore.core.errors import DecodeError, SampleError, printable
 from packstore.images.masks import read_mask_header
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.frames import FrameAligner
 from packstore.sources.base import Sample, Survey
 from packstore.sources.values import nbytes_of
+
+
+class UnfitValueError(SampleError):
+    """A value that does not fit its column.
+
+    Attributes:
+        column: Name of the column.
+    """
+
+    def __init__(self, key: str, reason: str, column: str = "") -> None:
+        super().__init__(key, reason)
+        self.column = column
+
+    def with_file(self, file: str | None) -> SampleError:
+        """Returns the error with the path of the file that has the value, if one is known."""
+        return SampleError(self.key, self.reason if file is None else f"its {printable(file)}: {self.reason}")
 
 
 class ValueConverter:
@@ -84,7 +100,7 @@ class ValueConverter:
                 if column.kind == "ragged" and column.layout is not None:
                     stored[column.shape_name] = shape_to_stored(column, value)
             except ValueError as error:
-                raise SampleError(key, str(error)) from error
+                raise UnfitValueError(key, str(error), column.name) from error
             if column.nullable:
                 stored[column.valid_name] = value is not None
         for column, _ in self._columns:

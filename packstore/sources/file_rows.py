@@ -6,12 +6,13 @@ import errno
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.images.sniff import max_file_bytes
+from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Sample, SourceOptions
 from packstore.sources.beside import raise_suffix
@@ -182,26 +183,47 @@ class FileRowSource(TreeRowSource):
 
     def read_sample(self, entry: Entry) -> Sample:
         """Reads a sample, as the base does. For a bad value that was read from a file, raises :class:`ValueError` with
-        the path of that file."""
+        the path of that file, and for any other value with that of its annotation."""
         try:
             return super().read_sample(entry)
         except FieldError as error:
-            files = _list_files_of(entry.ref[3].get(error.field))
-            if len(files) <= (error.item or 0):
+            file = self.further_file_name(entry, error.field, error.item or 0)
+            if file is None:
                 raise
             # The message needs the bad file: the key is the path of the main image, which may be good.
-            its = printable(files[error.item or 0].file)
-            raise ValueError(f"{error.field}: its {its}: {error.reason}") from error
+            raise ValueError(f"{error.field}: its {printable(file)}: {error.reason}") from error
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the file of the main image; None if it is compressed or at a URL."""
         return self.tree.locate(ref[0])
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the path of a file that is a value of the row. Returns None for any other value."""
+        """Returns the path of a file that is a value of the row, for any other value that of the row's annotation.
+        Returns None for the main image, and if no such file is known."""
         *_, rest = entry.ref
         files = _list_files_of(rest.get(column)) if isinstance(rest, Mapping) else ()
-        return files[number].file if number < len(files) else None
+        if number < len(files):
+            return files[number].file
+        return None if column == self.main else self.find_annotation_file(entry.ref) or None
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the path of the file with the annotation of a row, for messages: in this base its only file that is
+        no image. Empty if there is none, and for several."""
+        rest = ref[-1].values() if isinstance(ref[-1], Mapping) else ()
+        files = [each.file for value in rest for each in _list_files_of(value) if each.size_bytes >= 0]
+        texts = [file for file in files if not file.lower().endswith(IMAGE_SUFFIXES)]
+        return texts[0] if len(texts) == 1 else ""
+
+    @contextmanager
+    def name_annotation_file(self, ref: Any) -> Iterator[None]:
+        """Adds the path of the annotation of a row to each :class:`ValueError` in the block."""
+        try:
+            yield
+        except ValueError as error:
+            file = self.find_annotation_file(ref)
+            if not file or isinstance(error.__cause__, HeaderError):  # which is of the image
+                raise
+            raise ValueError(f"its {printable(file)}: {error}") from error
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims the row's files: images as packed, others as annotations. Skips missing files, and claims none if the

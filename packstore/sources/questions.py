@@ -75,6 +75,8 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if source.options.named or source.kind in PLAIN_KINDS or survey.store is not None:
         return
     annotations = find_left_by_source(source, survey)
+    if annotations and len(survey.splits) == 1 and "" not in survey.splits:
+        annotations = find_left_by_source(source, source.survey())  # those of other splits are no question
     if annotations:
         with add_source_to_questions(source.path, source.options):
             error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])

@@ -11,7 +11,7 @@ from packstore.core.registry import SOURCES
 from packstore.sources.annotation_questions import unread_annotations_error
 from packstore.sources.annotations import find_left_annotations, find_left_images
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
@@ -22,6 +22,7 @@ from packstore.sources.refusals import (
     add_first_answer,
     add_kinds,
     archive_without_images_error,
+    few_annotations_error,
     incomplete_error,
     nested_error,
     no_classes_error,
@@ -92,8 +93,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     ``clips``: the classes of an image folder may contain folders of equal names.
 
     Raises:
-        AmbiguousSourceError: Kinds match partially, folders of an image folder do not seem to be classes, or the
-            path contains datasets.
+        AmbiguousSourceError: Kinds match partially, folders of an image folder do not seem to be classes, few images
+            in folders have annotations, or the path contains datasets.
         SourceError: The path cannot be read, is damaged, or is of no kind. A file that a built-in kind finds damaged
             may be a plug-in's, so plug-ins are asked first.
         NeedsCopyError: Only local copies of a URL can be recognised.
@@ -122,6 +123,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
                 except AmbiguousSourceError as error:
                     side_by_side = [each for each in by_certainty.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
                     raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
+            _refuse_few_annotations(path, kind)
             return kind
         by_certainty.setdefault(certainty, []).append(kind)
     if refused is not None:
@@ -208,6 +210,26 @@ def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
     problem = None if tree is None else find_non_classes(list_contents(tree), clips)
     if problem is not None:
         raise no_classes_error(path, *problem, "imagefolder")
+
+
+def _refuse_few_annotations(path: Path, kind: Kind) -> None:
+    """Raises :class:`AmbiguousSourceError` if folders of images may be classes, and fewer than half of the images have
+    a file of annotations of ``kind`` beside them."""
+    tree = open_tree(path) if kind.sidecar_extensions else None
+    if tree is None:
+        return
+    folders = [folder for folder in list_contents(tree).folders.values() if folder.images.count]
+    if any(not folder.path for folder in folders) or len({folder.name for folder in folders} - {*SPLIT_ORDER}) < 2:
+        return
+    suffixes = {f".{extension.rpartition('.')[2]}" for extension in kind.sidecar_extensions}
+    count = sum(
+        folder.images.count_shared(folder.others[suffix])
+        for folder in folders
+        for suffix in suffixes & folder.others.keys()
+    )
+    images = sum(folder.images.count for folder in folders)
+    if 0 < 2 * count < images:
+        raise few_annotations_error(path, kind, count, images)
 
 
 def _holds_images(path: RemotePath) -> bool:

@@ -132,6 +132,18 @@ def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) ->
     )
 
 
+def few_annotations_error(path: Path, kind: Kind, count: int, images: int) -> AmbiguousSourceError:
+    """Returns the error for folders of images, ``count`` of which have annotations of ``kind`` beside them."""
+    answers = [Answer(("--source", name)) for name in (kind.name, "imagefolder")]
+    return AmbiguousSourceError(
+        f"{printable(str(path))}: {count:,} of {images:,} images have annotations beside them ({short_help(kind)}), "
+        f"and the folders may be classes. --source {kind.name} packs the annotations, and leaves out folders without "
+        "any; --source imagefolder packs the classes, and leaves out the annotations",
+        answers,
+        path,
+    )
+
+
 def archive_without_images_error(path: Path, tree: Tree) -> SourceError:
     """Returns the error for an archive without images. Walks the archive to count its other files."""
     passed: Counter[str] = Counter()

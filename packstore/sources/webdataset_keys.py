@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, UsageError, printable
 from packstore.sources.column_options import KEY
 
+_NUMBERED = re.compile(r"\d+[.][^.]+")
+_VERSION = re.compile(r"(.*[^a-z])?v\d+", re.I)
+_INDEX = re.compile(r"\d{3,}")
+"""Usual key of a sample."""
+_FEW = 3
 FIRST_DOT, LAST_DOT = "first-dot", "last-dot"
 _MANY = 8
 """Most images of a sample, and most columns of numbered images, that raise no question."""
@@ -43,7 +49,8 @@ def ask_about_dots(path: Path, counts: Mapping[tuple[str, ...], int], kinds: Map
         kinds: Kind of content by extension.
         example: Key of a sample with the most files.
     """
-    if not (_have_several_stems(counts, kinds) or _have_many_images(counts, kinds)):
+    versions = _are_few_numbered(counts, kinds, example)
+    if not (versions or _have_several_stems(counts, kinds) or _have_many_images(counts, kinds)):
         return
     size = max(map(len, counts))
     shown = ", ".join(sorted(printable(f".{each}") for each in max(counts, key=len))[:4])
@@ -79,6 +86,16 @@ def _have_many_images(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str,
     images = [[e for e in extensions if kinds[e] == "image"] for extensions in counts if _has_no_plain_file(extensions)]
     numbered = {each for its in images for each in its if each[:1].isdigit()}
     return max(map(len, images), default=0) > _MANY or len(numbered) > _MANY
+
+
+def _are_few_numbered(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str, str], example: str) -> bool:
+    """Tells if all files are images that a number tells apart, ``v1.0.jpg`` and ``v1.1.jpg``, and numbers may belong to
+    the names: there are at most three such samples, or the key is that of a version."""
+    if not all(kinds[each] == "image" and _NUMBERED.fullmatch(each) for extensions in counts for each in extensions):
+        return False
+    name = example.rpartition("/")[2]
+    few = sum(counts.values()) <= _FEW and not _INDEX.fullmatch(name)
+    return max(map(len, counts)) > 1 and (few or _VERSION.fullmatch(name) is not None)
 
 
 def _has_no_plain_file(extensions: Sequence[str]) -> bool:

@@ -24,8 +24,10 @@ from packstore.seeing.drawing import draw_record
 from packstore.seeing.view.serve import serve_page
 from packstore.stores import open_store
 from tests.conftest import ROOT, Need, Stores
+from tests.makers.annotated import jpeg
 from tests.makers.command import run
 from tests.makers.datasets import write_image
+from tests.makers.oriented import make_set
 from tests.makers.stores import damage, files_of
 from tests.makers.typed import make_typed
 from tests.makers.viewing import AVAILABLE, HOST, HTML, TOKEN, Client, ask, client_of, make_hostile, make_large
@@ -705,3 +707,40 @@ def test_a_port_that_is_taken_is_named(stores: Stores) -> None:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is taken"):
             serve_page(stores("files.lmdb"), pytest.fail, pytest.fail, port=port, browser=False)
+
+
+# Frames and crowds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upright", [False, True])
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_sizes_are_those_of_the_image_that_is_shown(orientation: int, kind: str, upright: bool, tmp_path: Path) -> None:
+    source = make_set(tmp_path / "set", "coco", kind, orientation, "stored")
+    packstore.convert(source, tmp_path / "a.lmdb", exif_transpose=upright, annotation_frame="stored")
+    with client_of(tmp_path / "a.lmdb") as client:
+        width, height = ask(client, "/api/record/0")["image"]["shown"]
+        for name, side in (("width", width), ("height", height)):
+            limits = {name: f"{side}:{side}"}
+            assert ask(client, "/api/rows", stop=9, **limits)["count"] == 1
+        assert width != height
+
+
+@pytest.mark.parametrize("labels", ["labels", "kinds"])
+def test_crowds_have_a_word(labels: str, tmp_path: Path) -> None:
+    fields = {
+        "image": "image",
+        "boxes": "boxes",
+        labels: packstore.Labels(["car"], of="boxes"),
+        "iscrowd": packstore.Labels(of="boxes"),
+    }
+    with packstore.Writer(tmp_path / "a.lmdb", fields) as writer:
+        for flags in ([0, 1, 0], [], [1]):
+            boxes = [[1, 2, 5, 6]] * len(flags)
+            writer.add(**{"image": jpeg(0), "boxes": boxes, labels: [0] * len(flags), "iscrowd": flags})
+    with client_of(tmp_path / "a.lmdb") as client, open_store(tmp_path / "a.lmdb") as reader:
+        for record in range(len(reader)):
+            columns = {each["name"]: each for each in ask(client, f"/api/record/{record}")["columns"]}
+            flags = reader.item("iscrowd", record).tolist()
+            names = [text for shape in columns["boxes"]["shapes"] for text in shape["names"]]
+            assert [text.endswith(" (crowd)") for text in names] == [flag == 1 for flag in flags]

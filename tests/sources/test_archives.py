@@ -23,10 +23,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import packstore
 from packstore import PackstoreError, convert, verify
 from packstore.core.errors import SampleError, SourceError
+from packstore.core.progress import Progress, progress_callback
 from packstore.images.engine import scan_tar
 from packstore.sources import Entry, archives, open_source
 from packstore.sources.archives import open_tree
@@ -35,7 +37,7 @@ from packstore.sources.archives.tar import read_tar
 from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
-from tests.makers.images import tiny
+from tests.makers.images import encode, tiny
 
 FILES = {
     **{f"train/{label}/{n}.png": tiny(10 * n + len(label)) for label in ("cat", "dog bär") for n in range(3)},
@@ -694,3 +696,41 @@ def test_zips_joined_by_cat_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"".join(parts))
     with pytest.raises(SourceError, match="may be joined with another file"):
         open_source(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize("contents", ["folder", "webdataset"])
+@pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.bz2", "tar.zst"])
+def test_the_progress_of_unpacking_is_reported(kind: str, contents: str, tmp_path: Path) -> None:
+    def make_noise() -> bytes:
+        return encode(Image.fromarray(generator.integers(0, 256, (300, 300, 3), np.uint8)), "PNG")
+
+    generator = np.random.default_rng(0)
+    names = ("a/{}", "b/{}") if contents == "folder" else ("{}",)
+    files = {f"{name.format(n)}.png": make_noise() for n in range(10) for name in names}
+    files |= {f"{n}.cls": b"1" for n in range(10 * (contents == "webdataset"))}
+    archive = tmp_path / f"set.{kind}"
+    archive.write_bytes(KINDS[kind](dict(sorted(files.items()))))
+    reports: list[Progress] = []
+    convert(archive, tmp_path / "x.lmdb", progress=reports.append)
+    unpacking = [each for each in reports if each.stage == "unpack"]
+    assert reports[0].stage == "unpack"
+    assert {(each.total, each.unit) for each in unpacking} == {(archive.stat().st_size, "B")}
+    assert unpacking[-1].done == archive.stat().st_size
+    assert all(0 < each.done <= archive.stat().st_size for each in unpacking)
+    assert {each.unit for each in reports if each.stage != "unpack"} == {"images"}
+    reports.clear()
+    with closing(open_source(archive)) as source:
+        source.survey()
+    assert not reports  # they belong to the call of convert
+
+
+def test_the_bar_of_unpacking_counts_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_callback(True) as report:
+        report(Progress("unpack", 1_000_000, 3_000_000, 7_000_000, "B"))
+        report(Progress("scan", 7, 7, 0))
+    unpacking, _, scanning = capsys.readouterr().err.partition("scan")
+    assert "unpack" in unpacking
+    assert "3.00M" in unpacking
+    assert "B/s" in unpacking
+    assert "images" not in unpacking
+    assert "images/s" in scanning

@@ -18,7 +18,7 @@ from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
-from tests.makers.annotated import CATS, coco, coco_image, coco_object, fill, jpeg, mask
+from tests.makers.annotated import CATS, POINTS, coco, coco_image, coco_object, fill, jpeg, mask
 from tests.makers.command import run
 from tests.makers.images import encode
 
@@ -779,3 +779,42 @@ def test_images_in_several_folders_of_which_one_is_missing_or_twice(missing: boo
     fill(tmp_path, files | {"notes.json": of_images(1, 2, 3, *([4] if missing else []))})
     with pytest.raises(SourceError, match=r"the images of notes\.json are missing"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("bbox", ["missing", None, []])
+@pytest.mark.parametrize("name", ["annotations.json", "annotations/person_keypoints_train.json"])
+def test_keypoints_without_boxes(name: str, bbox: Any, tmp_path: Path) -> None:
+    """Such as those of hands and faces, of several objects in an image, or of none."""
+    source = plain(tmp_path / "set", [coco_image(n) for n in (1, 2, 3)], [])
+    points = [[1, 2, 2, 3, 4, 1], [5, 6, 2, 0, 0, 0], [7, 1, 1, 2, 2, 2]]
+    objects = [
+        {"id": n, "image_id": (1, 1, 3)[n], "category_id": (4, 1, 4)[n], "keypoints": points[n]}
+        | ({} if bbox == "missing" else {"bbox": bbox})
+        for n in range(3)
+    ]
+    categories = [POINTS, {**POINTS, "id": 4, "name": "hand"}]
+    change(source / "annotations.json", lambda document: document.update(annotations=objects, categories=categories))
+    if name != "annotations.json":
+        (source / "annotations").mkdir()
+        (source / "annotations.json").rename(source / name)
+    convert(source, tmp_path / "x.lmdb")
+    dataset = PackedDataset(tmp_path / "x.lmdb", columns=("keypoints", "keypoint_labels"))
+    assert [(each.tolist(), labels.tolist()) for each, labels in dataset] == [
+        ([[[1, 2, 2], [3, 4, 1]], [[5, 6, 2], [0, 0, 0]]], [1, 0]),
+        ([], []),
+        ([[[7, 1, 1], [2, 2, 2]]], [1]),
+    ]
+    assert not dataset.manifest.has_column("boxes")
+    assert verify(tmp_path / "x.lmdb", against=source).problems == ()
+
+
+def test_keypoints_of_which_only_some_have_boxes(tmp_path: Path) -> None:
+    objects: list[Any] = [{**coco_object(n, 1 + n % 2), "keypoints": [1, 2, 2, 3, 4, 1]} for n in range(4)]
+    del objects[2]["bbox"]
+    source = plain(
+        tmp_path / "set", [coco_image(1), coco_image(2)], objects, [{**POINTS, "id": each["id"]} for each in CATS]
+    )
+    with pytest.raises(SampleError, match="annotation 2 has keypoints and no bbox, and other annotations have one"):
+        convert(source, tmp_path / "x.lmdb")
+    report = convert(source, tmp_path / "x.lmdb", on_error="skip")
+    assert (report.manifest.records, len(report.skipped)) == (1, 1)

@@ -11,12 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
-from packstore import AmbiguousSourceError
-from packstore.core.errors import Answer
+from packstore import AmbiguousSourceError, convert, verify
+from packstore.core.errors import Answer, SampleError
 from packstore.sources import Entry, Source, ask_about_left, open_source
 from packstore.sources.base import Sample
 from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
-from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.annotated import coco, fill, jpeg, mask, voc, voc_xml, yolo
+from tests.makers.annotation_formats import createml, kitti, labelme
 from tests.makers.by_name import BY_NAME
 from tests.makers.layouts import make_layout
 
@@ -280,3 +281,73 @@ def test_a_folder_that_is_a_question_itself_is_offered_and_not_its_images_alone(
         open_source(root)
     assert Answer(source=root / "training") in caught.value.answers
     assert not [answer for answer in caught.value.answers if answer.source == root / "training/images"]
+
+
+@pytest.mark.parametrize("kind", ["voc", "kitti", "yolo", "coco", "createml"])
+def test_annotations_of_other_splits_raise_no_question(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "set"
+    if kind in ("kitti", "createml"):
+        fill(source, {"kitti": kitti, "createml": createml}[kind](6))
+    else:
+        {"voc": voc, "yolo": yolo, "coco": coco}[kind](source)
+    with closing(open_source(source)) as opened:
+        splits = [*opened.survey().splits]
+    assert len(splits) > 1
+    for split in splits:
+        report = convert(source, tmp_path / f"{split}.lmdb", split=split)
+        assert [each.name for each in report.manifest.splits] == [split]
+        assert verify(tmp_path / f"{split}.lmdb", against=source).problems == ()
+
+
+def test_other_annotations_still_do_with_a_split(tmp_path: Path) -> None:
+    source = voc(tmp_path / "set")
+    images = sorted(each.stem for each in source.rglob("JPEGImages/*.jpg"))
+    (source / "scores.csv").write_text("name,score\n" + "".join(f"{name},1\n" for name in images))
+    with pytest.raises(AmbiguousSourceError, match=r"scores\.csv") as caught:
+        convert(source, tmp_path / "x.lmdb", split="val")
+    assert ".xml" not in str(caught.value)
+
+
+def _labelme(stem: str) -> str:
+    return labelme(1)["a00000.json"].replace("a00000", stem)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize(
+    ("files", "kind", "count"),
+    [
+        ({"ant/1.json": _labelme("1")}, "labelme", 1),
+        ({"ant/1.json": _labelme("1"), "bee/7.json": _labelme("7")}, "labelme", 2),
+        ({"train/ant/1.json": _labelme("1")}, "labelme", 1),
+        ({"ant/1.xml": voc_xml("1", ("cat", (3, 2, 9, 7), 0))}, "voc", 1),
+    ],
+)
+def test_a_few_annotations_beside_class_photos(
+    files: dict[str, str], kind: str, count: int, archive: bool, tmp_path: Path
+) -> None:
+    top = "train/" if any(name.startswith("train/") for name in files) else ""
+    photos = {f"{top}{name}/{n}.jpg": jpeg(n) for name in ("ant", "bee") for n in range(10)}
+    source = fill(tmp_path / "set", photos | files)
+    if archive:
+        source = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", source))
+    with pytest.raises(AmbiguousSourceError, match=f"{count} of 20 images have annotations beside them") as caught:
+        convert(source, tmp_path / "x.lmdb")
+    assert [*caught.value.answers] == [Answer(("--source", kind)), Answer(("--source", "imagefolder"))]
+    classes = convert(source, tmp_path / "classes.lmdb", source_kind="imagefolder").manifest
+    assert (classes.records, classes.classes) == (20, ("ant", "bee"))
+    boxes = convert(source, tmp_path / "boxes.lmdb", source_kind=kind).manifest
+    assert boxes.has_column("boxes")
+    for store in ("classes", "boxes"):
+        assert verify(tmp_path / f"{store}.lmdb", against=source).problems == ()
+
+
+def test_a_stray_json_hides_no_annotation(tmp_path: Path) -> None:
+    photos = {f"{name}/{n}.jpg": jpeg(n) for name in ("ant", "bee") for n in range(10)}
+    source = fill(tmp_path / "set", {**photos, "ant/1.json": '{"camera": "x"}', "ant/3.json": _labelme("3")})
+    with pytest.raises(AmbiguousSourceError, match="2 of 20 images have annotations beside them"):
+        convert(source, tmp_path / "x.lmdb")
+    with pytest.raises(SampleError, match=r"ant/1\.jpg: its ant/1\.json: "):
+        convert(source, tmp_path / "x.lmdb", source_kind="labelme")
+    (source / "ant/3.json").unlink()
+    report = convert(source, tmp_path / "x.lmdb")
+    assert (report.manifest.records, dict(report.ledger.left)) == (20, {"not images (.json)": 1})

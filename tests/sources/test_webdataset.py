@@ -505,6 +505,45 @@ def test_many_images_of_a_sample_are_asked_about_without_labels(stems: str, tmp_
 
 
 @pytest.mark.parametrize(
+    "stems",
+    [
+        [f"v1.{n}" for n in range(4)],
+        ["v1.0", "v1.1"],
+        ["1.0", "1.1", "1.2"],
+        ["cat.1", "cat.2", "dog.1"],
+        ["photos/img_2.5", "photos/img_2.75"],
+        [f"model-v{n}.{m}" for n in range(6) for m in range(3)],
+    ],
+)
+def test_a_few_samples_of_numbered_images_alone_are_asked_about(stems: list[str], tmp_path: Path) -> None:
+    write_shard(tmp_path / "set/0.tar", [(f"{stem}.png", tiny(n)) for n, stem in enumerate(stems)])
+    with pytest.raises(AmbiguousSourceError, match="key ends at the first dot"):
+        convert(tmp_path / "set/0.tar", tmp_path / "x.h5", source_kind="webdataset")
+    for column, records in (("key=last-dot", len(stems)), ("key=first-dot", len({s.split(".")[0] for s in stems}))):
+        report = convert(tmp_path / "set/0.tar", tmp_path / f"{records}.h5", columns=column, source_kind="webdataset")
+        assert report.manifest.records == records
+
+
+@pytest.mark.parametrize(
+    ("keys", "images"),
+    [
+        (["a", "b"], ["left.png", "right.png"]),
+        (["a", "b", "c"], ["0.png", "1.png", "cls"]),
+        ([f"{n:06}" for n in range(2)], ["0.png", "1.png"]),
+        (["a", "b", "c", "d", "e"], ["0.png", "1.png"]),
+        (["v1", "v2"], ["png", "json"]),
+        (["v1", "v2"], ["png", "0.png"]),
+    ],
+)
+def test_ordinary_samples_of_several_images_are_not(keys: list[str], images: list[str], tmp_path: Path) -> None:
+    values = {"png": tiny(1), "cls": b"1", "json": b"{}"}
+    files = [(f"{key}.{each}", values[each.rpartition(".")[2]]) for key in keys for each in images]
+    write_shard(tmp_path / "set/0.tar", files)
+    with closing(open_source(tmp_path / "set", kind="webdataset")) as source:
+        assert source.survey().records == len(keys)
+
+
+@pytest.mark.parametrize(
     "extensions",
     [
         ["left.png", "right.png", "cls"],

@@ -181,7 +181,10 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("0 .5 .5 .5", "line 2 of its labels: 3 numbers after the class; expected a box of 4, or a polygon"),
+        (
+            "0 .5 .5 .5",
+            r"its labels/train/00001\.txt: line 2: 3 numbers after the class; expected a box of 4, or a polygon",
+        ),
         ("0 .5 .5 .5 .5 .5", "5 numbers after the class"),
         ("0 1 2 3 4 5 6 7", "7 numbers"),
         ("0 320 200 40 40", "found 320.0; expected fractions of the image's sides"),
@@ -201,13 +204,14 @@ def test_a_bad_line_is_a_bad_sample(line: str, said: str, tmp_path: Path) -> Non
         with pytest.raises(SampleError, match=said) as caught:
             source.read(list(source.entries())[1])
         assert caught.value.key == "images/train/00001.jpg"
+        assert "labels/train/00001.txt" in caught.value.reason
         assert str(caught.value).isprintable()
 
 
 def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
     yolo(tmp_path / "set")
     (tmp_path / "set/labels/train/00001.txt").write_text("2 .5 .5 .5 .5\n")
-    with pytest.raises(SampleError, match="2 classes, numbered from 0; got 2"):
+    with pytest.raises(SampleError, match=r"its labels/train/00001\.txt: .* 2 classes, numbered from 0; got 2"):
         convert(tmp_path / "set", tmp_path / "x.h5")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,16 +16,20 @@ class RowClasses(NamedTuple):
     Attributes:
         numbers: Class number of each row. There may be more or fewer than rows.
         names: Class names by number; None if the classes have no names.
+        crowds: 1 for each row that is a crowd or a region to ignore; None if nothing flags them.
     """
 
     numbers: NDArray[Any]
     names: Sequence[str] | None
+    crowds: NDArray[Any] | None = None
 
     @property
     def texts(self) -> list[str]:
-        """Name of each row's class; the number as text if the class has no name."""
+        """Name of each row's class; the number as text if the class has no name. Crowds have ``(crowd)`` behind it."""
         names = self.names or ()
-        return [names[n] if 0 <= n < len(names) else str(n) for n in np.asarray(self.numbers).tolist()]
+        texts = [names[n] if 0 <= n < len(names) else str(n) for n in np.asarray(self.numbers).tolist()]
+        flags = [] if self.crowds is None else self.crowds.tolist()
+        return [f"{text} (crowd)" if crowd else text for text, crowd in zip_longest(texts, flags[: len(texts)])]
 
 
 class Canvas(Protocol):

@@ -13,6 +13,8 @@ from packstore.core.column import FLAGS
 from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column, Manifest
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.encode.options import readers_transpose
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.seeing.nearby import find_parts_within, spread_local_records
 from packstore.seeing.view.jobs import Report
@@ -239,7 +241,8 @@ def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[t
 
 
 def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
-    """Returns (height, width), kind and stored bytes of a record's image. Reads only headers and shapes.
+    """Returns (height, width), kind and stored bytes of a record's image. Reads only headers and shapes. The size is
+    that of the upright image if readers turn the store's images.
 
     The kind is such as ``jpeg RGB``, or ``uint8 pixels`` for stored pixels. Raises :class:`HeaderError` if it is no
     image, and :class:`StoreError` if it cannot be read.
@@ -252,7 +255,10 @@ def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str,
         return (max(0, sides[0]), max(0, sides[1])), f"{column.dtype} pixels", nbytes
     data = memoryview(reader.view(record)).cast("B")
     info = parse_header(data)
-    return (info.height, info.width), f"{info.kind} {describe_channels(info)}", len(data)
+    size = (info.height, info.width)
+    if readers_transpose(reader.manifest) and swaps_sides(read_orientation(data, info)):
+        size = size[::-1]
+    return size, f"{info.kind} {describe_channels(info)}", len(data)
 
 
 def parse_header(data: memoryview) -> ImageInfo:

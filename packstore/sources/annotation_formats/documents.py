@@ -107,6 +107,7 @@ class DocumentSource(AnnotatedSource):
         self._images: list[bytes] = []
         self._splits: list[str] = []
         self._split_of = bytearray()
+        self._file_of = array("I")
         self._earlier = array("q")  # by entry, number of earlier entries of the same image
         try:
             self._spool = Spool(self._read_files())
@@ -152,15 +153,15 @@ class DocumentSource(AnnotatedSource):
     def _read_files(self) -> Iterator[Any]:
         """Parses all files, and yields for each entry a list: paths of its further images, raw annotation.
 
-        Records image and split of each entry, and updates :attr:`max_further`. Entries without their images are counted
-        and left out if :attr:`absent_reason` is set.
+        Records image, file and split of each entry, and updates :attr:`max_further`. Entries without their images are
+        counted and left out if :attr:`absent_reason` is set.
 
         Raises :class:`SourceError` for a damaged file and for more than 255 splits. Without :attr:`allows_repeats`,
         raises :meth:`_repeated_image_error` for a second entry of an image.
         """
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
-        for file in self._files:
+        for number, file in enumerate(self._files):
             entries, names = self._parse_file(file)
             of = [entry for entry in entries for _ in (entry.name, *entry.further_images)]
             paths = self._resolve_images(file, names, of)
@@ -187,6 +188,7 @@ class DocumentSource(AnnotatedSource):
                     raise SourceError(f"{self.tree.name(file)}: more than 255 splits")
                 self._images.append(image)
                 self._split_of.append(self._splits.index(split))
+                self._file_of.append(number)
                 yield [further, entry.raw]
 
     def _parse_file(self, file: str) -> tuple[list[AnnotationEntry], list[str]]:
@@ -303,6 +305,11 @@ class DocumentSource(AnnotatedSource):
     def pop_annotation(self, values: dict[str, Any]) -> Any:
         """Removes the entry's number from ``values``, and reads the entry's raw annotation from the temporary file."""
         return self._spool.read_value(values.pop("entry"))[1]
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the path of the file that has the entry of a row."""
+        file: str = self._files[self._file_of[ref[3]["entry"]]]
+        return file
 
     def read_further_images(self, entry: int) -> list[str]:
         """Reads the paths of the further images of entry number ``entry``."""

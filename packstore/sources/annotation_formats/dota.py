@@ -47,7 +47,7 @@ class DotaSource(SidecarSource):
                 head[name] = value.strip()
                 continue
             if len(words) not in (9, 10):
-                raise ValueError(f"line {number} of its labels has {len(words)} words, expected 9 or 10")
+                raise ValueError(f"line {number} has {len(words)} words, expected 9 or 10")
             difficult = int(words[9]) if len(words) > 9 else 0
             annotation.objects.append(object_from_polygons(words[8], to_floats(words[:8]), difficult=difficult))
         annotation.json = head or None

@@ -76,7 +76,7 @@ class KittiSource(SidecarSource):
             words = line.split()
             numbers = to_floats(words[1:])
             if len(numbers) not in _NUMBERS:
-                raise ValueError(f"line {number} of its labels has {len(numbers)} numbers, expected 14 or 15")
+                raise ValueError(f"line {number} has {len(numbers)} numbers, expected 14 or 15")
             annotation.json.append([words[0], *numbers])
             annotation.objects.append(object_from_box(words[0], numbers[3:7], crowd=words[0] == DONT_CARE))
         return annotation

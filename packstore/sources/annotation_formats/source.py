@@ -55,7 +55,8 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
         :class:`ValueError` for an invalid annotation."""
         values = dict(super().read_values(ref))
         raw = self.pop_annotation(values)
-        return values if raw is None else values | self.make_column_values(raw, values[self.main])
+        with self.name_annotation_file(ref):
+            return values if raw is None else values | self.make_column_values(raw, values[self.main])
 
 
 class AnnotatedFolder(NamedTuple):
@@ -76,8 +77,8 @@ class SidecarSource(AnnotatedSource):
     Attributes:
         folder_pairs: Pairs of folder names: of images, and of annotations. ``("", "")`` means one folder for both.
         patterns: Names of the files of annotations, with ``{stem}`` or ``{name}`` of the image.
-        signature: Matches the beginning of every file of annotations that is not empty. Only the first 16 in a folder
-            are checked.
+        signature: Matches the beginning of a file of annotations that is not empty. Half of the first 16 in a folder
+            must match; the others are bad samples.
     """
 
     folder_pairs: ClassVar[Sequence[tuple[str, str]]]
@@ -137,19 +138,18 @@ class SidecarSource(AnnotatedSource):
     @classmethod
     def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:
         """Tells if ``folder`` has annotations of this format for images in the folder ``images``. At least one file of
-        annotations must not be empty, and the first 16 such files must match :attr:`signature`."""
+        annotations must not be empty, and half of the first 16 such files must match :attr:`signature`."""
         there = set(tree.names(folder).files)
-        looked = 0
+        looked = matches = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
             for name in cls._list_annotation_names(image):
                 start = convert_start(tree.first_bytes(join(folder, name), _START)) if name in there else b""
                 if start.strip():
-                    if not cls.signature.search(start):
-                        return False
+                    matches += cls.signature.search(start) is not None
                     looked += 1
             if looked == _LOOKED_AT:
                 break
-        return looked > 0
+        return 0 < looked <= 2 * matches
 
     @classmethod
     def list_sidecar_extensions(cls) -> frozenset[str]:
@@ -187,6 +187,11 @@ class SidecarSource(AnnotatedSource):
     def pop_annotation(self, values: dict[str, Any]) -> Any:
         """Removes the content of the file of annotations from the values, and returns it; None without such a file."""
         return values.pop("raw", None)
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the path of the image's file of annotations; empty without one."""
+        raw = ref[-1].get("raw")
+        return raw.file if isinstance(raw, InTree) else ""
 
     def raw_annotations(self) -> Iterator[Any]:
         """Yields the content of each file of annotations, in UTF-8; ``b""`` for an image without one.

@@ -23,6 +23,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
+from packstore.core.progress import Progress, active_progress
 from packstore.images.engine import scan_tar
 from packstore.sources.archives.headers import HEADER_BYTES, next_header_offset, parse_common_header
 from packstore.sources.archives.index import (
@@ -304,7 +305,7 @@ def _add_inner_tar(builder: IndexBuilder, file: IO[bytes], member: tarfile.TarIn
 
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
     """Decompresses a file into a temporary file without a name, and returns the temporary file. ``name`` is for
-    messages.
+    messages. Reports its progress to :func:`active_progress`.
 
     Raises :class:`SourceError`:
 
@@ -314,12 +315,17 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
     - if the library for Zstandard is missing
     """
 
+    size, report = path.stat().st_size, active_progress()
+
     def pieces() -> Iterator[bytes]:
+        done = 0
         with path.open("rb") as file, open_decompressor(file, kind, name) as stream:
             while data := stream.read(_STEP):
                 yield data
+                done += len(data)
+                report(Progress("unpack", file.tell(), size, done, "B"))
 
-    return write_temporary(pieces(), path.stat().st_size, name)
+    return write_temporary(pieces(), size, name)
 
 
 def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:

@@ -81,6 +81,7 @@ class CocoSource(FileRowSource):
     Columns, for files of annotations that exist:
 
     - ``boxes`` and ``labels``; ``keypoints`` if all categories have the same number
+    - ``keypoints`` and ``keypoint_labels`` instead if no annotation has a box
     - ``iscrowd`` if any box is a crowd or a region to ignore
     - ``label`` instead if no annotation has a box or a shape, as in iNaturalist; ``tags`` if such an image has several
       labels
@@ -140,6 +141,11 @@ class CocoSource(FileRowSource):
         points = {documents.points for documents in documents_of_all if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
         self._has_crowds = any(documents.crowds for documents in documents_of_all)
+        self._points_alone = bool(
+            self._points
+            and any(documents.points_alone for documents in documents_of_all)
+            and not any(documents.boxes for documents in documents_of_all)
+        )
         plain = not any(documents.boxed for documents in documents_of_all)
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
@@ -205,6 +211,9 @@ class CocoSource(FileRowSource):
             several = self._most_tags > 1
             labels = Labels(classes["objects"], of=False, optional=True)
             columns |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
+        elif self._points_alone:
+            columns["keypoints"] = Keypoints(3, of=False, points=self._points, optional=True)
+            columns["keypoint_labels"] = Labels(classes["objects"], of=False, optional=True)
         elif any(each.annotated for each in documents):
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
             if self._has_crowds:
@@ -253,10 +262,24 @@ class CocoSource(FileRowSource):
         values = dict(super().read_values(ref))
         split, number = values.pop("entry")
         document = self._splits[split].documents.read_entry(number)
+        with self.name_annotation_file(ref):
+            return values | self._parse_document(document) | {"json": document}
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the paths of the files that have the entries of a row."""
+        return " or ".join(self._splits[ref[3]["entry"][0]].documents.files)
+
+    def _parse_document(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Converts the entries of an image to columns. Removes its captions from them. Raises :class:`ValueError` for
+        invalid annotations."""
+        values: dict[str, Any] = {}
         annotations = document.get("annotations")
         if annotations is not None and self._most_tags:
             labels = parse_labels(annotations, self._numbers["objects"])
             values |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
+        elif annotations is not None and self._points_alone:
+            values["keypoints"] = parse_keypoints(annotations, self._points)
+            values["keypoint_labels"] = parse_labels(annotations, self._numbers["objects"])
         elif annotations is not None:
             values["boxes"] = parse_boxes(annotations)
             values["labels"] = parse_labels(annotations, self._numbers["objects"])
@@ -274,7 +297,7 @@ class CocoSource(FileRowSource):
             values["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
         if "stuff" in document:
             values["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
-        return values | {"json": document}
+        return values
 
     def describing_files(self) -> Iterable[str]:
         """Lists the files of annotations that are read."""

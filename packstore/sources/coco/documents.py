@@ -38,8 +38,11 @@ class SplitAnnotations:
         captioned: True if there is a file of captions, even an empty one.
         ignored: Number of values that are left out, by reason.
         crowds: True if an annotation is a crowd or a region to ignore.
+        boxes: True if an annotation has a box.
+        points_alone: True if an annotation has keypoints and no box.
         boxed: True if an annotation has a box or a shape. If False, annotations are classes of whole images.
         most: Largest number of annotations of an image.
+        files: Paths of the files.
         category_ids: By file, kind of its categories and number of annotations with each ``category_id``.
     """
 
@@ -47,12 +50,14 @@ class SplitAnnotations:
         """Reads ``files``, given by kind. Raises :class:`SourceError` if they are not COCO's, or contradict each
         other."""
         self._tree = tree
+        self.files = [file.path for file in files.values()]
         self.categories: dict[str, dict[int, str]] = {"objects": {}, "panoptic": {}, "stuff": {}}
         self.masks: dict[int, bytes] = {}
         self.points = 0
         self.annotated, self.captioned = bool({"instances", "keypoints"} & files.keys()), "captions" in files
         self.ignored: Counter[str] = Counter()
         self.boxed, self.crowds, self.most = False, False, 0
+        self.boxes, self.points_alone = False, False
         self.category_ids: dict[str, tuple[str, Counter[int | str | None]]] = {}
         self._names: list[bytes] = []
         images: dict[Any, dict[str, Any]] = {}
@@ -109,6 +114,8 @@ class SplitAnnotations:
             self.most = max(self.most, len(annotations))
             self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
             self.crowds = self.crowds or any(parse_crowds(annotations))
+            self.boxes = self.boxes or any(each.get("bbox") for each in annotations)
+            self.points_alone = self.points_alone or any(map(_has_points_alone, annotations))
             yield entries
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
@@ -241,11 +248,21 @@ def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
     boxes = []
     for annotation in annotations:
         box = annotation.get("bbox")
+        if _has_points_alone(annotation):
+            raise ValueError(
+                f"annotation {annotation.get('id')!r:.40} has keypoints and no bbox, and other annotations have one: "
+                "add the bbox, or remove every bbox to pack keypoints without boxes"
+            )
         if not isinstance(box, list) or len(box) != _BBOX or not all(map(_is_coordinate, box)):
             raise ValueError(f"annotation {annotation.get('id')!r:.40} has the bbox {box!r:.60}; expected 4 numbers")
         left, top, width, height = map(float, box)
         boxes.append([left, top, left + width, top + height])
     return boxes
+
+
+def _has_points_alone(annotation: Mapping[str, Any]) -> bool:
+    """Tells if an annotation has keypoints and no box."""
+    return bool(annotation.get("keypoints")) and not annotation.get("bbox")
 
 
 def parse_crowds(annotations: Iterable[Any]) -> list[int]:

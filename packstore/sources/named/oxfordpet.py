@@ -67,7 +67,8 @@ class OxfordPet(NamedSource):
         """
         values = dict(super().read_values(ref))
         if values.get("boxes") is not None:
-            values["boxes"] = parse_annotation(values["boxes"], CORNERS)["boxes"]
+            with self.name_annotation_file(ref):
+                values["boxes"] = parse_annotation(values["boxes"], CORNERS)["boxes"]
         return values
 
     @cached_property

@@ -91,7 +91,8 @@ class StanfordDogs(NamedSource):
         """
         values = dict(super().read_values(ref))
         if values["json"] is not None:
-            read = parse_annotation(values["json"], CORNERS)
+            with self.name_annotation_file(ref):
+                read = parse_annotation(values["json"], CORNERS)
             values |= {"boxes": read["boxes"], "json": read["json"]["annotation"]}
         return values
 

@@ -311,4 +311,9 @@ def _open_voc(path: Path, options: SourceOptions) -> Source:
     )
 
 
-KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc, takes_boxes=True, in_objects=True)
+KIND = Kind(
+    *("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc),
+    takes_boxes=True,
+    in_objects=True,
+    sidecar_extensions=frozenset({"xml"}),
+)

@@ -109,8 +109,8 @@ def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str,
     if xml is None:
         return {}
     stems = [_stem(name) for name in tree.names(xml).ending(".xml")]
-    if pair is not None and {*stems} <= {_stem(name) for name in tree.names(pair[0]).files if _is_image(name)}:
-        return {}
+    if {*stems} <= {_stem(name) for name in tree.names(xml if pair is None else pair[0]).files if _is_image(name)}:
+        return {"": [(xml, xml)]} if pair is None else {}
     try:
         places = find_spread(tree, stems, xml, stems=True)
     except AmbiguousSourceError:

@@ -82,4 +82,5 @@ class AnnotatedVocSource(FileRowSource):
         :class:`ValueError` for an invalid annotation."""
         values = super().read_values(ref)
         document = values.get("json")
-        return values if document is None else {**values, **parse_annotation(document, self.options.layout or VOC)}
+        with self.name_annotation_file(ref):
+            return values if document is None else {**values, **parse_annotation(document, self.options.layout or VOC)}

@@ -104,7 +104,8 @@ class YoloSource(FileRowSource):
             width, height = upright_size(values["image"])
         except HeaderError as error:
             raise ValueError(error.reason) from error
-        values |= _parse_label_lines(values["labels"] or b"", width, height, self._layout.points)
+        with self.name_annotation_file(ref):
+            values |= _parse_label_lines(values["labels"] or b"", width, height, self._layout.points)
         if not self._has_polygons:
             del values["polygons"]
         return values | {RELATIVE: True}
@@ -235,7 +236,7 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
                 kinds = "a polygon of 6 or more" if points is None else f"{points[0]} keypoints of {points[1]}"
                 raise ValueError(f"{len(places)} numbers after the class; expected a box of 4, or {kinds}")
         except ValueError as error:
-            raise ValueError(f"line {number} of its labels: {error}") from None
+            raise ValueError(f"line {number}: {error}") from None
         boxes.append([left * width, top * height, right * width, bottom * height])
         labels.append(int(label))
         if points:
