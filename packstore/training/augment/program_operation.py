@@ -82,9 +82,9 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
     for operation in operations:
         if not type(operation).__module__.startswith("packstore.") or hasattr(operation, "fn"):
             return
-        check_colours(operation, channels, mode)
         for code, flags in list_possible_steps(operation):
             check_pixels(dtype, channels, code, flags, operation_name(operation), mode, operation.image_units)
+        check_colours(operation, channels, mode)
 
 
 def check_colours(operation: Any, channels: int, mode: str) -> None:
