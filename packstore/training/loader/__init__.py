@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -285,15 +285,16 @@ class PackedLoader(LoaderParts):
         self._begin(start)
         epoch, first = start.epoch, start.first
         process = os.getpid()
-        with closing(self._producer.iterate_epoch(epoch, first)) as batches:
+        stage = nullcontext() if self._stage is None else self._stage.start_threads()
+        with closing(self._producer.iterate_epoch(epoch, first)) as batches, stage as run_stage:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)
                 item, ids = batch.item, batch.ids
                 del batch
-                if self._stage is not None and ids is not None:
+                if run_stage is not None and ids is not None:
                     with self.pipeline.stats.measure("augment"):
-                        item = self._stage(item, ids, epoch)
+                        item = run_stage(item, ids, epoch)
                 if self.options.output == "numpy":
                     item = self._as_arrays(item)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
