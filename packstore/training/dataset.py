@@ -383,6 +383,8 @@ class PackedDataset(ItemDataset):
             f"    encoding: {m.encoding}{shape} in {m.format}",
             f"    item: {self._describe_item()}",
         ]
+        if nullable := [name for name in self.columns if m.column(name).nullable]:
+            lines.append(f"    None if missing: {', '.join(nullable)}")
         if left_out := list_left_out(m, self.columns):
             lines.append(f"    left out: {', '.join(left_out)} (columns= adds them)")
         return "\n".join(lines)

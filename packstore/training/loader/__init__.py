@@ -32,7 +32,7 @@ from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.units import Units, with_units
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
-from packstore.training.loader.columns import resident_obstacle
+from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
 from packstore.training.loader.description import describe_options
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
@@ -164,6 +164,7 @@ class PackedLoader(LoaderParts):
         self._epochs = Epochs(dataset, batch_size, options, part)
         self._stage = RecordStage.for_loader(dataset, options)
         loading = options if self._stage is None else self._stage.loading_options
+        refuse_missing_values(dataset, loading.collate or {}, self._epochs.items)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = resident_obstacle(dataset, options.collate or {})
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
