@@ -28,6 +28,9 @@ from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.arguments import unknown_argument
+from packstore.training.augment.base import Operation
+from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.per_image import iterate_parts
 from packstore.training.augment.targets import check_targets
 from packstore.training.crowds import leave_out_crowds
 from packstore.training.epoch_batch import EpochBatch
@@ -205,6 +208,9 @@ class PackedDataset(ItemDataset):
             check_output(self.manifest, self.columns, output, dtype, denormalize)
             if output == "pil":
                 check_pil_mode(self.reading.pixels)
+            parts = [part for each in (transform, transforms) for part in iterate_parts(each)]
+            if any(isinstance(part, Operation) and not isinstance(part, InPlace) for part in parts):
+                raise UsageError("packstore.augment works on batches: PackedLoader(dataset, augment=[…])")
             if transform is not None:
                 types = [self.manifest.column(name).type for name in self.columns]
                 check_targets([transform], types, "transforms=, which is called with all of an item")
@@ -403,8 +409,11 @@ class PackedDataset(ItemDataset):
     def _locate(self, path: Any) -> Path:
         """Returns the store's absolute path, or its URL: a worker process may have another working directory.
 
-        Raises :class:`UsageError` for an empty path.
+        Raises :class:`UsageError` for an empty path, and for anything but a path.
         """
+        if not isinstance(path, str | os.PathLike):
+            several = "; packstore.concat joins several" if isinstance(path, list | tuple) else ""
+            raise UsageError(f"path should be that of a store, got {show_value(path)}{several}")
         refuse_empty(path)
         return location(path).absolute()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from packstore.core.arguments import check_bools
+from packstore.core.arguments import check_bools, show_value
 from packstore.core.column import INTERNAL, find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
@@ -33,6 +33,8 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
         if len(names) > 1:
             raise UsageError(f"the store has several splits; name one with split=: {', '.join(names)}")
         return names[0] if names else None
+    if callable(split):
+        raise UsageError(f"split should be a name, got {show_value(split)}: give a transform by its name, transform=…")
     if split not in names:
         raise UsageError(f"no split {split!r}; splits: {', '.join(names) or 'none'}")
     return split

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.core.arguments import check_bools
+from packstore.core.arguments import check_bools, refuse_class
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
@@ -83,6 +83,7 @@ class PerImage(Operation):
     threads: bool = False
 
     def __post_init__(self) -> None:
+        refuse_class("PerImage: fn", self.fn)
         if not callable(self.fn):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
         check_bools(generator=self.generator, threads=self.threads)
@@ -262,6 +263,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
         else:
+            refuse_class("augment", operation)
             for part in iterate_parts(operation):
                 _refuse_random(part, use)
             flat.append(operation)
