@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder, get_decoder
@@ -20,12 +21,37 @@ from packstore.training.pictures import ImageListReader, ImageReader, widen_for_
 from packstore.training.record_notes import note_records
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
+from packstore.training.worker_memory import share
 
 if TYPE_CHECKING:
     from packstore.training.torchvision_transforms import TransformPlan
 
 _UNREAD: Any = object()
 """In place of an image that is not read yet."""
+
+
+class Item(tuple[Any, ...]):
+    """Item that torch's ``default_collate`` collates by :func:`collate_items`."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+
+def collate_items(batch: Sequence[Item], *, collate_fn_map: Any = None) -> list[Any]:
+    """Collates items as ``default_collate`` does, but copies no tensors that already are the rows of one."""
+
+    def collate_values(values: tuple[Any, ...]) -> Any:
+        whole = values[0]._base if isinstance(values[0], torch.Tensor) else None
+        if whole is not None and len(whole) == len(values) and _are_rows(values, whole):
+            return share(whole)
+        return collate(values, collate_fn_map=collate_fn_map)
+
+    return [collate_values(values) for values in zip(*batch, strict=True)]
+
+
+default_collate_fn_map[Item] = collate_items
 
 
 class ItemDataset(torch.utils.data.Dataset[Any]):
@@ -85,7 +111,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             item = {name: self._read_value(name, record, image) for name in self.columns}
         else:
             values = [self._read_value(name, record, image) for name in self.columns]
-            item = values[0] if len(values) == 1 else tuple(values)
+            item = values[0] if len(values) == 1 else Item(values)
         if self.transforms is None:
             return item
         return self._call_user(self.transforms, record, *(item if isinstance(item, tuple) else (item,)))
@@ -324,3 +350,16 @@ def map_images(reader: Reader) -> NDArray[Any] | None:
     Returns None if the images differ in shape, must be verified one by one, or are not contiguous.
     """
     return reader.fixed_column("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
+
+
+def _are_rows(values: Sequence[Any], whole: torch.Tensor) -> bool:
+    """Tells if tensors are all rows of another, in order."""
+    length = whole[:1].numel()
+    return whole.is_contiguous() and all(
+        isinstance(value, torch.Tensor)
+        and value._base is whole
+        and value.shape == whole.shape[1:]
+        and value.is_contiguous()
+        and value.storage_offset() == number * length
+        for number, value in enumerate(values)
+    )

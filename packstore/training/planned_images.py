@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, read_seek_indexes
 from packstore.training.record_notes import naming_records
+from packstore.training.worker_memory import allocate
 
 _PILLOW_FILTERS: dict[int, int] = {
     Resampling.BILINEAR: 7,
@@ -39,6 +40,8 @@ _TORCH_FILTERS: dict[int, int] = {Resampling.BILINEAR: 0, Resampling.BICUBIC: 2}
 """Samplings of the engine that equal torch's with antialias, for tensors."""
 _COLUMNS_FIRST = 16
 """Added to a sampling: vertically before horizontally."""
+_MODE = "_mode" if isinstance(getattr(Image.Image, "mode", None), property) else "mode"
+"""Pillow's attribute of an image's mode; Pillow before 10.1 has no property beside it."""
 _BYTES = OutputFormat()
 
 
@@ -56,9 +59,8 @@ class PlannedImage(Image.Image):
         super().__init__()
         self.source, self.cut = source, cut
         self.is_upside_down, self.is_tensor = is_upside_down, is_tensor
-        # Pillow before 10.1 has an attribute instead of a property.
-        vars(self)["mode" if "mode" in vars(self) else "_mode"] = "RGB" if source.channels == 3 else "L"
-        height, width = cut.window[2:]
+        setattr(self, _MODE, "RGB" if source.channels == 3 else "L")
+        _, _, height, width = cut.window
         self._size = width, height
 
     def _follow(self, cut: Cut, *, flip: bool = False) -> PlannedImage:
@@ -159,7 +161,7 @@ class PlannedImage(Image.Image):
             return super().transpose(method)
         if method == Transpose.FLIP_TOP_BOTTOM:
             return self._follow(self._whole, flip=True)
-        return self._follow(replace(self._whole, flip=True))
+        return self._follow(self._whole._replace(flip=True))
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,7 @@ def make_rows(
     height, width = images[0].cut.window[2:]
     channels = images[0].source.channels
     shape = (channels, height, width) if form.planes else (height, width, channels)
-    rows = torch.empty((len(images), *shape), dtype=dtype, device="cpu")
+    rows = allocate((len(images), *shape), dtype)
     array = as_numpy(rows)
     together: dict[int, list[int]] = {}
     for number, image in enumerate(images):

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import packstore
 from packstore import PackedDataset
@@ -289,6 +289,48 @@ def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch, na
     images = [image for image, _ in data.__getitems__(plain)]
     memory = {image.untyped_storage().data_ptr() for image in images}
     assert (len(images), len(memory)) == (10, 1)
+
+
+@pytest.mark.parametrize("name", ["training", "training, bytes", "erasing"])
+@pytest.mark.parametrize("module", [v1, v2])
+def test_collation_copies_no_batch(stores: Any, module: Any, name: str) -> None:
+    """The rows of one block are their batch. Whatever has changed them is heeded, and other rows are copied."""
+    data = PackedDataset(stores(), transform=pipelines(module)[name])
+    torch.manual_seed(3)
+    values = data.__getitems__([0, 2, 3])
+    plain = [tuple(value) for value in values]
+    expected = torch.stack([image.as_subclass(torch.Tensor) for image, _ in plain])
+
+    def collate(values: Any) -> Any:
+        images, labels = default_collate(values)
+        assert type(images) is torch.Tensor
+        return images, labels
+
+    assert torch.equal(collate(values)[1], torch.tensor([label for _, label in plain]))
+    assert torch.equal(collate(values)[0], expected)
+    assert collate(values)[0].data_ptr() == values[0][0].data_ptr()
+    for some in ([2, 1, 0], [0, 1], [1, 2], [0, 1, 1], [0, 0, 2]):
+        images = collate([values[row] for row in some])[0]
+        assert torch.equal(images, expected[some])
+        assert images.data_ptr() != values[0][0].data_ptr()
+    assert torch.equal(collate([values[0], plain[1], plain[2]])[0], expected)
+    values[1] = type(values[1])((values[1][0].flip(-1), 1))
+    values[2][0][:] = 1
+    images = collate(values)[0]
+    assert torch.equal(images[1], expected[1].flip(-1))
+    assert (images[2] == 1).all()
+    assert type(pickle.loads(pickle.dumps(values[0]))) is tuple
+
+
+@pytest.mark.parametrize("name", ["training", "training, bytes"])
+def test_workers_share_what_they_make(stores: Any, name: str) -> None:
+    data = PackedDataset(stores(), transform=pipelines(v1)[name])
+    for batch in DataLoader(data, 4, num_workers=1):
+        images, labels = batch
+        assert images.is_shared()
+        assert images.untyped_storage().nbytes() == images.nbytes
+        assert images.amin() < images.amax()
+        assert labels.shape == (4,)
 
 
 def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,8 +61,7 @@ def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> boo
     return any(isinstance(op, PerImage) or getattr(op, "resizes", False) for op in known)
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """Crop of one image, perhaps resized, padded and mirrored. A row of :class:`Crops`, with the same attributes."""
 
     box: _Four
@@ -139,7 +137,7 @@ class Cut:
                     return None
                 pads, fill = other.pads, other.fill
             window = top + down, left + _unmirror_left(across, wide, width, self.flip), tall, wide
-            return dataclasses.replace(self, window=window, flip=self.flip != other.flip, pads=pads, fill=fill)
+            return self._replace(window=window, flip=self.flip != other.flip, pads=pads, fill=fill)
         if self.resizes or self.reaches_out:
             return None
         y, x, rows, columns = other.box
@@ -147,7 +145,7 @@ class Cut:
         box = self.box[0] + top + y, x, rows, columns
         down, across, tall, wide = other.window
         across = _unmirror_left(across, wide, other.size[1], self.flip)
-        return dataclasses.replace(other, box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
+        return other._replace(box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``. May return a view.
