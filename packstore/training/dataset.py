@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_bools, check_callables, show_value, whole_number
+from packstore.core.arguments import check_bools, show_value, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
@@ -28,15 +28,13 @@ from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.arguments import unknown_argument
-from packstore.training.augment.base import Operation
-from packstore.training.augment.in_place import InPlace
-from packstore.training.augment.per_image import iterate_parts
 from packstore.training.augment.targets import check_targets
 from packstore.training.crowds import leave_out_crowds
 from packstore.training.epoch_batch import EpochBatch
 from packstore.training.item_options import (
     check_frames,
     check_output,
+    check_transforms,
     choose_columns,
     choose_orientation,
     choose_reading,
@@ -48,6 +46,7 @@ from packstore.training.item_options import (
 from packstore.training.items import ItemDataset
 from packstore.training.pictures import check_pil_mode
 from packstore.training.samples import LazyKeys, LazySamples
+from packstore.training.transform_description import describe_transforms
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -178,9 +177,7 @@ class PackedDataset(ItemDataset):
         except (RuntimeError, TypeError, ValueError) as error:
             shown, first = show_value(device), str(error).partition("\n")[0]
             raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {shown}: {first}") from None
-        check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
-        if transforms is not None and not (transform is None and target_transform is None):
-            raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
+        check_transforms(transform, target_transform, transforms)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError("device='cuda', but torch finds no CUDA device here; use device='cpu'")
         self.output = output
@@ -208,9 +205,6 @@ class PackedDataset(ItemDataset):
             check_output(self.manifest, self.columns, output, dtype, denormalize)
             if output == "pil":
                 check_pil_mode(self.reading.pixels)
-            parts = [part for each in (transform, transforms) for part in iterate_parts(each)]
-            if any(isinstance(part, Operation) and not isinstance(part, InPlace) for part in parts):
-                raise UsageError("packstore.augment works on batches: PackedLoader(dataset, augment=[…])")
             if transform is not None:
                 types = [self.manifest.column(name).type for name in self.columns]
                 check_targets([transform], types, "transforms=, which is called with all of an item")
@@ -388,6 +382,7 @@ class PackedDataset(ItemDataset):
             *([f"    classes: {len(self.classes)}"] if self.classes or m.classes is not None else []),
             f"    encoding: {m.encoding}{shape} in {m.format}",
             f"    item: {self._describe_item()}",
+            *(f"    {line}" for line in describe_transforms(self, self._plan)),
         ]
         if nullable := [name for name in self.columns if m.column(name).nullable]:
             lines.append(f"    None if missing: {', '.join(nullable)}")
