@@ -128,7 +128,9 @@ def test_the_order_after_a_resume_is_that_without_an_interruption(
         assert rest.seen == whole.seen[-len(rest.seen) :]
 
 
-def fit_quietly(lightning: Any, loader: Any, validation: Any = None, **options: Any) -> list[Any]:
+def fit_quietly(
+    lightning: Any, loader: Any, validation: Any = None, ckpt_path: Path | None = None, **options: Any
+) -> list[Any]:
     """Trains with one loader or several. Returns what the steps saw: keys, by loader."""
     found: list[Any] = []
 
@@ -152,7 +154,7 @@ def fit_quietly(lightning: Any, loader: Any, validation: Any = None, **options: 
     quiet |= {"enable_model_summary": False, "accelerator": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lightning.Trainer(**quiet, **options).fit(Module(), loader, validation)
+        lightning.Trainer(**quiet | options).fit(Module(), loader, validation, ckpt_path=ckpt_path)
     return found
 
 
@@ -171,6 +173,31 @@ def test_several_loaders(lightning: Any, stores: Stores, mode: Any) -> None:
     found = fit(PackedLoader)
     assert found == fit(DataLoader)
     assert {type(each) for each in found} == {tuple, list}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("short", [16, 32])
+@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
+def test_several_loaders_resume_where_they_were(
+    lightning: Any, stores: Stores, tmp_path: Path, mode: Any, steps: int, short: int
+) -> None:
+    """Also a short loader that has ended, or has begun anew, within the epoch of Lightning."""
+    dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
+    subset = torch.utils.data.Subset(dataset, range(short))
+
+    def fit(**options: Any) -> list[Any]:
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=steps)
+        parts = {"long": PackedLoader(dataset, 16, shuffle=True), "short": PackedLoader(subset, 8, shuffle=True)}
+        combined = lightning.pytorch.utilities.CombinedLoader(parts, mode)
+        return fit_quietly(lightning, combined, enable_checkpointing=True, callbacks=[saving], **options)
+
+    whole = fit(max_epochs=3)
+    (tmp_path / "last.ckpt").unlink()
+    fit(max_steps=steps)
+    rest = fit(max_epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    assert rest == whole[steps:]
 
 
 @pytest.mark.parametrize("count", [40, None])

@@ -80,11 +80,13 @@ class _Start:
         epoch: Its epoch.
         first: Number of its first batch.
         resume: The loaded state's position that it begins at; None without.
+        is_over: The iterator has no batches.
     """
 
     epoch: int
     first: int
     resume: tuple[int, int] | None
+    is_over: bool = False
 
 
 @describes(LoaderArguments)
@@ -189,6 +191,8 @@ class PackedLoader(LoaderParts):
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
+        self._set_epoch: int | None = None  # as the user has set it last
+        self._saved: tuple[int | None, bool] = None, False  # the same in a loaded state, and if its epoch had ended
         # The latest iterator, until it is asked for its first batch.
         self._unread: tuple[weakref.ref[Generator[Any, None, None]], _Start] | None = None
 
@@ -274,7 +278,7 @@ class PackedLoader(LoaderParts):
         if self._unread is not None and self._unread[1] is start:
             self._follow_sampler()
             self._unread = None
-        if self.epoch == start.epoch:  # set_epoch was called after iter
+        if self.epoch == start.epoch and not start.is_over:  # set_epoch was called after iter
             self.epoch += 1
         self._running = start.epoch, start.first
 
@@ -285,6 +289,8 @@ class PackedLoader(LoaderParts):
         child."""
         self._begin(start)
         epoch, first = start.epoch, start.first
+        if start.is_over:
+            return
         process = os.getpid()
         stage = nullcontext() if self._stage is None else self._stage.start_threads()
         with closing(self._producer.iterate_epoch(epoch, first)) as batches, stage as run_stage:
@@ -323,11 +329,20 @@ class PackedLoader(LoaderParts):
         has not given a batch yet begins this epoch, too: some frameworks set the epoch after ``iter``. The generator
         of a sampler without ``set_epoch`` advances by the epochs that are left out.
 
+        A framework may begin a loader several times within an epoch of its own. So an iterator that resumes stays at
+        its position if this is the epoch that was set last before the state was saved.
+
         Raises:
             UsageError: ``epoch`` is not a whole number of at least 0.
         """
-        epoch = whole_number("epoch", epoch, 0)
+        self._set_epoch = epoch = whole_number("epoch", epoch, 0)
         unread = self._settle_unread()
+        before, had_ended = self._saved
+        resumes = unread is not None and unread.resume is not None and before is not None
+        if unread is not None and resumes and epoch == before:
+            unread.is_over = had_ended
+            self.epoch = unread.epoch + (0 if had_ended else 1)
+            return
         self._epochs.skip_epochs(epoch - (self.epoch if unread is None else unread.epoch))
         self.epoch = epoch
         if self._resume is not None and self._resume[0] != epoch:
@@ -335,8 +350,8 @@ class PackedLoader(LoaderParts):
         if unread is None:
             self._running = None
             return
-        if unread.epoch != epoch:
-            unread.epoch, unread.first, unread.resume = epoch, 0, None
+        if unread.epoch != epoch or resumes:
+            unread.epoch, unread.first, unread.resume, unread.is_over = epoch, 0, None, False
         self._running = unread.epoch, unread.first
 
     def _find_next_epoch(self) -> int:
@@ -391,7 +406,7 @@ class PackedLoader(LoaderParts):
         epoch, batches = self._running or (self.epoch, 0)
         epoch, records = self._resume or (epoch, self._epochs.count_records(batches))
         ended = self._resume is None and self._epochs.ends_after(batches)
-        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended}
+        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended, "set_epoch": self._set_epoch}
         return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
     @cached_property
@@ -445,11 +460,14 @@ class PackedLoader(LoaderParts):
         left = self._epochs.count_records(batches) - given
         if left:  # of a last batch that fewer ranks were about to share
             _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
-        if state.get("ended") or self._epochs.ends_after(batches):
+        ended = bool(state.get("ended") or self._epochs.ends_after(batches))
+        if ended:
             self._epochs.finish_generator()
             epoch, given = epoch + 1, 0
         self.epoch, self._resume, self._unread = epoch, (epoch, given), None
         self.set_epoch(epoch)
+        self._set_epoch = state.get("set_epoch")
+        self._saved = self._set_epoch, ended
         self._epochs.set_epoch_of_sampler(epoch)
 
 
