@@ -91,10 +91,13 @@ GEOMETRIC = (Code.AFFINE, Code.PERSPECTIVE, Code.MIRROR, Code.FLIP)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 """Interpolations of warps, by the lowest two bits of ``flags``."""
 
-WARP_FILLS = ("zeros", "blend", "edge", "number")
+WARP_FILLS = ("zeros", "blend", "edge")
 """Fill methods, by the next two bits of ``flags``: zeros; a colour that is blended in at the edge, as in torchvision;
-or as in Pillow, a colour wherever the centre of a pixel is outside, next to repeated edge pixels; or a number that is
-blended in. The upper 24 bits are the colour: red, green, blue from the lowest. The number has a sign."""
+or as in Pillow, a colour wherever the centre of a pixel is outside, next to repeated edge pixels. The upper 24 bits are
+the colour: red, green, blue from the lowest."""
+
+ALL_WARP_FILLS = (*WARP_FILLS, "number")
+"""The same, and one for images that are not bytes: the upper 24 bits are a number with a sign, which is blended in."""
 
 
 MOST_FACTOR = 1e6
@@ -170,13 +173,13 @@ def pack_warp_flags(interpolation: Any, fill: Sequence[int] | None, fill_method:
     colour = red | green << 8 | blue << 16
     if not 0 <= red <= 255:
         colour, fill_method = red & 0xFFFFFF, "number"
-    packed = colour << 8 | WARP_FILLS.index(fill_method) << 2
+    packed = colour << 8 | ALL_WARP_FILLS.index(fill_method) << 2
     return int(np.uint32(packed).view(np.int32)) | interpolation
 
 
 def unpack_fill(flags: int) -> tuple[int, int, int]:
     """Returns the fill colour in the ``flags`` of a warp, a signed int32: red, green, blue, or three times a number."""
-    if WARP_FILLS[flags >> 2 & 3] == "number":
+    if ALL_WARP_FILLS[flags >> 2 & 3] == "number":
         return (flags >> 8,) * 3
     bits = (flags & 0xFFFFFFFF) >> 8
     return bits & 255, bits >> 8 & 255, bits >> 16

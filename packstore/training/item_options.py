@@ -16,7 +16,7 @@ from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.training.augment.base import Operation
 from packstore.training.augment.in_place import InPlace
-from packstore.training.augment.per_image import iterate_parts
+from packstore.training.augment.per_image import check_function, iterate_parts
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
 _OF_TENSORS = ("tensor", "dict", "tv_tensors")
@@ -92,6 +92,8 @@ def check_transforms(transform: Any, target_transform: Any, transforms: Any) -> 
     check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
     if transforms is not None and not (transform is None and target_transform is None):
         raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
+    for name, function in (("transform", transform), ("transforms", transforms)):
+        check_function(name, function)
     parts = [part for each in (transform, transforms) for part in iterate_parts(each)]
     if any(isinstance(part, Operation) and not isinstance(part, InPlace) for part in parts):
         raise UsageError("packstore.augment works on batches: PackedLoader(dataset, augment=[…])")

@@ -78,6 +78,14 @@ def test_no_table_lists_an_argument_that_exists() -> None:
             assert not {*reasons} & list_arguments(CALLED[title]), title
 
 
+class Flip:
+    """Stands for a transform of albumentations."""
+
+    def __call__(self, **named: Any) -> Any: ...
+
+
+Flip.__module__ = "albumentations.augmentations.geometric"
+
 WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda path: PackedDataset(path, torch.nn.Identity()), "split should be a name, got Identity.*transform="),
     (
@@ -101,6 +109,13 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda path: PackedDataset(path, "train", is_training=True), "it is split="),  # type: ignore[arg-type]
     (lambda path: PackedDataset(path, "train", img_size=3), "for PackedLoader, operations have it"),  # type: ignore[arg-type]
     (lambda path: A.recipe("resnet50"), "did you mean 'torchvision-resnet50-v2'"),
+    (lambda path: make_loader(path, augment=Flip()), r"augment.Albumentations\(Flip\(...\)\)"),
+    (lambda path: make_loader(path, augment=[A.RandomCrop(8), Flip()]), r"augment.Albumentations\(Flip"),
+    (lambda path: A.PerImage(Flip()), r"PerImage: fn .*augment.Albumentations\(Flip"),
+    (lambda path: PackedDataset(path, "train", transform=Flip()), "transform=lambda image: pipeline"),
+    (lambda path: PackedDataset(path, "train", transforms=Flip()), "transforms .*named arguments"),
+    (lambda path: make_loader(path, augment=A.Pad(2, fill=None)), "Pad: fill should be a number.*got None"),  # type: ignore[arg-type]
+    (lambda path: make_loader(path, augment=[A.RandomApply([A.Cutout(2, fill=None)])]), "Cutout: fill should be"),  # type: ignore[arg-type]
     (lambda path: A.RASampler(10), "RASampler takes a dataset, got 10"),
     (lambda path: A.PerImage(torch.nn.Identity), "PerImage: fn should be a function, got the class Identity"),
     (lambda path: A.RandAugment(n=2, m=9), "it is magnitude="),  # type: ignore[call-arg]

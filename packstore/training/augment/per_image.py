@@ -83,7 +83,7 @@ class PerImage(Operation):
     threads: bool = False
 
     def __post_init__(self) -> None:
-        refuse_class("PerImage: fn", self.fn)
+        check_function("PerImage: fn", self.fn)
         if not callable(self.fn):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
         check_bools(generator=self.generator, threads=self.threads)
@@ -177,6 +177,18 @@ class PerImage(Operation):
         return torch.stack(list(results))
 
 
+def check_function(name: str, function: Any) -> None:
+    """Raises :class:`UsageError` for a class in place of an object, and for a transform of albumentations, which takes
+    named arguments."""
+    refuse_class(name, function)
+    if type(function).__module__.startswith("albumentations."):
+        raise UsageError(
+            f"{name} calls a function with an image, and albumentations takes named arguments: end augment= of the "
+            f"PackedLoader with packstore.augment.Albumentations({type(function).__name__}(...)), or for items give "
+            "PackedDataset(…, output='numpy', transform=lambda image: pipeline(image=image)['image'])"
+        )
+
+
 def may_resize(op: Any) -> bool:
     """Tells if an entry of a user's list is a function that may return images of any size."""
     inner = op.fn if isinstance(op, PerImage) else op
@@ -263,7 +275,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
         else:
-            refuse_class("augment", operation)
+            check_function("augment", operation)
             for part in iterate_parts(operation):
                 _refuse_random(part, use)
             flat.append(operation)

@@ -103,6 +103,10 @@ def check_colours(operation: Any, channels: int, mode: str) -> None:
                 "colour of the image, also where a store or normalize= normalises it"
             )
         rounds = isinstance(operation, ProgramOperation) and operation.moves_pixels
+        if hasattr(operation, name) and colour is None and not rounds:
+            raise UsageError(
+                f"{type(operation).__name__}: {name} should be a number, or one for each channel, got None"
+            )
         if mode == "F" and rounds and any(isinstance(n, float) and not n.is_integer() for n in numbers):
             raise UsageError(f"{type(operation).__name__}: {name} should be a whole number, got {colour!r}")
         if isinstance(colour, list | tuple) and len(colour) != channels and len({*colour}) > 1:

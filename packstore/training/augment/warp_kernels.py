@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, unpack_fill
+from packstore.images.programs import ALL_WARP_FILLS, INTERPOLATIONS, unpack_fill
 from packstore.training.augment.units import Units, make_channels
 from packstore.training.random_draws import MASK, mix_bits
 
@@ -70,7 +70,7 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32], units: 
 
     Rounds to the images' dtype. ``flags``, ``units`` and errors are those of :func:`warp_affine`.
     """
-    mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
+    mode, way = INTERPOLATIONS[flags[0] & 3], ALL_WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     black, scale = _black_and_scale(units, values)
     if units is not None:
