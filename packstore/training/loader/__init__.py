@@ -191,7 +191,7 @@ class PackedLoader(LoaderParts):
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
-        self._set_epoch: int | None = None  # as the user has set it last
+        self._epoch_set: int | None = None  # as the user has set it last
         self._saved: tuple[int | None, bool] = None, False  # the same in a loaded state, and if its epoch had ended
         # The latest iterator, until it is asked for its first batch.
         self._unread: tuple[weakref.ref[Generator[Any, None, None]], _Start] | None = None
@@ -335,7 +335,7 @@ class PackedLoader(LoaderParts):
         Raises:
             UsageError: ``epoch`` is not a whole number of at least 0.
         """
-        self._set_epoch = epoch = whole_number("epoch", epoch, 0)
+        self._epoch_set = epoch = whole_number("epoch", epoch, 0)
         unread = self._settle_unread()
         before, had_ended = self._saved
         resumes = unread is not None and unread.resume is not None and before is not None
@@ -406,7 +406,7 @@ class PackedLoader(LoaderParts):
         epoch, batches = self._running or (self.epoch, 0)
         epoch, records = self._resume or (epoch, self._epochs.count_records(batches))
         ended = self._resume is None and self._epochs.ends_after(batches)
-        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended, "set_epoch": self._set_epoch}
+        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended, "set_epoch": self._epoch_set}
         return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
     @cached_property
@@ -466,8 +466,8 @@ class PackedLoader(LoaderParts):
             epoch, given = epoch + 1, 0
         self.epoch, self._resume, self._unread = epoch, (epoch, given), None
         self.set_epoch(epoch)
-        self._set_epoch = state.get("set_epoch")
-        self._saved = self._set_epoch, ended
+        self._epoch_set = state.get("set_epoch")
+        self._saved = self._epoch_set, ended
         self._epochs.set_epoch_of_sampler(epoch)
 
 
