@@ -200,11 +200,14 @@ class _FeistelNetwork:
 
 def _hash_digit(digit: Array, round_key: Any) -> Array:
     """Hashes a digit below 2**16 with a round's key, to 16 bits."""
-    value = digit ^ (np.uint32(round_key) if digit.dtype == np.uint32 else round_key)
+    wraps = digit.dtype == np.uint32
+    value = digit ^ (np.uint32(round_key) if wraps else round_key)
     value *= 0x21F0AAAD
-    value &= MASK
+    if not wraps:
+        value &= MASK
     value ^= value >> 15
     value *= 0x735A2D97
-    value &= MASK
+    if not wraps:
+        value &= MASK
     value >>= 16
     return value

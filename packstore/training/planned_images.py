@@ -76,7 +76,9 @@ class PlannedImage(Image.Image):
 
     def _begin_anew(self) -> PlannedImage:
         """Returns an image that begins with the pixels of this one."""
-        return PlannedImage(hold_pixels(self.make_pixels()), self._whole, is_tensor=self.is_tensor)
+        return PlannedImage(
+            PixelSource(self.source.channels, self.make_pixels()), self._whole, is_tensor=self.is_tensor
+        )
 
     @property
     def is_made(self) -> bool:
@@ -169,24 +171,27 @@ class PixelSource:
     """Image from which the engine cuts.
 
     Attributes:
-        requests: Requests to the engine, of which this image is one.
-        row: Index of this image's request.
         channels: 3, or 1 for gray.
+        pixels: All pixels, ``(H, W, C)`` and contiguous, if they are in memory.
+        requests: Otherwise requests to the engine, of which this image is one.
+        row: Index of this image's request.
         max_pixels: Most pixels of an image file.
-        read_whole: Reads all pixels, ``(H, W, C)``, if the engine refuses a file; None for pixels in memory.
+        read_whole: Reads all pixels, if the engine refuses a file.
     """
 
-    requests: Requests
-    row: int
     channels: int
+    pixels: NDArray[np.uint8] | None = None
+    requests: Requests | None = None
+    row: int = 0
     max_pixels: int = 0
     read_whole: Callable[[], NDArray[np.uint8]] | None = None
 
 
-def hold_pixels(pixels: NDArray[np.uint8]) -> PixelSource:
-    """Returns the source of an image in memory, ``(H, W, C)``."""
-    pixels = np.ascontiguousarray(pixels)
-    return PixelSource(Requests([pixels], np.array([pixels.shape[:2]])), 0, pixels.shape[2])
+def plan_pixels(pixels: NDArray[np.uint8], cut: Cut | None = None) -> PlannedImage:
+    """Returns an image whose pixels are in memory, ``(H, W)`` or ``(H, W, C)``, perhaps cut."""
+    pixels = np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[..., None])
+    height, width, channels = pixels.shape
+    return PlannedImage(PixelSource(channels, pixels), cut or Cut.full(height, width))
 
 
 class PlannedBatch:
@@ -238,11 +243,9 @@ class PlannedBatch:
             return self._pictures.read("pil", self._reader, self._records[row])
         height, width = self.sizes[row].tolist()
         if not height:
-            source = hold_pixels(self._read_pixels(row))
-            height, width = source.requests.pixel_sizes[0].tolist()
-        else:
-            read_whole = partial(self._read_pixels, row)
-            source = PixelSource(self._requests, row, self._pictures.mode.channels, self._max_pixels, read_whole)
+            return plan_pixels(self._read_pixels(row))
+        channels, read_whole = self._pictures.mode.channels, partial(self._read_pixels, row)
+        source = PixelSource(channels, None, self._requests, row, self._max_pixels, read_whole)
         return PlannedImage(source, Cut.full(height, width))
 
     def naming_record(self, row: int) -> AbstractContextManager[None]:
@@ -290,7 +293,13 @@ def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: lis
     """Makes the rows ``numbers`` of ``array``, of images whose requests belong together."""
     everything = len(numbers) == len(array)
     out = array if everything else np.empty((len(numbers), *array.shape[1:]), array.dtype)
-    requests = images[0].source.requests.take_rows([image.source.row for image in images])
+    sources = [image.source for image in images]
+    shared = sources[0].requests
+    if shared is not None:
+        requests = shared.take_rows([source.row for source in sources])
+    else:
+        pixels: list[Any] = [source.pixels for source in sources]
+        requests = Requests(pixels, np.array([each.shape[:2] for each in pixels]))
     boxes, sizes, windows, flips, samplings = (
         np.array([getattr(image.cut, name) for image in images])
         for name in ("box", "size", "window", "flip", "sampling")
@@ -302,7 +311,7 @@ def _make_some(images: Sequence[PlannedImage], array: NDArray[Any], numbers: lis
         if source.read_whole is None:
             height, width = images[number].cut.size
             raise DecodeError(f"an image of {height}x{width} pixels cannot be made: it is too large, or memory is full")
-        whole = PlannedImage(hold_pixels(source.read_whole()), images[number].cut)
+        whole = plan_pixels(source.read_whole(), images[number].cut)
         _make_some([whole], out[number : number + 1], [0], form)
     if not everything:
         array[numbers] = out
@@ -318,7 +327,7 @@ def find_order() -> Callable[[int, int, tuple[int, int]], bool] | None:
     expected = np.asarray(Image.fromarray(noise).resize((7, 8), Resampling.BILINEAR))
     for extra, order in ((_COLUMNS_FIRST, _is_columns_first), (0, _is_never_columns_first)):
         cut = Cut((0, 0, 64, 9), (8, 7), (0, 0, 8, 7), sampling=_PILLOW_FILTERS[Resampling.BILINEAR] + extra)
-        if (as_numpy(make_rows([PlannedImage(hold_pixels(noise), cut)]))[0] == expected).all():
+        if (as_numpy(make_rows([plan_pixels(noise, cut)]))[0] == expected).all():
             return order
     return None
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine import OutputFormat
-from packstore.training.augment.per_image import is_of_torchvision
+from packstore.training.augment.per_image import flatten_transforms, is_of_torchvision
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
-from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows
+from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""
@@ -107,7 +107,9 @@ class TransformPlan:
         for step, role in self.steps:
             if role is _Role.REST:
                 break
-            if role is _Role.CONVERSION and _is_planned(image):
+            if role is _Role.CONVERSION and isinstance(image, Image.Image) and image.mode in ("RGB", "L"):
+                if not _is_planned(image):  # another transform has made it
+                    image = plan_pixels(np.asarray(image))
                 delayed.append(step)
                 image = image.as_tensor()
                 continue
@@ -162,9 +164,9 @@ def plan_transform(transform: Any) -> TransformPlan | None:
 
     Returns None for a transform that is to be called as it is, with the image that the dataset has by default.
     """
-    if not (_is_known(transform, _CONTAINERS | _CONVERSIONS | _FLIPS | _CROPS | _RESIZES) or _is_list(transform)):
+    steps = [*flatten_transforms(transform)]
+    if steps == [transform] and not _is_known(transform, _CONTAINERS | _CONVERSIONS | _FLIPS | _CROPS | _RESIZES):
         return None
-    steps = [*_flatten(transform)]
     takes_pil = _takes_pil(steps)
     roles: list[_Role] = []
     of_bytes, of_tensors = True, not takes_pil
@@ -182,15 +184,6 @@ def plan_transform(transform: Any) -> TransformPlan | None:
     if not takes_pil and roles[:1] != [_Role.PLANNED]:
         return None
     return TransformPlan(tuple(zip(steps, roles, strict=True)), takes_pil)
-
-
-def _flatten(transform: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yields the transforms of a list, and of lists in it, in order."""
-    if not _is_list(transform):
-        yield transform
-        return
-    for step in getattr(transform, "transforms", transform):
-        yield from _flatten(step)
 
 
 def _takes_pil(steps: Iterable[Any]) -> bool:
@@ -211,13 +204,6 @@ def _can_plan_tensor(step: Any, *, of_bytes: bool) -> bool:
         way = getattr(getattr(step, "interpolation", None), "value", None)
         return of_bytes and getattr(step, "antialias", None) is True and way in ("bilinear", "bicubic")
     return _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS))
-
-
-def _is_list(transform: Any) -> bool:
-    """Tells if a transform only calls others, one after another."""
-    return type(transform) is torch.nn.Sequential or (
-        is_of_torchvision(type(transform)) and type(transform).__name__ == "Compose"
-    )
 
 
 def _is_known(step: Any, names: set[str]) -> bool:

@@ -18,12 +18,11 @@ from PIL import Image, ImageDraw
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import packstore
-from packstore import PackedDataset
+from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import CorruptRecordError
 from packstore.images.engine.engine import Engine
-from packstore.training.augment.unequal import Cut
 from packstore.training.pictures import ImageReader
-from packstore.training.planned_images import PlannedImage, find_order, hold_pixels
+from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
 from tests.makers.datasets import pixels
 from tests.makers.stores import damage
 from tests.makers.torchvision import import_torchvision
@@ -350,6 +349,21 @@ def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: 
     assert sum(refused) >= 5
 
 
+def test_presets_of_weights_are_planned(folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transforms of a classifier's weights, as the dataset's and as the loader's."""
+    preset = tv.transforms._presets.ImageClassification(crop_size=40, resize_size=52)
+    data = PackedDataset(stores(), transform=preset)
+    assert_alike(items(data, batched=True), items(tv.datasets.ImageFolder(folder, preset)))
+    loader = PackedLoader(PackedDataset(stores()), 12, augment=preset)
+    expected = tv.transforms.Compose([v1.PILToTensor(), v2.Resize(52), v2.CenterCrop(40)])
+    images = tv.datasets.ImageFolder(folder, expected)
+    mean, std = (torch.tensor(values)[:, None, None] for values in NORMAL)
+    for (found,), image in zip(next(iter(loader))[0][:, None], images, strict=True):
+        assert (found - (image[0] / 255 - mean) / std).abs().max() < 2.5 / 255 / min(NORMAL[1])
+    monkeypatch.setattr(ImageReader, "read_each", lambda *a, **k: pytest.fail("decoded a whole image"))
+    data.__getitems__([0, 1])
+
+
 def test_a_changed_transform_is_used(stores: Any) -> None:
     transform = v1.Compose([v1.Resize((40, 40)), v1.ToTensor(), v1.Normalize(*NORMAL)])
     data = PackedDataset(stores(), transform=transform)
@@ -415,7 +429,7 @@ def test_floats_and_wide_pixels_are_given_as_before(stores: Any) -> None:
 
 def planned(height: int = 50, width: int = 70) -> tuple[PlannedImage, Image.Image]:
     values = pixels(height, width, 3)
-    return PlannedImage(hold_pixels(values), Cut.full(height, width)), Image.fromarray(values)
+    return plan_pixels(values), Image.fromarray(values)
 
 
 @pytest.mark.parametrize(

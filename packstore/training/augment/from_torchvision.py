@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from packstore.core.errors import UsageError
 from packstore.training import augment as ours
-from packstore.training.augment.per_image import draws_random_numbers, is_of_torchvision
+from packstore.training.augment.per_image import draws_random_numbers, flatten_transforms, is_of_torchvision
 
 _NOTHING = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor"}
 """Conversions that a loader has done already, but for the scaling of the first."""
@@ -36,7 +36,8 @@ def translate_augment(augment: Any) -> tuple[Any, dict[str, Any]]:
         return augment, {}
     if getattr(augment, "views", None) is not None:
         return augment, {}
-    steps = [*_flatten(augment if isinstance(augment, list | tuple) else [augment])]
+    given = augment if isinstance(augment, list | tuple) else [augment]
+    steps = [step for each in given for step in flatten_transforms(each)]
     if not any(is_of_torchvision(type(step)) for step in steps):
         return augment, {}
     operations: list[Any] = []
@@ -53,17 +54,6 @@ def translate_augment(augment: Any) -> tuple[Any, dict[str, Any]]:
             )
         operations.append(_translate_step(step, converted))
     return operations, converted
-
-
-def _flatten(steps: Iterable[Any]) -> Iterator[Any]:
-    """Yields the transforms of lists in lists, in order."""
-    for step in steps:
-        if type(step) is torch.nn.Sequential:
-            yield from _flatten(step)
-        elif is_of_torchvision(type(step)) and type(step).__name__ == "Compose":
-            yield from _flatten(step.transforms)
-        else:
-            yield step
 
 
 def _translate_conversion(step: Any, name: str) -> dict[str, Any]:

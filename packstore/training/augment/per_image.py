@@ -307,6 +307,22 @@ def is_of_torchvision(kind: type) -> bool:
     return kind.__module__.startswith("torchvision.transforms")
 
 
+def flatten_transforms(transform: Any) -> Iterator[Any]:
+    """Yields the transforms of lists in lists, in order, and those of the preset of a classifier's weights."""
+    kind = type(transform)
+    if kind is torch.nn.Sequential or (is_of_torchvision(kind) and kind.__name__ == "Compose"):
+        for step in getattr(transform, "transforms", transform):
+            yield from flatten_transforms(step)
+    elif is_of_torchvision(kind) and kind.__name__ == "ImageClassification":
+        from torchvision import transforms as v1
+
+        options = {"interpolation": transform.interpolation, "antialias": transform.antialias}
+        yield from (v1.Resize(transform.resize_size, **options), v1.CenterCrop(transform.crop_size), v1.PILToTensor())
+        yield from (v1.ConvertImageDtype(torch.float32), v1.Normalize(transform.mean, transform.std))
+    else:
+        yield transform
+
+
 def iterate_parts(operation: Any) -> Iterator[Any]:
     """Yields ``operation``, and all operations inside it, at any depth. Looks into containers of torchvision and
     :class:`InPlace`."""

@@ -52,6 +52,8 @@ from packstore.training.loader.view_columns import ViewColumnReader
 from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
 
+_NOTHING = DrawnForBatch()
+
 
 class LoadedBatch(NamedTuple):
     """Finished batch.
@@ -262,7 +264,7 @@ class Pipeline:
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
+    def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = _NOTHING) -> Any:
         """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.
 
         Mixes labels and builds mosaics of the columns as of the images, and calls ``target_transform`` with the column
@@ -271,10 +273,9 @@ class Pipeline:
         Args:
             images: The finished images.
             columns: Values of the other columns, on the device.
-            drawn: Draws by which the images were mixed; None for none.
+            drawn: Draws by which the images were mixed.
         """
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
-        drawn = drawn or DrawnForBatch()
         if drawn.mixed is not None:
             for name in self._classified:
                 classes = self.dataset.manifest.column(name).classes

@@ -21,7 +21,7 @@ from packstore.training.loader.lost_shards import find_lost_records
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.random_draws import MASK
-from packstore.training.record_notes import naming_records
+from packstore.training.record_notes import naming_records, note_records
 from packstore.training.ring import HostTransport, ProducerStream, Ring, shares_memory, transport_to
 from packstore.training.single_threaded import make_fork_single_threaded
 
@@ -142,7 +142,7 @@ class Resident:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add_seconds("augment", perf_counter() - start - pipeline.stats.take_timed())
                 # No variable here: it would hold the batch while the next is made.
-                yield LoadedBatch(self._make_item(batch, columns, ids[rows], record_ids[rows], epoch), size, skip)
+                yield LoadedBatch(self._make_item(batch, columns, ids, record_ids, rows, epoch), size, skip)
                 start = perf_counter()
 
     def _make_item(
@@ -151,19 +151,24 @@ class Resident:
         columns: dict[str, Any],
         ids: torch.Tensor,
         record_ids: NDArray[np.int64],
+        rows: slice,
         epoch: int,
     ) -> Any:
         """Mixes a batch's images or makes its views, calls the user's ``transform``, and builds the user's batch.
 
         ``ids``: ids on the device, from the split's first record. ``record_ids``: ids on the host, if they are needed.
+        The batch has the ``rows`` of both: few batches need them, and slicing takes a while.
         """
         pipeline, first_record = self._pipeline, self._epochs.first_record
-        with naming_records(pipeline.dataset.reader, ids, first_record):
+        try:  # naming_records() would take a tenth of the time in which a small batch is made
             if pipeline.views is None:
-                made, drawn = pipeline.device_steps.mix_batch(images, record_ids, epoch)
+                made, drawn = pipeline.device_steps.mix_batch(images, record_ids[rows], epoch)
                 return pipeline.make_batch(made, columns, drawn)
-            crops = pipeline.views.build_from_images(images, ids + first_record, epoch)
+            crops = pipeline.views.build_from_images(images, ids[rows] + first_record, epoch)
             return pipeline.make_batch(pipeline.device_steps.call_transform(crops), columns)
+        except Exception as error:
+            note_records(error, pipeline.dataset.reader, ids[rows] + first_record)
+            raise
 
     def _load_once(self) -> torch.Tensor:
         """Returns all images on the device. On the first call, loads them, and the columns of numbers.
