@@ -131,8 +131,16 @@ def check_texts(**values: Any) -> None:
             raise UsageError(f"{name} should be text or None, got {show_value(value)}")
 
 
+def refuse_class(name: str, value: Any) -> None:
+    """Raises :class:`UsageError` for a class whose objects can be called: one of them is meant."""
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
+        title = value.__name__
+        raise UsageError(f"{name} should be a function, got the class {title}: make an object of it, {title}(...)")
+
+
 def check_callables(**values: Any) -> None:
-    """Raises :class:`UsageError` unless each value is callable or None."""
+    """Raises :class:`UsageError` unless each value is callable or None, and for a class of callable objects."""
     for name, value in values.items():
+        refuse_class(name, value)
         if value is not None and not callable(value):
             raise UsageError(f"{name} should be a function or None, got {show_value(value)}")

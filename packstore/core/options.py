@@ -222,6 +222,8 @@ def check_option_numbers(
             at_least = "" if least is None else f" of at least {least}"
             span = at_least if most is None else f" from {least} to {most:,}"
             wanted = f"a {'' if float in kinds else 'whole '}number{span}"
+            if not {int, float} & {*split_union(kind)} and not isinstance(value, list | tuple | Mapping):
+                wanted = _name_kind(kind)
             check_numbers(f"{owner}{name}", value, most_number, bools=bool in kinds, texts=texts, wanted=wanted)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and ((least is not None and value < least) or (most is not None and value > most)):

@@ -102,6 +102,9 @@ AS_PILLOW = 1
 MOST_KERNEL = 255
 """Largest side of a blur's kernel, in pixels."""
 
+ALL_WARP_FILLS = (*WARP_FILLS, "number")
+"""The same, and one for images that are not bytes: the upper 24 bits are a number with a sign, which is blended in."""
+
 MOST_FACTOR = 1e6
 """Largest factor of a step that changes colours; the engine refuses larger ones."""
 
@@ -165,17 +168,23 @@ def pack_warp_flags(interpolation: Any, fill: Sequence[int] | None, fill_method:
 
     Args:
         interpolation: Index in :data:`INTERPOLATIONS`, or an array of indices.
-        fill: Colour outside the source: red, green, blue, one byte each; None for zeros.
+        fill: Colour outside the source: red, green, blue, one byte each, or three times one number of 24 bits, which is
+            for images that are not bytes. None for zeros.
         fill_method: Treatment of pixels at the source's edge, one of :data:`WARP_FILLS`; ignored without a colour.
     """
     if fill is None:
         return interpolation
     red, green, blue = fill
-    packed = (red | green << 8 | blue << 16) << 8 | WARP_FILLS.index(fill_method) << 2
+    colour = red | green << 8 | blue << 16
+    if not 0 <= red <= 255:
+        colour, fill_method = red & 0xFFFFFF, "number"
+    packed = colour << 8 | ALL_WARP_FILLS.index(fill_method) << 2
     return int(np.uint32(packed).view(np.int32)) | interpolation
 
 
 def unpack_fill(flags: int) -> tuple[int, int, int]:
-    """Returns the fill colour in the ``flags`` of a warp: red, green, blue."""
+    """Returns the fill colour in the ``flags`` of a warp, a signed int32: red, green, blue, or three times a number."""
+    if ALL_WARP_FILLS[flags >> 2 & 3] == "number":
+        return (flags >> 8,) * 3
     bits = (flags & 0xFFFFFFFF) >> 8
     return bits & 255, bits >> 8 & 255, bits >> 16

@@ -17,6 +17,8 @@ from packstore.core.options import check_option_numbers
 _THREADS = "workers= says how many threads read and decode"
 _DEVICE_MEMORY = "its memory is page-locked wherever the device is a GPU"
 
+_IN_OPERATIONS = "operations have it, such as augment=[RandomResizedCrop(224), RandomHorizontalFlip()]"
+
 _MEANT = {
     "PackedLoader": {
         "num_workers": _THREADS,
@@ -49,6 +51,18 @@ _MEANT = {
         "mean": "it is normalize=, such as 'imagenet' or (mean, std)",
         "std": "it is normalize=, such as 'imagenet' or (mean, std)",
         "ignore_index": "mask_fill= is the value of masks outside of the image",
+        **dict.fromkeys(("crop_pct", "image_size", "imgsz", "img_size", "input_size", "size"), _IN_OPERATIONS),
+        **dict.fromkeys(("color_jitter", "hflip", "ratio", "re_count", "re_mode", "scale", "vflip"), _IN_OPERATIONS),
+        "auto_augment": "augment= takes a policy of timm, such as augment=[RandomResizedCrop(224), 'rand-m9-mstd0.5']",
+        "no_aug": "without augment= images stay as they are",
+        "re_prob": "operations have it, such as augment=[RandomResizedCrop(224), RandomErasing(0.25)]",
+        "is_training": "shuffle= and augment= are for training",
+        "num_aug_repeats": "it is sampler=RASampler(dataset, 3)",
+        "use_prefetcher": "prefetch= says how many batches are under way",
+        "worker_seeding": "seed= seeds all random numbers, whatever the thread",
+        "epochs": "each for over the loader is an epoch",
+        **dict.fromkeys(("mixup", "mixup_alpha", "cutmix", "cutmix_alpha"), "it is mix=, such as mix=MixUp(0.8)"),
+        "mosaic": "it is mix=, such as mix=Mosaic(640)",
     },
     "PackedDataset": {
         "root": "its first argument is the path of a store",
@@ -64,6 +78,11 @@ _MEANT = {
         "format": "it is output=",
         "return_type": "it is output=",
         "map_location": "it is device=",
+        "is_training": "it is split=, such as split='train'",
+        "img_mode": "it is mode=, such as mode='RGB'",
+        "input_img_mode": "it is mode=, such as mode='RGB'",
+        "class_map": "packstore convert numbers the classes; target_transform= changes them",
+        "return_keys": "it is columns=, such as ('image', 'label', 'key')",
         "cache_dir": "the variable PACKSTORE_CACHE names the cache",
     },
 }  # fmt: skip
@@ -88,6 +107,15 @@ _OTHER = {
 """The other class, and how it takes an argument."""
 
 _SPELLINGS = {
+    "beta": "alpha=",
+    "blur_limit": "kernel_size=",
+    "brightness_limit": "brightness=",
+    "contrast_limit": "contrast=",
+    "length": "size=",
+    "limit": "degrees=",
+    "m": "magnitude=",
+    "n": "num_ops=",
+    "probabilities": "p=",
     "always_apply": "p=, where 1 applies it always",
     "crop_size": "size=",
     "cutmix_alpha": "alpha=",
@@ -152,6 +180,11 @@ _REASONS = {
         "selected_round": "an epoch has as many items as the dataset",
         "shuffle": "its order is always random, by seed= and the epoch",
     },
+    "Compose": {
+        "bbox_params": "boxes move with the images; Albumentations(pipeline) takes a pipeline of albumentations",
+        "p": "RandomApply has it: RandomApply([RandomHorizontalFlip()], p=0.5)",
+    },
+    "RandAugment": {"magnitude_std": "TimmAugment has it: TimmAugment('rand-m9-mstd0.5')"},
     "RandomRotation": {"expand": "images keep their size"},
     "RandomErasing": {"num_splits": "for a part of the batch, use views= of the loader"},
     "Resize": {"max_size": "RandomShortestSize has it: RandomShortestSize(800, max_size=1333)"},

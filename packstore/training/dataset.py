@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_bools, check_callables, show_value, whole_number
+from packstore.core.arguments import check_bools, show_value, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
@@ -34,6 +34,7 @@ from packstore.training.epoch_batch import EpochBatch
 from packstore.training.item_options import (
     check_frames,
     check_output,
+    check_transforms,
     choose_columns,
     choose_orientation,
     choose_reading,
@@ -175,9 +176,7 @@ class PackedDataset(ItemDataset):
         except (RuntimeError, TypeError, ValueError) as error:
             shown, first = show_value(device), str(error).partition("\n")[0]
             raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {shown}: {first}") from None
-        check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
-        if transforms is not None and not (transform is None and target_transform is None):
-            raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
+        check_transforms(transform, target_transform, transforms)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError("device='cuda', but torch finds no CUDA device here; use device='cpu'")
         self.output = output
@@ -382,7 +381,10 @@ class PackedDataset(ItemDataset):
             *([f"    classes: {len(self.classes)}"] if self.classes or m.classes is not None else []),
             f"    encoding: {m.encoding}{shape} in {m.format}",
             f"    item: {self._describe_item()}",
+            *(f"    {line}" for line in self._describe_transforms()),
         ]
+        if nullable := [name for name in self.columns if m.column(name).nullable]:
+            lines.append(f"    None if missing: {', '.join(nullable)}")
         if left_out := list_left_out(m, self.columns):
             lines.append(f"    left out: {', '.join(left_out)} (columns= adds them)")
         return "\n".join(lines)
@@ -401,8 +403,11 @@ class PackedDataset(ItemDataset):
     def _locate(self, path: Any) -> Path:
         """Returns the store's absolute path, or its URL: a worker process may have another working directory.
 
-        Raises :class:`UsageError` for an empty path.
+        Raises :class:`UsageError` for an empty path, and for anything but a path.
         """
+        if not isinstance(path, str | os.PathLike):
+            several = "; packstore.concat joins several" if isinstance(path, list | tuple) else ""
+            raise UsageError(f"path should be that of a store, got {show_value(path)}{several}")
         refuse_empty(path)
         return location(path).absolute()
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from packstore.core.arguments import check_bools
+from packstore.core.arguments import check_bools, check_callables, show_value
 from packstore.core.column import INTERNAL, find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
+from packstore.training.augment.base import Operation
+from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.per_image import check_function, iterate_parts
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
 _OF_TENSORS = ("tensor", "dict", "tv_tensors")
@@ -33,6 +37,8 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
         if len(names) > 1:
             raise UsageError(f"the store has several splits; name one with split=: {', '.join(names)}")
         return names[0] if names else None
+    if callable(split):
+        raise UsageError(f"split should be a name, got {show_value(split)}: give a transform by its name, transform=…")
     if split not in names:
         raise UsageError(f"no split {split!r}; splits: {', '.join(names) or 'none'}")
     return split
@@ -78,6 +84,19 @@ def list_left_out(manifest: Manifest, columns: Sequence[str]) -> list[str]:
     """Returns the names of all columns that an item lacks, except the key and columns that packstore itself reads."""
     own = {each.name for column in manifest.columns for each in column.companions} | {*INTERNAL} - {"image"}
     return [column.name for column in manifest.columns if column.name not in own and column.name not in columns]
+
+
+def check_transforms(transform: Any, target_transform: Any, transforms: Any) -> None:
+    """Raises :class:`UsageError` for what is no function, for operations of packstore, which take batches, and for
+    ``transforms`` beside one of the other two."""
+    check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
+    if transforms is not None and not (transform is None and target_transform is None):
+        raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
+    for name, function in (("transform", transform), ("transforms", transforms)):
+        check_function(name, function)
+    parts = [part for each in (transform, transforms) for part in iterate_parts(each)]
+    if any(isinstance(part, Operation) and not isinstance(part, InPlace) for part in parts):
+        raise UsageError("packstore.augment works on batches: PackedLoader(dataset, augment=[…])")
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:

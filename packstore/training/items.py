@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.reading import Reading
 from packstore.stores import Checksums
 from packstore.stores.base import Reader
+from packstore.training.augment.in_place import repr_on_one_line
 from packstore.training.pictures import ImageListReader, ImageReader, widen_for_torch
 from packstore.training.record_notes import note_records
 from packstore.training.tv_tensors import TVTensors
@@ -312,6 +313,18 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
 
         plan = plan_transform(self.transform)
         return plan if plan is not None and plan.fits(self.pictures) else None
+
+    def _describe_transforms(self) -> Iterator[str]:
+        """Yields lines on the user's functions, and which parts of ``transform`` the engine runs."""
+        plan = self._plan
+        for name in ("transform", "target_transform", "transforms"):
+            function = getattr(self, name)
+            if name == "transform" and plan is not None:
+                by_engine, then = plan.split()
+                parts = [("by the engine", by_engine), ("then", then)]
+                yield "transform: " + "; ".join(f"{by}: {repr_on_one_line(some)}" for by, some in parts if some)
+            elif function is not None:
+                yield f"{name}: {repr_on_one_line(function)}"
 
     def _image_reader(self, column: Column) -> ImageReader:
         """Creates the reader of a column of images."""

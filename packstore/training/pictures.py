@@ -202,8 +202,7 @@ class ImageListReader:
         except CorruptRecordError:  # it names the record itself
             raise
         except StoreError as error:
-            where = f"record {record} ({describe_key(reader, record)}) of {printable(str(reader.path))}"
-            raise StoreError(f"{where}: {error}") from None
+            raise StoreError(f"{describe_record(reader, record)}: {error}") from None
         if output == "bytes":
             return [bytes(file) for file in files]
         images = []
@@ -284,6 +283,11 @@ def describe_key(reader: Reader, record: int) -> str:
         return printable(reader.key(record))
     except (StoreError, IndexError):
         return "its key is damaged, too"
+
+
+def describe_record(reader: Reader, record: int) -> str:
+    """Describes a record for a message: its number and key, and the store."""
+    return f"record {record} ({describe_key(reader, record)}) of {printable(str(reader.path))}"
 
 
 def locate_error(error: PackstoreError, reader: Reader, record: int, column: str) -> DecodeError:

@@ -65,6 +65,9 @@ def _blur(transform: Any, image: PlannedImage) -> Any:
 
 _CHANGES = {"ColorJitter": _jitter, "RandomGrayscale": _gray_at_random, "Grayscale": _make_gray, "GaussianBlur": _blur}
 
+COLOUR_TRANSFORMS = {*_CHANGES}
+"""Names of the transforms that the engine does."""
+
 
 @functools.cache
 def is_like_pillow() -> bool:

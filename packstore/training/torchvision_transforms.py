@@ -24,7 +24,7 @@ from packstore.images.engine import OutputFormat
 from packstore.training.augment.per_image import flatten_transforms, is_of_torchvision
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
-from packstore.training.planned_colours import change_colours
+from packstore.training.planned_colours import COLOUR_TRANSFORMS, change_colours
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
@@ -54,10 +54,21 @@ class TransformPlan:
     Attributes:
         steps: The transforms in order, with their roles.
         takes_pil: The first is called with a PIL image; otherwise with a tensor.
+        given: The user's transforms, of which containers are copied for ``steps``.
     """
 
     steps: tuple[tuple[Callable[[Any], Any], _Role], ...]
     takes_pil: bool
+    given: tuple[Any, ...]
+
+    def split(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the user's transforms that the engine runs, and those from the first one that it does not run."""
+        count = 0
+        for step, (_, role) in zip(self.given, self.steps, strict=True):
+            if role is _Role.REST or (role is _Role.PLANNED and not _can_plan(step, takes_pil=self.takes_pil)):
+                break
+            count += 1
+        return self.given[:count], self.given[count:]
 
     def fits(self, pictures: ImageReader) -> bool:
         """Tells if the transforms are to be called by this plan with images of a column.
@@ -179,16 +190,15 @@ def plan_transform(transform: Any) -> TransformPlan | None:
         elif _is_known(step, _CONVERSIONS) and (of_tensors or _is_known(step, _FROM_PIL)):
             role, of_tensors = _Role.CONVERSION, True
             of_bytes = of_bytes and _is_known(step, _KEEP_BYTES)
-        elif not of_tensors or _can_plan_tensor(step, of_bytes=of_bytes):
+        elif not of_tensors or _can_plan(step, takes_pil=False, of_bytes=of_bytes):
             role = _Role.PLANNED
         else:
             role = _Role.REST
         roles.append(role)
-    if takes_pil:
-        steps = [_see_through(step) for step in steps]
-    elif roles[:1] != [_Role.PLANNED]:
+    if not takes_pil and roles[:1] != [_Role.PLANNED]:
         return None
-    return TransformPlan(tuple(zip(steps, roles, strict=True)), takes_pil)
+    seen = [_see_through(step) for step in steps] if takes_pil else steps
+    return TransformPlan(tuple(zip(seen, roles, strict=True)), takes_pil, tuple(steps))
 
 
 def _see_through(step: Any) -> Any:
@@ -222,14 +232,18 @@ def _takes_pil(steps: Iterable[Any]) -> bool:
     return False
 
 
-def _can_plan_tensor(step: Any, *, of_bytes: bool) -> bool:
-    """Tells if a transform of tensors does the same to a planned image. Values other than bytes can only be moved."""
+def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:
+    """Tells if the engine does what a transform does to an image. Values other than bytes can only be moved."""
     if _is_known(step, _CONTAINERS):
-        return all(_can_plan_tensor(inner, of_bytes=of_bytes) for inner in getattr(step, "transforms", ()))
+        inner = getattr(step, "transforms", ())
+        return all(_can_plan(each, takes_pil=takes_pil, of_bytes=of_bytes) for each in inner)
     if _is_known(step, _RESIZES):
-        way = getattr(getattr(step, "interpolation", None), "value", None)
+        way = getattr(step.interpolation, "value", step.interpolation)
+        if takes_pil:
+            return way in ("bilinear", "bicubic", "box", "lanczos")
         return of_bytes and getattr(step, "antialias", None) is True and way in ("bilinear", "bicubic")
-    return _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS))
+    moves = _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS))
+    return moves or (takes_pil and _is_known(step, COLOUR_TRANSFORMS))
 
 
 def _is_known(step: Any, names: set[str]) -> bool:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import CorruptRecordError, DecodeError, StoreError, printable
+from packstore.core.errors import CorruptRecordError, DecodeError, StoreError
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores.base import Reader
-from packstore.training.pictures import describe_key, locate_error, read_stored_array, read_stored_bytes
+from packstore.training.pictures import describe_record, locate_error, read_stored_array, read_stored_bytes
 
 
 def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
@@ -74,8 +74,7 @@ class ValueReader:
         except CorruptRecordError:  # it names the record itself
             raise
         except StoreError as error:
-            where = f"record {record} ({describe_key(reader, record)}) of {printable(str(reader.path))}"
-            raise StoreError(f"{where}: {error}") from None
+            raise StoreError(f"{describe_record(reader, record)}: {error}") from None
         if value is None or column.traits.is_object:
             return value
         if isinstance(value, int) or (value.ndim == 0 and value.dtype.kind in "iu" and column.dtype != "bfloat16"):

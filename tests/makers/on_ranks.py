@@ -1,6 +1,6 @@
-"""Trains in Lightning, accelerate and Transformers on the ranks that ``torchrun`` starts.
+"""Trains in Lightning, accelerate and Transformers on the ranks that a launcher starts.
 
-Run it as the module ``tests.makers.on_ranks STORE FOLDER``. It writes ``FOLDER/rank0.json``
+Run it as the module ``tests.makers.on_ranks STORE FOLDER FRAMEWORK…``. It writes ``FOLDER/rank0.json``
 and so on: by framework, the keys of an uninterrupted run and of one that resumes.
 """
 
@@ -138,5 +138,6 @@ def run_transformers() -> dict[str, Any]:
     return {"whole": whole, "resumed": [*whole[:5], *rest], "evaluated": count}
 
 
-runs = {"lightning": run_lightning(), "accelerate": run_accelerate(), "transformers": run_transformers()}
+RUNS = {"lightning": run_lightning, "accelerate": run_accelerate, "transformers": run_transformers}
+runs = {framework: RUNS[framework]() for framework in sys.argv[3:]}
 (FOLDER / f"rank{RANK}.json").write_text(json.dumps(runs))

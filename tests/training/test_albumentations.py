@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import pickle
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +205,35 @@ def test_what_it_cannot_do_is_refused(alb: Any, made: Typed) -> None:
     for wrong in (lambda image: image, 3):
         with pytest.raises(UsageError, match="Albumentations takes a Compose or a transform of albumentations 2"):
             Albumentations(wrong)
+
+
+@pytest.mark.parametrize("ending", ["all batches", "dropped", "loader dropped", "exception"])
+def test_an_iterator_has_one_set_of_threads(alb: Any, made: Typed, ending: str) -> None:
+    """They run the pipeline for all of its batches, and end with it."""
+    calls: list[int] = []
+
+    def note(image: Any, **_: Any) -> Any:
+        calls.append(threading.get_ident())
+        if ending == "exception" and len(calls) > 9:
+            raise ValueError
+        return image
+
+    loader = load(made, alb.Compose([alb.Lambda(image=note)]), ("image",), workers=2, collate={"image": "list"})
+    batches, threads = iter(loader), []
+    with contextlib.suppress(ValueError):
+        for _ in batches:
+            threads.append({thread for thread in threading.enumerate() if thread.ident in calls})
+            if "dropped" in ending and len(threads) == 2:
+                break
+    assert threads[0]
+    assert threads[0] <= threads[-1]
+    assert len(threads) == (3 if ending == "all batches" else 2)
+    assert len({*calls}) <= 2
+    if ending == "loader dropped":
+        del loader
+    del batches
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread in threads[-1]]
 
 
 def test_an_exception_in_a_pipeline_names_the_record(alb: Any, made: Typed) -> None:

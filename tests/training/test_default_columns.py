@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import packstore
 from packstore import PackedDataset, PackedLoader
@@ -104,14 +104,37 @@ def test_what_masks_prevent_says_how_to_leave_them_out(tmp_path: Path) -> None:
     assert next(iter(PackedLoader(alone, 2, resident=True, augment=torch.clone))).shape == (2, 3, SIDE, SIDE)
 
 
-def test_a_missing_mask_says_what_to_do(tmp_path: Path) -> None:
-    with packstore.Writer(
-        tmp_path / "x.lmdb", {"image": "image", "maybe": FIELDS["maybe"]}, annotation_frame="stored"
-    ) as writer:
-        for n in range(3):
-            writer.add(
-                key=str(n), image=encode(Image.new("RGB", (SIDE, SIDE)), "PNG"), maybe=VALUES["maybe"] if n else None
-            )
-    loader = PackedLoader(PackedDataset(tmp_path / "x.lmdb"), 3)
-    with pytest.raises(UsageError, match=r"'optional'.*columns= of the dataset can leave 'maybe' out"):
+@pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (packstore.Mask(optional=True), np.ones((SIDE, SIDE), np.uint8)),
+        (packstore.Label(["a", "b"], optional=True), 1),
+        (packstore.Text(optional=True), "some"),
+    ],
+    ids=["mask", "label", "text"],
+)
+def test_a_missing_value_is_said_when_a_loader_is_made(tmp_path: Path, field: Any, value: Any, suffix: str) -> None:
+    """Unless the loader has no record without a value, or a sampler, which chooses records later."""
+    path = tmp_path / f"x.{suffix}"
+    with packstore.Writer(path, {"image": "image", "maybe": field}, annotation_frame="stored") as writer:
+        for n in range(6):
+            image = encode(Image.new("RGB", (SIDE, SIDE)), "PNG")
+            writer.add(key=str(n), image=image, maybe=value if n != 4 else None)
+    dataset = PackedDataset(path, columns=("image", "maybe"))
+    assert "None if missing: maybe" in repr(dataset)
+    wanted = r"record 4 \(4\).* has no 'maybe'.*'optional'.*columns= of the dataset can leave 'maybe' out"
+    for given in (dataset, Subset(dataset, [0, 4])):
+        with pytest.raises(UsageError, match=wanted):
+            PackedLoader(given, 2)
+    loader = PackedLoader(dataset, 2, sampler=[0, 4])
+    with pytest.raises(UsageError, match=wanted):
         next(iter(loader))
+    for sound in (
+        PackedLoader(dataset, 2, sampler=[0, 5]),
+        PackedLoader(dataset, 2, indices=[0, 5]),
+        PackedLoader(Subset(dataset, [0, 1, 4]), 2, indices=[0, 1]),
+        PackedLoader(dataset, 2, collate={"maybe": "optional"}),
+        PackedLoader(PackedDataset(path, columns=("image", "key")), 2),
+    ):
+        assert len([*sound]) == len(sound)

@@ -193,11 +193,27 @@ def test_padding_is_that_of_torchvision(root: Path, encoding: str, fill: Any) ->
         assert_close(found, expected, encoding, moved=False)
 
 
+FILLING: dict[str, Callable[[Any], Any]] = {
+    "Pad": lambda fill: A.Pad(2, fill=fill),
+    "RandomCrop": lambda fill: [A.RandomCrop(11, pad_if_needed=True, fill=fill)],
+    "RandomCrop-padding": lambda fill: [A.RandomHorizontalFlip(), A.RandomCrop(12, padding=3, fill=fill)],
+    "Cutout": lambda fill: A.Cutout(40, fill=fill),
+    "RandomErasing": lambda fill: A.RandomErasing(1, (0.3, 0.5), (1, 1), fill),
+    "RandomErasing-three": lambda fill: A.RandomErasing(1, (0.3, 0.5), (1, 1), (fill,) * 3),
+    "RandomZoomOut": lambda fill: A.RandomZoomOut(fill, (3, 4), 1),
+    "warp-rotation": lambda fill: A.RandomRotation((45, 45), fill=fill),
+    "warp-affine": lambda fill: A.RandomAffine((20, 30), scale=(0.5, 0.6), interpolation="bilinear", fill=(fill,) * 3),
+    "warp-perspective": lambda fill: A.RandomApply([A.RandomPerspective(0.9, 1, "nearest", fill)], 1),
+}
+"""Operations that fill at least one whole pixel of small images, by name."""
+
+
 @pytest.mark.parametrize(("mode", "white"), [("I;16", 65535), ("I;16S", 1), ("F", 1)], ids=lambda value: str(value))
 @pytest.mark.parametrize("stored", ["pixels", "float32"])
-@pytest.mark.parametrize("make", [lambda fill: A.Pad(2, fill=fill), lambda fill: A.Cutout(40, fill=fill)])
+@pytest.mark.parametrize("fill", [1000, 65535, -1000, 1.5])
+@pytest.mark.parametrize("name", FILLING)
 def test_other_modes_fill_with_their_own_values(
-    tmp_path: Path, mode: str, white: int, stored: str, make: Callable[[int], Any]
+    tmp_path: Path, mode: str, white: int, stored: str, name: str, fill: float
 ) -> None:
     """A fill of 16 bits is 0 … 65,535, and of unlimited modes any value: that of a pixel before the normalisation."""
     dtype = {"I;16": "uint16", "I;16S": "int16", "F": "float32"}[mode]
@@ -207,9 +223,19 @@ def test_other_modes_fill_with_their_own_values(
     fields = {"image": packstore.Image(dtype if stored == "pixels" else "float32", mode=mode)}
     options: dict[str, Any] = {} if stored == "pixels" or mode == "F" else {"normalize": ([0.5], [0.25])}
     packstore.convert(samples, tmp_path / "x.lmdb", fields=fields, **options)
-    image = next(iter(PackedLoader(PackedDataset(tmp_path / "x.lmdb"), 3, augment=make(1000))))
-    expected = (1000 / white - 0.5) / 0.25 if options else 1000
-    assert abs(image[0, 0, 0, 0].item() - expected) < 1e-3
+    dataset = PackedDataset(tmp_path / "x.lmdb", columns=("image",))
+    form = {"collate": {"image": "list"}} if name == "RandomZoomOut" else {}
+    refused = (fill < 0 and mode == "I;16") or (fill == 1.5 and mode == "F" and name.startswith("warp"))
+    if (fill > 32767 and mode == "I;16S") or (fill == 1.5 and mode != "F"):
+        return  # no such pixels
+    if refused:
+        with pytest.raises(UsageError, match=r"(fill|value) should be (0 … 65535|a whole number)"):
+            PackedLoader(dataset, 1, augment=FILLING[name](fill), **form)
+        return
+    images = [batch[0] for batch in PackedLoader(dataset, 1, augment=FILLING[name](fill), **form)]
+    expected = (fill / white - 0.5) / 0.25 if options else fill
+    for image in images:
+        assert (image - expected).abs().min() <= abs(expected) * 1e-6
 
 
 def test_a_colour_of_three_is_refused_for_gray(root: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from packstore import PackedDataset, PackedLoader
 from tests.conftest import Stores
@@ -118,11 +120,100 @@ def test_the_order_after_a_resume_is_that_without_an_interruption(
     whole = Run(lightning, tmp_path / "whole", stores, kind).fit(max_epochs=3)
     assert len(whole.seen) == 21
     assert len({tuple(keys) for keys, _ in whole.seen}) == 21
-    interrupted = Run(lightning, tmp_path / "interrupted", stores, kind)
-    interrupted.fit(**ends, **options)
-    rest = interrupted.fit(resumed=True, max_epochs=3, **options)
-    assert 0 < len(rest.seen) < 21
-    assert rest.seen == whole.seen[-len(rest.seen) :]
+    for last in ({"max_epochs": 3}, *([{"max_steps": 21}] if "save_every" in options else [])):
+        interrupted = Run(lightning, tmp_path / f"interrupted by {[*last]}", stores, kind)
+        interrupted.fit(**ends, **options)
+        rest = interrupted.fit(resumed=True, **last, **options)
+        assert 0 < len(rest.seen) < 21
+        assert rest.seen == whole.seen[-len(rest.seen) :]
+
+
+def fit_quietly(
+    lightning: Any, loader: Any, validation: Any = None, ckpt_path: Path | None = None, **options: Any
+) -> list[Any]:
+    """Trains with one loader or several. Returns what the steps saw: keys, by loader."""
+    found: list[Any] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 10)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            parts = batch if isinstance(batch, dict) else {"": batch}
+            found.append([(name, tuple(each[1])) for name, each in parts.items() if each is not None])
+            return self.layer(next(iter(parts.values()))[0].float().mean((2, 3))).sum()
+
+        def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
+            found.append((dataloader_idx, index, tuple(batch[1])))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning.Trainer(**quiet | options).fit(Module(), loader, validation, ckpt_path=ckpt_path)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")  # what Lightning warns of itself
+@pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
+def test_several_loaders(lightning: Any, stores: Stores, mode: Any) -> None:
+    """Two loaders of unequal length for training, and two for validation, give what those of torch give."""
+    dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
+    subset = torch.utils.data.Subset(dataset, range(24))
+
+    def fit(make: Any) -> list[Any]:
+        parts = {"long": make(dataset, 16), "short": make(subset, 8)}
+        combined = lightning.pytorch.utilities.CombinedLoader(parts, mode)
+        return fit_quietly(lightning, combined, [make(subset, 5), make(dataset, 16)], max_epochs=2)
+
+    found = fit(PackedLoader)
+    assert found == fit(DataLoader)
+    assert {type(each) for each in found} == {tuple, list}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("short", [16, 32])
+@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
+def test_several_loaders_resume_where_they_were(
+    lightning: Any, stores: Stores, tmp_path: Path, mode: Any, steps: int, short: int
+) -> None:
+    """Also a short loader that has ended, or has begun anew, within the epoch of Lightning."""
+    dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
+    subset = torch.utils.data.Subset(dataset, range(short))
+
+    def fit(**options: Any) -> list[Any]:
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=steps)
+        parts = {"long": PackedLoader(dataset, 16, shuffle=True), "short": PackedLoader(subset, 8, shuffle=True)}
+        combined = lightning.pytorch.utilities.CombinedLoader(parts, mode)
+        return fit_quietly(lightning, combined, enable_checkpointing=True, callbacks=[saving], **options)
+
+    whole = fit(max_epochs=3)
+    (tmp_path / "last.ckpt").unlink()
+    fit(max_steps=steps)
+    rest = fit(max_epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    assert rest == whole[steps:]
+
+
+@pytest.mark.parametrize("count", [40, None])
+def test_a_sampler_without_a_length(lightning: Any, stores: Stores, count: int | None) -> None:
+    dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
+
+    class Numbers:
+        def __iter__(self) -> Iterator[int]:
+            return (number % 50 for number in itertools.islice(itertools.count(), count))
+
+    def fit(make: Any) -> list[Any]:
+        return fit_quietly(lightning, make(dataset, 16, sampler=Numbers()), max_epochs=2, limit_train_batches=5)
+
+    found = fit(PackedLoader)
+    assert found == fit(DataLoader)
+    assert len(found) == (10 if count is None else 6)
 
 
 def test_sanity_check_and_validation_every_few_steps(lightning: Any, stores: Stores, tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RASampler
 from tests.conftest import Stores
@@ -104,11 +108,96 @@ def test_the_loop_of_a_reference_for_classification(stores: Stores) -> None:
     assert len(orders[0]) == len(loader.sampler) == len(loader.dataset)  # type: ignore[arg-type]
 
 
-def test_the_collation_of_a_reference_for_detection(stores: Stores) -> None:
-    """``utils.collate_fn`` of torchvision's references, on items of a dataset."""
+def test_the_loader_of_a_reference_with_repeated_augmentation(stores: Stores) -> None:
+    """torch's loader with a sampler of packstore, over a dataset's items: the records of a :class:`PackedLoader`."""
+    dataset = PackedDataset(stores("files.lmdb"), "train", columns=("key", "label"))
+    sampler = RASampler(dataset, 3, seed=5)
+    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=2)  # type: ignore[arg-type]
+    images = PackedDataset(stores("files.lmdb"), "train", columns=("image", "key"))
+    ours = PackedLoader(images, 4, sampler=RASampler(images, 3, seed=5), augment=RAGGED)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert [[*keys] for keys, _ in loader] == [keys for _, keys in ours]
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of different sizes with masks and boxes, one of them without a box."""
+    path = tmp_path_factory.mktemp("objects") / "objects.lmdb"
+    fields = {
+        "image": "image",
+        "mask": "mask",
+        "boxes": "boxes",
+        "labels": packstore.Labels(["cat", "dog"], of="boxes"),
+    }
+    with packstore.Writer(path, fields, encoding="uint8") as writer:
+        for n in range(6):
+            image = np.random.default_rng(n).integers(0, 256, (60 + n, 80, 3), np.uint8)
+            boxes = [[10, 20, 50, 60], [60, 0, 80, 20 + n]][: 2 * (n != 3)]
+            mask = (image[..., 0] > 127).astype(np.uint8)
+            writer.add(key=str(n), image=image, mask=mask, boxes=boxes, labels=[1, 0][: len(boxes)])
+    return path
+
+
+def read_targets(objects: Path, way: str) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
+    """The batches of a detector: images, and their boxes and labels."""
+    columns = ("image", "boxes", "labels", "key")
+    if way == "loader":
+        options: dict[str, Any] = {"dtype": torch.float32, "collate": {"image": "list"}}
+        for images, *values in PackedLoader(PackedDataset(objects, columns=columns), 3, **options):
+            yield images, [dict(zip(columns[1:], each, strict=True)) for each in zip(*values, strict=True)]
+        return
+    dataset = PackedDataset(objects, columns=columns, output="tv_tensors")
+    for images, targets in DataLoader(dataset, 3, collate_fn=lambda batch: tuple(zip(*batch, strict=True))):
+        yield [image / 255 for image in images], [*targets]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, for detectors
+@pytest.mark.parametrize("way", ["loader", "items"])
+def test_the_loop_of_a_reference_for_detection(objects: Path, way: str) -> None:
+    """Two steps of a detector, fed by a loader, and by items with ``utils.collate_fn`` of torchvision's references."""
+    detection = import_torchvision().models.detection
+    torch.manual_seed(1)
+    model = detection.ssdlite320_mobilenet_v3_large(weights_backbone=None, num_classes=3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    dataset, seen = PackedDataset(objects, columns=("image", "boxes", "labels", "key"), output="dict"), 0
+    for images, targets in read_targets(objects, way):
+        for image, target in zip(images, targets, strict=True):
+            assert image.dtype == torch.float32
+            assert (image * 255).round().equal(dataset[seen]["image"].float())
+            assert target["boxes"].equal(dataset[seen]["boxes"])
+            assert target["key"] == dataset[seen]["key"]
+            seen += 1
+        losses = model(images, [{"boxes": each["boxes"], "labels": each["labels"] + 1} for each in targets])
+        optimizer.zero_grad()
+        sum(losses.values()).backward()
+        optimizer.step()
+        assert all(loss.isfinite() for loss in losses.values())
+    assert seen == 6
+
+
+def join_padded(images: Any, fill: int) -> torch.Tensor:
+    """``cat_list`` of torchvision's references."""
+    size = tuple(map(max, zip(*(image.shape for image in images), strict=True)))
+    joined = images[0].new(len(images), *size).fill_(fill)
+    for image, place in zip(images, joined, strict=True):
+        place[..., : image.shape[-2], : image.shape[-1]].copy_(image)
+    return joined
+
+
+@pytest.mark.parametrize("output", ["tensor", "tv_tensors"])
+def test_the_collation_of_a_reference_for_segmentation(objects: Path, output: Any) -> None:
+    """Padded batches of images and masks, as the loader's own."""
     import_torchvision()
-    dataset = PackedDataset(stores("files.lmdb"), "train", output="tv_tensors")
-    loader = DataLoader(dataset, 4, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
-    images, labels = next(iter(loader))
-    assert [image.ndim for image in images] == [3] * 4
-    assert len(labels) == 4
+    dataset = PackedDataset(objects, columns=("image", "mask"), output=output)
+
+    def collate(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        images, masks = zip(*batch, strict=True)
+        return join_padded(images, 0), join_padded(masks, 255)
+
+    ours = PackedLoader(
+        PackedDataset(objects, columns=("image", "mask")), 4, collate={"image": "padded"}, mask_fill=255
+    )
+    for (images, masks), (values, labels) in zip(DataLoader(dataset, 4, collate_fn=collate), ours, strict=True):
+        assert images.equal(values.values)
+        assert masks.equal(labels.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import RandomSampler, Subset
 from packstore import Mix, PackedDataset, PackedLoader
 from packstore.augment import CutMix, MixUp, PerImage, RandomHorizontalFlip, RandomMasking, RandomResizedCrop
 from tests.conftest import Stores
+from tests.makers.torchvision import import_torchvision
 
 
 @pytest.fixture
@@ -123,3 +125,38 @@ def test_another_epoch_begins_at_its_first_step(dataset: PackedDataset) -> None:
         assert loader.step == 1
         (options["sampler"] if with_sampler else loader).set_epoch(2)
         assert loader.step == 0
+
+
+def list_pipelines() -> dict[str, tuple[Any, str]]:
+    """Transforms of a dataset, and the beginnings of what its ``repr`` says of each."""
+    import_torchvision()
+    from torchvision import transforms as T  # noqa: N812
+
+    crop, flip, colours = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4)
+    rest = [T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)]
+    return {
+        "all": (T.Compose([crop, T.Compose([flip]), *rest]), "by the engine: RandomResized, RandomHor, ToTensor, Norm"),
+        "erasing": (T.Compose([crop, *rest, T.RandomErasing()]), "by the engine: Rand, ToT, Norm; then: RandomErasing"),
+        "colours": (T.Compose([crop, colours, *rest]), "by the engine: RandomRes; then: ColorJ, ToTensor, Normalize"),
+        "colours first": (T.Compose([colours, crop, *rest]), "then: ColorJitter, RandomResizedCrop, ToTensor, Norm"),
+        "unknown": (torch.neg, ""),
+        "tensors": (T.Compose([torch.neg, flip]), ""),
+    }
+
+
+@pytest.mark.parametrize("name", ["all", "erasing", "colours", "colours first", "unknown", "tensors"])
+def test_a_dataset_says_what_the_engine_runs(stores: Stores, name: str) -> None:
+    transform, said = list_pipelines()[name]
+    for options in ({}, {"output": "pil"}):
+        dataset = PackedDataset(stores("cifar.lmdb"), "train", transform=transform, target_transform=float, **options)
+        lines = [line.strip() for line in repr(dataset).splitlines()]
+        (line,) = (line for line in lines if line.startswith("transform: "))
+        assert "target_transform: <class 'float'>" in lines
+        assert " at 0x" not in line
+        if not said or options:
+            assert not re.search("by the engine|then:", line)
+            continue
+        parts = said.removeprefix("by the engine: ").replace("then: ", "").replace(";", ",").split(", ")
+        assert line.startswith("transform: " + said.partition(":")[0])
+        assert re.search(".*".join(parts), line)
+        assert ("; then: " in line) == ("; then: " in said)

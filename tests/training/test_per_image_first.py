@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import packstore
 from packstore import PackedDataset, PackedLoader
@@ -207,6 +208,20 @@ def test_on_a_device(root: Path, name: str, cuda: torch.device) -> None:
     found = load(PackedDataset(root / "files.lmdb", device=cuda), [FUNCTIONS[name], A.RandomHorizontalFlip()])
     for (images, _), (others, _) in zip(found, expected, strict=True):
         assert torch.equal(images.cpu(), others)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_views_say_how_a_function_gets_whole_images(root: Path, store: str) -> None:
+    """Views need one size before a function. The ways that the message names work."""
+    dataset = PackedDataset(root / store, columns=("image",))
+    for views in ({"a": (2, [A.PerImage(cut)])}, [[A.ColorJitter(0.3), cut, A.RandomCrop(30)], [A.RandomCrop(30)]]):
+        with pytest.raises(UsageError, match=r"view '[a0]' have no common size.*cut.* may follow.* DataLoader"):
+            PackedLoader(dataset, 4, views=views)
+    batch = load(dataset, [], views={"a": (2, [A.RandomResizedCrop(50), A.PerImage(cut)])})[0]
+    assert batch["a"].shape == (4, 2, 3, 40, 40)
+    dataset = PackedDataset(root / store, columns=("image",), transform=lambda image: [cut(image), image[:, :20, :20]])
+    large, small = next(iter(DataLoader(dataset, 4)))
+    assert (large.shape, small.shape) == ((4, 3, 40, 40), (4, 3, 20, 20))
 
 
 MESSAGES: list[list[Any]] = [

@@ -15,7 +15,7 @@ from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.crop_arithmetic import where, with_window
-from packstore.training.augment.program_operation import check_probability, parse_fill, parse_range
+from packstore.training.augment.program_operation import check_probability, parse_range
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
 
@@ -59,7 +59,7 @@ class RandomZoomOut(_ImageByImage):
     Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 
     Args:
-        fill: Colour, a byte or three of them, also in stores that are normalised already.
+        fill: Colour, as for :class:`RandomCrop`.
         side_range: Smallest and largest ratio of new to old sides.
         p: Probability of a larger image.
 
@@ -74,10 +74,8 @@ class RandomZoomOut(_ImageByImage):
     def __post_init__(self) -> None:
         check_probability(self, self.p)
         object.__setattr__(self, "side_range", parse_range(self, "side_range", self.side_range, 1, 100))
-        parse_fill(self, self.fill)
-        if self.fill is None:
-            raise UsageError("RandomZoomOut: fill should be a byte, 0 … 255, or three of them, got None")
         if not isinstance(self.fill, int | float):
+            parse_numbers("RandomZoomOut: fill", self.fill)
             object.__setattr__(self, "fill", tuple(self.fill))
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
@@ -94,8 +92,7 @@ class RandomZoomOut(_ImageByImage):
         left, top = (
             to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
         )
-        colour = parse_fill(self, self.fill)
-        return with_window(crops.replace(fill=self.convert_colour(colour)), -top, -left, (tall, wide))
+        return with_window(crops.replace(fill=self.convert_colour(self.fill)), -top, -left, (tall, wide))
 
 
 _MOST_TRIALS = 10_000

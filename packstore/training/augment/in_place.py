@@ -58,3 +58,9 @@ def stable_repr(fn: Any) -> str:
         where: Any = fn if hasattr(fn, "__qualname__") else type(fn)
         text = f"{where.__module__}.{where.__qualname__}"
     return text
+
+
+def repr_on_one_line(value: Any) -> str:
+    """Returns the ``repr`` of a value, or of those in a tuple, on one line and without memory addresses."""
+    text = ", ".join(map(stable_repr, value)) if isinstance(value, tuple) else stable_repr(value)
+    return " ".join(text.split())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.core.arguments import check_bools
+from packstore.core.arguments import check_bools, refuse_class
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
@@ -83,6 +83,7 @@ class PerImage(Operation):
     threads: bool = False
 
     def __post_init__(self) -> None:
+        check_function("PerImage: fn", self.fn)
         if not callable(self.fn):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
         check_bools(generator=self.generator, threads=self.threads)
@@ -176,6 +177,18 @@ class PerImage(Operation):
         return torch.stack(list(results))
 
 
+def check_function(name: str, function: Any) -> None:
+    """Raises :class:`UsageError` for a class in place of an object, and for a transform of albumentations, which takes
+    named arguments."""
+    refuse_class(name, function)
+    if type(function).__module__.startswith("albumentations."):
+        raise UsageError(
+            f"{name} calls a function with an image, and albumentations takes named arguments: end augment= of the "
+            f"PackedLoader with packstore.augment.Albumentations({type(function).__name__}(...)), or for items give "
+            "PackedDataset(…, output='numpy', transform=lambda image: pipeline(image=image)['image'])"
+        )
+
+
 def may_resize(op: Any) -> bool:
     """Tells if an entry of a user's list is a function that may return images of any size."""
     inner = op.fn if isinstance(op, PerImage) else op
@@ -262,6 +275,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
         else:
+            check_function("augment", operation)
             for part in iterate_parts(operation):
                 _refuse_random(part, use)
             flat.append(operation)

@@ -102,6 +102,13 @@ def check_colours(operation: Any, channels: int, mode: str) -> None:
                 f"{type(operation).__name__}: {name} should be 0 … {white:g} for these images, got {colour!r}; it is a "
                 "colour of the image, also where a store or normalize= normalises it"
             )
+        rounds = isinstance(operation, ProgramOperation) and operation.moves_pixels
+        if hasattr(operation, name) and colour is None and not rounds:
+            raise UsageError(
+                f"{type(operation).__name__}: {name} should be a number, or one for each channel, got None"
+            )
+        if mode == "F" and rounds and any(isinstance(n, float) and not n.is_integer() for n in numbers):
+            raise UsageError(f"{type(operation).__name__}: {name} should be a whole number, got {colour!r}")
         if isinstance(colour, list | tuple) and len(colour) != channels and len({*colour}) > 1:
             raise UsageError(
                 f"{type(operation).__name__}: {name}={colour!r} has {len(colour)} channels, and the images have "
@@ -144,8 +151,10 @@ def contains_geometry(part: Any) -> bool:
     return any(not can_draw_program(each) for each in parts)
 
 
-def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
+def parse_fill(operation: Operation, fill: Any, deep: bool = False) -> tuple[int, int, int] | None:
     """Converts a fill colour, a number or three, to three bytes. Rounds them. Returns None for None.
+
+    ``deep``: accept one number of 24 bits with its sign, too, for images of more than 8 bits.
 
     Raises :class:`UsageError` for other values.
     """
@@ -155,9 +164,11 @@ def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
     try:
         red, green, blue = (round(value) for value in values)
     except (TypeError, ValueError, OverflowError):
-        red = -1
-    if not (red >= 0 and max(red, green, blue) <= 255 and min(green, blue) >= 0):
-        raise UsageError(f"{type(operation).__name__}: fill should be a byte, 0 … 255, or three of them, got {fill!r}")
+        red, green, blue = -1, -1, 0
+    one = red == green == blue
+    if not (min(red, green, blue) >= 0 and max(red, green, blue) <= 255) and not (deep and one and abs(red) < 1 << 23):
+        expected = "one number, or three bytes" if deep else "a byte, 0 … 255, or three of them"
+        raise UsageError(f"{type(operation).__name__}: fill should be {expected}, got {fill!r}")
     return red, green, blue
 
 

@@ -291,7 +291,8 @@ def recipe(name: str, **unknown: Never) -> Recipe:
         raise unknown_operation_argument(recipe, min(unknown))
     entry = _RECIPES.get(name)
     if entry is None:
-        alike = difflib.get_close_matches(str(name), RECIPES, 1)
+        alike = [known for known in RECIPES if len(str(name)) > 2 and str(name).lower() in known]
+        alike = alike or difflib.get_close_matches(str(name), RECIPES, 1, 0.7)
         meant = f"did you mean {alike[0]!r}? " if alike else ""
         raise UsageError(f"there is no recipe {name!r}: {meant}there are {', '.join(RECIPES)}")
     return Recipe(name, entry.make(), entry.source, None if entry.mix is None else entry.mix(), entry.normalize)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import numpy as np
 
-from packstore.core.arguments import whole_number
+from packstore.core.arguments import show_value, whole_number
+from packstore.core.errors import UsageError
 from packstore.training.arguments import KnownArguments
 from packstore.training.random_draws import Draws
 
@@ -27,10 +28,13 @@ class RASampler(KnownArguments):
         seed: Seed of the order, which also depends on the epoch.
 
     Raises:
-        UsageError: ``repeats`` is not a positive whole number, or ``seed`` not a whole number.
+        UsageError: ``dataset`` has no length. ``repeats`` is not a positive whole number, or ``seed`` not a whole
+            number.
     """
 
     def __init__(self, dataset: Any, repeats: int = 3, seed: int = 0) -> None:
+        if not isinstance(dataset, Sized):
+            raise UsageError(f"RASampler takes a dataset, got {show_value(dataset)}")
         self.length = len(dataset)
         self.repeats = whole_number("repeats", repeats)
         self.seed = whole_number("seed", seed, None)

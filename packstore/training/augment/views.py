@@ -10,7 +10,7 @@ from typing import Any
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Step, join_columns
 from packstore.training.augment.operations import output_size, split_operations
-from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.per_image import as_operations, may_resize
 from packstore.training.augment.units import Units, with_units
 from packstore.training.random_draws import Array, derive_key
 
@@ -89,9 +89,16 @@ def parse_views(views: Any, units: Units | None = None) -> Views | None:
     for view in parts:
         split_operations(view.operations)
         if output_size(split_operations(view.operations, flip=True)[0]) is None:
+            functions = [operation for operation in view.operations if may_resize(operation)]
             raise UsageError(
                 f"the crops of view {view.name!r} have no common size: begin with RandomResizedCrop, or with Resize "
                 "and then CenterCrop or RandomCrop (without padding)"
+                + (
+                    f"; {functions[0]!r} may follow. If it is to see whole images of any size, return the views from "
+                    "transform= of the PackedDataset, and use a DataLoader"
+                    if functions
+                    else ""
+                )
             )
     return Views(parts, not isinstance(views, Mapping))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, unpack_fill
+from packstore.images.programs import ALL_WARP_FILLS, INTERPOLATIONS, unpack_fill
 from packstore.training.augment.units import Units, make_channels
 from packstore.training.random_draws import MASK, mix_bits
 
@@ -70,12 +70,15 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32], units: 
 
     Rounds to the images' dtype. ``flags``, ``units`` and errors are those of :func:`warp_affine`.
     """
-    mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
+    mode, way = INTERPOLATIONS[flags[0] & 3], ALL_WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     black, scale = _black_and_scale(units, values)
     if units is not None:
         values = values - black  # so that zeros outside are black, as in images of bytes
-    if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
+    if way in (
+        "blend",
+        "number",
+    ):  # as torchvision: a channel of ones gives the share of each pixel that is in the image
         values = torch.cat((values, torch.ones_like(values[:, :1])), 1)
     edges = "border" if way == "edge" else "zeros"
     pixels = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)

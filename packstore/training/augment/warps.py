@@ -62,7 +62,7 @@ class _WarpOperation(ProgramOperation):
 
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, _WARPED)
-        parse_fill(self, self.fill)
+        parse_fill(self, self.fill, deep=True)
 
     @property
     def moves_pixels(self) -> bool:
@@ -70,7 +70,7 @@ class _WarpOperation(ProgramOperation):
 
     def _pack_interpolation_and_fill(self) -> int:
         """Packs the operation's interpolation and fill colour into the ``flags`` of a warp in a program."""
-        return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
+        return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill, deep=True)))
 
     def _parse_angles(self, name: str, value: Any) -> Range:
         """Returns the range of a user's angles in degrees. A single number n stands for -n … n.
@@ -104,7 +104,7 @@ class RandomRotation(_WarpOperation):
         degrees: A number d draws angles from -d to d. A pair is the range of the angles. Counterclockwise.
         interpolation: ``"nearest"`` or ``"bilinear"``.
         center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
-        fill: Byte, or three, for pixels outside the image.
+        fill: Colour of pixels outside the image, as for :class:`RandomCrop`: one whole number, or three bytes.
 
     Raises:
         UsageError: A range that is not ascending, an unknown interpolation, an invalid centre or fill.
@@ -138,7 +138,7 @@ class RandomAffine(_WarpOperation):
         shear: Degrees. A number s shears from -s to s across. A pair is the range across; four numbers are the ranges
             across and down. None for no shear.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: Byte, or three, for pixels outside the image.
+        fill: Colour of pixels outside the image, as for :class:`RandomCrop`: one whole number, or three bytes.
         center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
 
     Raises:
@@ -205,7 +205,7 @@ class RandomPerspective(_WarpOperation):
         distortion_scale: Largest movement of a corner as a fraction of half a side, 0 … 1.
         p: Probability of a distortion.
         interpolation: ``"bilinear"`` or ``"nearest"``.
-        fill: Byte, or three, for pixels outside the image.
+        fill: Colour of pixels outside the image, as for :class:`RandomCrop`: one whole number, or three bytes.
 
     Raises:
         UsageError: Numbers out of range, an unknown interpolation, an invalid fill.

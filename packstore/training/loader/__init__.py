@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.units import Units, with_units
 from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
-from packstore.training.loader.columns import resident_obstacle
+from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
 from packstore.training.loader.description import describe_options
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
@@ -80,11 +80,13 @@ class _Start:
         epoch: Its epoch.
         first: Number of its first batch.
         resume: The loaded state's position that it begins at; None without.
+        is_over: The iterator has no batches.
     """
 
     epoch: int
     first: int
     resume: tuple[int, int] | None
+    is_over: bool = False
 
 
 @describes(LoaderArguments)
@@ -164,6 +166,7 @@ class PackedLoader(LoaderParts):
         self._epochs = Epochs(dataset, batch_size, options, part)
         self._stage = RecordStage.for_loader(dataset, options)
         loading = options if self._stage is None else self._stage.loading_options
+        refuse_missing_values(dataset, loading.collate or {}, self._epochs.items)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = resident_obstacle(dataset, options.collate or {})
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
@@ -188,6 +191,8 @@ class PackedLoader(LoaderParts):
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
+        self._epoch_set: int | None = None  # as the user has set it last
+        self._saved: tuple[int | None, bool] = None, False  # the same in a loaded state, and if its epoch had ended
         # The latest iterator, until it is asked for its first batch.
         self._unread: tuple[weakref.ref[Generator[Any, None, None]], _Start] | None = None
 
@@ -273,7 +278,7 @@ class PackedLoader(LoaderParts):
         if self._unread is not None and self._unread[1] is start:
             self._follow_sampler()
             self._unread = None
-        if self.epoch == start.epoch:  # set_epoch was called after iter
+        if self.epoch == start.epoch and not start.is_over:  # set_epoch was called after iter
             self.epoch += 1
         self._running = start.epoch, start.first
 
@@ -284,16 +289,19 @@ class PackedLoader(LoaderParts):
         child."""
         self._begin(start)
         epoch, first = start.epoch, start.first
+        if start.is_over:
+            return
         process = os.getpid()
-        with closing(self._producer.iterate_epoch(epoch, first)) as batches:
+        stage = nullcontext() if self._stage is None else self._stage.start_threads()
+        with closing(self._producer.iterate_epoch(epoch, first)) as batches, stage as run_stage:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)
                 item, ids = batch.item, batch.ids
                 del batch
-                if self._stage is not None and ids is not None:
+                if run_stage is not None and ids is not None:
                     with self.pipeline.stats.measure("augment"):
-                        item = self._stage(item, ids, epoch)
+                        item = run_stage(item, ids, epoch)
                 if self.options.output == "numpy":
                     item = self._as_arrays(item)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
@@ -321,11 +329,20 @@ class PackedLoader(LoaderParts):
         has not given a batch yet begins this epoch, too: some frameworks set the epoch after ``iter``. The generator
         of a sampler without ``set_epoch`` advances by the epochs that are left out.
 
+        A framework may begin a loader several times within an epoch of its own. So an iterator that resumes stays at
+        its position if this is the epoch that was set last before the state was saved.
+
         Raises:
             UsageError: ``epoch`` is not a whole number of at least 0.
         """
-        epoch = whole_number("epoch", epoch, 0)
+        self._epoch_set = epoch = whole_number("epoch", epoch, 0)
         unread = self._settle_unread()
+        before, had_ended = self._saved
+        resumes = unread is not None and unread.resume is not None and before is not None
+        if unread is not None and resumes and epoch == before:
+            unread.is_over = had_ended
+            self.epoch = unread.epoch + (0 if had_ended else 1)
+            return
         self._epochs.skip_epochs(epoch - (self.epoch if unread is None else unread.epoch))
         self.epoch = epoch
         if self._resume is not None and self._resume[0] != epoch:
@@ -333,8 +350,8 @@ class PackedLoader(LoaderParts):
         if unread is None:
             self._running = None
             return
-        if unread.epoch != epoch:
-            unread.epoch, unread.first, unread.resume = epoch, 0, None
+        if unread.epoch != epoch or resumes:
+            unread.epoch, unread.first, unread.resume, unread.is_over = epoch, 0, None, False
         self._running = unread.epoch, unread.first
 
     def _find_next_epoch(self) -> int:
@@ -389,7 +406,7 @@ class PackedLoader(LoaderParts):
         epoch, batches = self._running or (self.epoch, 0)
         epoch, records = self._resume or (epoch, self._epochs.count_records(batches))
         ended = self._resume is None and self._epochs.ends_after(batches)
-        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended}
+        where = {"version": VERSION, "epoch": epoch, "records": records, "ended": ended, "set_epoch": self._epoch_set}
         return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
     @cached_property
@@ -443,11 +460,14 @@ class PackedLoader(LoaderParts):
         left = self._epochs.count_records(batches) - given
         if left:  # of a last batch that fewer ranks were about to share
             _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
-        if state.get("ended") or self._epochs.ends_after(batches):
+        ended = bool(state.get("ended") or self._epochs.ends_after(batches))
+        if ended:
             self._epochs.finish_generator()
             epoch, given = epoch + 1, 0
         self.epoch, self._resume, self._unread = epoch, (epoch, given), None
         self.set_epoch(epoch)
+        self._epoch_set = state.get("set_epoch")
+        self._saved = self._epoch_set, ended
         self._epochs.set_epoch_of_sampler(epoch)
 
 

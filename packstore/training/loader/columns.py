@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError, UsageError
 from packstore.core.manifest import Column
+from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Operation
 from packstore.training.augment.operations import ONE_SIZE
 from packstore.training.augment.targets import check_targets, plan_targets
@@ -27,11 +28,14 @@ from packstore.training.loader.fields import (
     NumberField,
     ObjectField,
     RaggedField,
+    missing_value_error,
 )
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import PreparedBatch
+from packstore.training.pictures import describe_record
 from packstore.training.random_draws import Draws
 
+_LOOKED_UP_AT_ONCE = 1 << 20
 _SAMPLES = 1000
 """Most records that are searched for hidden boxes."""
 
@@ -232,6 +236,22 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
             raise UsageError(f"collate={{{name!r}: {form!r}}}: column {name!r} ({column.type}) is not of many rows")
         if form == "multi_hot" and (column.collation != "rows" or column.shape or column.classes is None):
             raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")
+
+
+def refuse_missing_values(dataset: PackedDataset, collate: Mapping[str, Any], items: Sequence[int]) -> None:
+    """Raises :class:`UsageError` if one of the ``items`` has no value in a column that needs one. Skips stores at a
+    URL, whose shards it would have to fetch."""
+    reader = dataset.reader
+    start = reader.split(dataset.split).start
+    for name in dataset.columns if as_fetching(reader) is None else ():
+        column = dataset.manifest.column(name)
+        if not column.nullable or collate.get(name) == "optional" or column.collation == "image_lists":
+            continue
+        for first in range(0, len(items), _LOOKED_UP_AT_ONCE):
+            records = np.array(items[first : first + _LOOKED_UP_AT_ONCE], np.int64) + start
+            missing = records[~reader.values(column.valid_name, records)]
+            if len(missing):
+                raise missing_value_error(describe_record(reader, int(missing[0])), name)
 
 
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:

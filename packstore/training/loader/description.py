@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
 
 import torch
 
-from packstore.training.augment.in_place import stable_repr
+from packstore.training.augment.in_place import repr_on_one_line
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import LoaderOptions
 
@@ -30,10 +29,4 @@ def describe_options(options: LoaderOptions, epochs: Epochs, records: int, dtype
     for each in fields(options):
         value = getattr(options, each.name)
         if each.name not in _SHOWN_OTHERWISE and value is not None and (each.default is None or value != each.default):
-            yield f"{each.name}: {_describe_value(value)}"
-
-
-def _describe_value(value: Any) -> str:
-    """Returns the ``repr`` of an option's value on one line, without memory addresses."""
-    text = ", ".join(map(stable_repr, value)) if isinstance(value, tuple) else stable_repr(value)
-    return " ".join(text.split())
+            yield f"{each.name}: {repr_on_one_line(value)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -246,6 +246,13 @@ class Epochs:
         For a sampler without a length, that is known of the latest epoch, from its last batch on."""
         order = self._order_with_length()
         return batches == self._drawn_batches if order is None else batches >= order.count_batches()
+
+    @property
+    def items(self) -> Sequence[int]:
+        """Indices of all items of an epoch. Empty with a sampler, which draws them later."""
+        if self._sampler is not None:
+            return ()
+        return range(self._records) if self._subset is None else self._subset  # type: ignore[return-value]
 
     @property
     def subset_digest(self) -> str | None:

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE, Buffer, from_stored
-from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.training.augment.targets import Placement, RowPlacement
-from packstore.training.pictures import describe_key, locate_error
+from packstore.training.pictures import describe_record, locate_error
 from packstore.training.random_draws import MASK
 from packstore.training.values import as_tensor
 
@@ -90,8 +90,7 @@ class ColumnContext:
 
     def describe_row(self, row: int) -> str:
         """Describes a row for error texts: number and key of its record, and the store."""
-        record = self.numbers[row]
-        return f"record {record} ({describe_key(self.reader, record)}) of {printable(str(self.reader.path))}"
+        return describe_record(self.reader, self.numbers[row])
 
     def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
         """Adds ``row`` to :attr:`failed`, and stores ``error`` in :attr:`errors`, with record and key in its text.
@@ -170,12 +169,16 @@ class BatchField(ABC):
         missing = ~context.reader.values(self.column.valid_name, context.records)
         rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
         if rows and not self.optional:
-            where, name = context.describe_row(rows[0]), self.column.name
-            raise UsageError(
-                f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it, "
-                f"and columns= of the dataset can leave {name!r} out"
-            )
+            raise missing_value_error(context.describe_row(rows[0]), self.column.name)
         return missing if self.optional else None
+
+
+def missing_value_error(where: str, name: str) -> UsageError:
+    """Returns the error for a record without a value of the column ``name``."""
+    return UsageError(
+        f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it, "
+        f"and columns= of the dataset can leave {name!r} out"
+    )
 
 
 def select_rows(values: Any, kept: NDArray[np.int64] | None) -> Any:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -78,17 +82,27 @@ class RecordStage:
         last = options.augment[-1] if options.augment else None
         return cls(dataset, options) if isinstance(last, Albumentations) else None
 
-    def __call__(self, item: Any, ids: NDArray[np.int64], epoch: int) -> Any:
-        """Runs the pipeline on the records of a batch, in several threads. Returns the final batch.
+    @contextmanager
+    def start_threads(self) -> Iterator[Callable[[Any, NDArray[np.int64], int], Any]]:
+        """Starts threads for the pipeline. Yields a function that finishes a batch in them: of an item, the ids of its
+        records, and the epoch. The threads end with the block."""
+        threads, process = self._options.workers or default_workers(), os.getpid()
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-records", initializer=make_single_threaded)
+        try:
+            yield partial(self._finish_batch, pool)
+        finally:
+            if os.getpid() == process:  # a forked child has no threads, and their locks may stay locked
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _finish_batch(self, pool: ThreadPoolExecutor, item: Any, ids: NDArray[np.int64], epoch: int) -> Any:
+        """Runs the pipeline on the records of a batch, in the threads of ``pool``. Returns the final batch.
 
         An exception of the pipeline gets a note with the record."""
         names = self._dataset.columns
         values = item if isinstance(item, dict) else dict(zip(names, item if len(names) > 1 else (item,), strict=True))
         of_records = [{name: values[name][row] for name in self._columns} for row in range(len(ids))]
         draws = Draws(self._options.draws_seed, epoch, ids, len(self._options.augment) - 1)
-        threads = min(self._options.workers or default_workers(), len(ids))
-        with ThreadPoolExecutor(max(1, threads), initializer=make_single_threaded) as pool:
-            done = list(pool.map(self._run_on_record, of_records, draws.bits(0).tolist(), ids.tolist()))
+        done = list(pool.map(self._run_on_record, of_records, draws.bits(0).tolist(), ids.tolist()))
         images = [each["image"].to(self._dataset.device) for each in done]
         values = {**values, "image": self._steps.call_transform(self._join_images(images))}
         for name, column in self._columns.items():
