@@ -117,7 +117,8 @@ def test_what_masks_prevent_says_how_to_leave_them_out(tmp_path: Path) -> None:
 def test_a_missing_value_is_said_when_a_loader_is_made(tmp_path: Path, field: Any, value: Any, suffix: str) -> None:
     """Unless the loader has no record without a value, or a sampler, which chooses records later."""
     path = tmp_path / f"x.{suffix}"
-    with packstore.Writer(path, {"image": "image", "maybe": field}, annotation_frame="stored") as writer:
+    frame = "stored" if isinstance(field, packstore.Mask) else None
+    with packstore.Writer(path, {"image": "image", "maybe": field}, annotation_frame=frame) as writer:
         for n in range(6):
             image = encode(Image.new("RGB", (SIDE, SIDE)), "PNG")
             writer.add(key=str(n), image=image, maybe=value if n != 4 else None)
