@@ -99,7 +99,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
     def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
         """Reads the items of ``records`` as a list. Decodes image files together."""
         images = self._read_images(records, together=self.target_transform is None and self.transforms is None)
-        return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
+        items = [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
+        return items if self._plan is None else [Item(item) if type(item) is tuple else item for item in items]
 
     def _make_item(self, record: int, image: Any = _UNREAD) -> Any:
         """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``.
@@ -112,7 +113,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             item = {name: self._read_value(name, record, image) for name in self.columns}
         else:
             values = [self._read_value(name, record, image) for name in self.columns]
-            item = values[0] if len(values) == 1 else Item(values)
+            item = values[0] if len(values) == 1 else tuple(values)
         if self.transforms is None:
             return item
         return self._call_user(self.transforms, record, *(item if isinstance(item, tuple) else (item,)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from packstore.stores.base import Reader
 from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, read_seek_indexes
-from packstore.training.record_notes import naming_records
+from packstore.training.record_notes import note_records
 from packstore.training.worker_memory import allocate
 
 _PILLOW_FILTERS: dict[int, int] = {
@@ -267,9 +266,9 @@ class PlannedBatch:
         source = PixelSource(channels, None, self._requests, row, self._max_pixels, read_whole)
         return PlannedImage(source, Cut.full(height, width))
 
-    def naming_record(self, row: int) -> AbstractContextManager[None]:
-        """Adds a note that names the record in ``row`` to an exception of a user's function in the body."""
-        return naming_records(self._reader, np.array([self._records[row]]))
+    def note_record(self, error: Exception, row: int) -> None:
+        """Adds a note that names the record in ``row`` to an exception of a user's function."""
+        note_records(error, self._reader, np.array([self._records[row]]))
 
     def _read_pixels(self, row: int) -> NDArray[np.uint8]:
         """Reads the whole image in ``row`` by the dataset's decoder."""

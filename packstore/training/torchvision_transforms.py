@@ -24,8 +24,8 @@ from packstore.images.engine import OutputFormat
 from packstore.training.augment.per_image import flatten_transforms, is_of_torchvision
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
-from packstore.training.planned_colours import COLOUR_TRANSFORMS, change_colours
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
+from packstore.training.planned_transforms import COLOUR_TRANSFORMS, call_transform
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""
@@ -96,16 +96,22 @@ class TransformPlan:
         rest = [step for step, role in self.steps if role is _Role.REST]
         if not together or not all(_is_known(step, _ERASING) for step in rest):
             for row in range(count):
-                with batch.naming_record(row):
+                try:
                     value = _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
+                except Exception as error:
+                    batch.note_record(error, row)
+                    raise
                 yield value
             return
         images, patches = [], []
         for row in range(count):
-            with batch.naming_record(row):
+            try:
                 image = self._plan(batch.open(row))
                 is_planned = _is_planned(image)
                 erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
+            except Exception as error:
+                batch.note_record(error, row)
+                raise
             images.append(image if is_planned else erased)
             patches.append(erased.patches if isinstance(erased, _Erased) else ())
         for value, some in zip(self._convert(images), patches, strict=True):
@@ -218,7 +224,7 @@ def _see_through(step: Any) -> Any:
 def _call(step: Callable[[Any], Any], *images: Any) -> Any:
     """Calls a transform, of the user or torchvision's, with an image."""
     if len(images) == 1 and is_of_torchvision(type(step)):
-        return change_colours(step, type(step).__name__, images[0])
+        return call_transform(step, images[0])
     return step(*images)
 
 

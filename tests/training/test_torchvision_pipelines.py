@@ -22,8 +22,8 @@ from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import CorruptRecordError
 from packstore.images.engine.engine import Engine
 from packstore.training.pictures import ImageReader
-from packstore.training.planned_colours import is_like_pillow
 from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
+from packstore.training.planned_transforms import is_like_pillow
 from tests.makers.datasets import pixels
 from tests.makers.stores import damage
 from tests.makers.torchvision import import_torchvision
