@@ -22,7 +22,7 @@ from packstore.training.pictures import ImageListReader, ImageReader, widen_for_
 from packstore.training.record_notes import note_records
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
-from packstore.training.worker_memory import share
+from packstore.training.worker_memory import move_rows, share
 
 if TYPE_CHECKING:
     from packstore.training.torchvision_transforms import TransformPlan
@@ -100,7 +100,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Reads the items of ``records`` as a list. Decodes image files together."""
         images = self._read_images(records, together=self.target_transform is None and self.transforms is None)
         items = [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
-        return items if self._plan is None else [Item(item) if type(item) is tuple else item for item in items]
+        return [Item(item) if type(item) is tuple else item for item in items]
 
     def _make_item(self, record: int, image: Any = _UNREAD) -> Any:
         """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``.
@@ -290,7 +290,7 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         images: Iterable[Any] = (
             self.pictures.read_each(self._form, self.reader, records.tolist())
             if gathered is None
-            else gathered.unbind()
+            else move_rows(gathered).unbind()
         )
         if self.transform is None or self._wrapper is not None:
             return images

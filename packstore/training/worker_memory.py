@@ -81,6 +81,13 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
+def move_rows(batch: torch.Tensor) -> torch.Tensor:
+    """Copies a batch on the CPU to memory of :func:`allocate` in a worker; returns it itself in other processes."""
+    if get_worker_info() is None or batch.device.type != "cpu":
+        return batch
+    return allocate(tuple(batch.shape), batch.dtype).copy_(batch)
+
+
 def share(block: torch.Tensor) -> torch.Tensor:
     """Returns a tensor in the same memory as a block from :func:`allocate`, for another process.
 

@@ -370,6 +370,21 @@ def test_workers_share_what_they_make(stores: Any, name: str) -> None:
         assert labels.shape == (4,)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("options", [{"encoding": "uint8"}, {"encoding": "float32"}, {"encoding": "bfloat16"}], ids=str)
+def test_workers_share_arrays(stores: Any, options: dict[str, Any], dtype: torch.dtype | None) -> None:
+    """Also those that are stored as they are: without ``transform``, and equal to items."""
+    data = PackedDataset(stores(".pth", size=(40, 30), **options), dtype=dtype)
+    rows = 0
+    for images, labels in DataLoader(data, 5, num_workers=2):
+        assert images.is_contiguous()
+        for image, label in zip(images, labels, strict=True):
+            assert torch.equal(image, data[rows][0])
+            assert (image.dtype, label) == (data[rows][0].dtype, data[rows][1])
+            rows += 1
+    assert rows == len(data)
+
+
 def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     transform = pipelines(v1)["training"]
     expected = items(PackedDataset(stores(), transform=transform))
