@@ -77,16 +77,18 @@ class PlannedImage(Image.Image):
 
         If one cut cannot do both, the new image begins with the pixels of this one.
         """
-        moves = cut._replace(flip=False) != self._whole
-        composed = None if moves and self.colours else self.cut.compose(cut)
-        if composed is None:
+        composed = self.cut.compose(cut)
+        if composed is None or (self.colours and cut._replace(flip=False) != self._whole):
             return self._begin_anew()._follow(cut, flip=flip)
         return self._change(cut=composed, is_upside_down=self.is_upside_down != flip)
 
     def _change(self, **changes: Any) -> PlannedImage:
-        """Returns this image with other attributes."""
-        names = ("source", "cut", "is_upside_down", "is_tensor", "colours")
-        return PlannedImage(**{name: getattr(self, name) for name in names} | changes)
+        """Returns this image with other attributes, without the pixels."""
+        image = PlannedImage.__new__(PlannedImage)  # several times an image, so without __init__
+        vars(image).update(vars(self), _im=None, info={}, **changes)
+        _, _, height, width = image.cut.window
+        image._size = width, height
+        return image
 
     def _begin_anew(self) -> PlannedImage:
         """Returns an image that begins with the pixels of this one."""
@@ -149,7 +151,27 @@ class PlannedImage(Image.Image):
         if not (0 <= left < right <= width and 0 <= top < bottom <= height):
             return super().crop(box)
         size = bottom - top, right - left
-        return self._follow(Cut((height - bottom if self.is_upside_down else top, left, *size), size, (0, 0, *size)))
+        return self._follow(Cut(self._locate(top, left, *size), size, (0, 0, *size)))
+
+    def resize_crop(self, top: int, left: int, height: int, width: int, size: tuple[int, int], resample: int) -> Any:
+        """Crops, and resizes to a height and width, in one step."""
+        sampling = None if self.is_tensor or self.is_made else self._find_sampling(height, width, size, resample)
+        if sampling is None or resample == Resampling.BOX or min(top, left) < 0 or (height, width) == size:
+            return self.crop((left, top, left + width, top + height)).resize(size[::-1], resample)
+        return self._follow(Cut(self._locate(top, left, height, width), size, (0, 0, *size), sampling=sampling))
+
+    def _locate(self, top: int, left: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Returns a box of this image as one of the image before it is mirrored top to bottom."""
+        return self.height - top - height if self.is_upside_down else top, left, height, width
+
+    def _find_sampling(self, height: int, width: int, target: tuple[int, int], resample: int) -> int | None:
+        """Returns the engine's sampling that resizes as Pillow or torch do; None if it has none."""
+        filters = _TORCH_FILTERS if self.is_tensor else _PILLOW_FILTERS
+        columns_first = None if self.is_tensor else find_order()
+        if resample not in filters or (columns_first is None and not self.is_tensor):
+            return None
+        extra = _COLUMNS_FIRST if columns_first is not None and columns_first(height, width, target) else 0
+        return filters[resample] + extra
 
     def resize(
         self,
@@ -159,18 +181,13 @@ class PlannedImage(Image.Image):
         reducing_gap: float | None = None,
     ) -> Image.Image:
         resample = Resampling.BICUBIC if resample is None else resample
-        filters = _TORCH_FILTERS if self.is_tensor else _PILLOW_FILTERS
-        columns_first = None if self.is_tensor else find_order()
-        known = resample in filters and (self.is_tensor or columns_first is not None)
-        if self.is_made or not known or box is not None or reducing_gap is not None or min(size) < 1:
-            return super().resize(size, resample, box, reducing_gap)
         width, height = self.size
         target = int(size[1]), int(size[0])
+        sampling = self._find_sampling(height, width, target, resample)
+        if self.is_made or sampling is None or box is not None or reducing_gap is not None or min(size) < 1:
+            return super().resize(size, resample, box, reducing_gap)
         if target == (height, width):
             return self.copy()
-        sampling = filters[resample]
-        if columns_first is not None and columns_first(height, width, target):
-            sampling += _COLUMNS_FIRST
         cut = Cut((0, 0, height, width), target, (0, 0, *target), sampling=sampling)
         # Pillow's box is not symmetric: mirroring must come first.
         first = resample == Resampling.BOX and (self.cut.flip or self.is_upside_down)

@@ -42,8 +42,7 @@ def _crop_and_resize(transform: Any, image: PlannedImage) -> Any:
     if way is None or image.is_tensor:
         return transform(image)
     top, left, height, width = transform.get_params(image, transform.scale, transform.ratio)
-    cropped = image.crop((left, top, left + width, top + height))
-    return cropped.resize((transform.size[1], transform.size[0]), way)
+    return image.resize_crop(top, left, height, width, tuple(transform.size), way)
 
 
 def _mirror(transform: Any, image: PlannedImage) -> Image.Image:
