@@ -77,8 +77,13 @@ class PlannedImage(Image.Image):
 
         If one cut cannot do both, the new image begins with the pixels of this one.
         """
-        composed = self.cut.compose(cut)
-        if composed is None or (self.colours and cut._replace(flip=False) != self._whole):
+        moves = self.colours and cut._replace(flip=False) != self._whole
+        own = cut
+        if self.is_upside_down:
+            top, left, height, width = cut.box
+            own = cut._replace(box=(self.height - top - height, left, height, width))
+        composed = None if moves else self.cut.compose(own)
+        if composed is None:
             return self._begin_anew()._follow(cut, flip=flip)
         return self._change(cut=composed, is_upside_down=self.is_upside_down != flip)
 
@@ -151,18 +156,14 @@ class PlannedImage(Image.Image):
         if not (0 <= left < right <= width and 0 <= top < bottom <= height):
             return super().crop(box)
         size = bottom - top, right - left
-        return self._follow(Cut(self._locate(top, left, *size), size, (0, 0, *size)))
+        return self._follow(Cut((top, left, *size), size, (0, 0, *size)))
 
     def resize_crop(self, top: int, left: int, height: int, width: int, size: tuple[int, int], resample: int) -> Any:
         """Crops, and resizes to a height and width, in one step."""
         sampling = None if self.is_tensor or self.is_made else self._find_sampling(height, width, size, resample)
         if sampling is None or resample == Resampling.BOX or min(top, left) < 0 or (height, width) == size:
             return self.crop((left, top, left + width, top + height)).resize(size[::-1], resample)
-        return self._follow(Cut(self._locate(top, left, height, width), size, (0, 0, *size), sampling=sampling))
-
-    def _locate(self, top: int, left: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Returns a box of this image as one of the image before it is mirrored top to bottom."""
-        return self.height - top - height if self.is_upside_down else top, left, height, width
+        return self._follow(Cut((top, left, height, width), size, (0, 0, *size), sampling=sampling))
 
     def _find_sampling(self, height: int, width: int, target: tuple[int, int], resample: int) -> int | None:
         """Returns the engine's sampling that resizes as Pillow or torch do; None if it has none."""

@@ -254,6 +254,8 @@ STEPS: list[Callable[[Any, int], Any]] = [
     lambda t, n: t.RandomRotation(n),
     lambda t, n: t.ColorJitter(0.1 + n / 50, 0.2),
     lambda t, n: t.RandomInvert(0.5),
+    lambda t, n: t.RandomGrayscale(0.5),
+    lambda t, n: t.RandomOrder([t.RandomVerticalFlip(), t.ColorJitter(0.2, hue=0.1), t.CenterCrop(20 + n)]),
     lambda t, n: t.RandomApply([t.RandomCrop(24, pad_if_needed=True), t.RandomHorizontalFlip()]),
 ]
 ENDS: list[Callable[[Any], list[Any]]] = [
