@@ -33,6 +33,7 @@ from packstore.training.crowds import leave_out_crowds
 from packstore.training.epoch_batch import EpochBatch
 from packstore.training.item_options import (
     check_frames,
+    check_normalised,
     check_output,
     check_transforms,
     choose_columns,
@@ -202,6 +203,7 @@ class PackedDataset(ItemDataset):
             self._start, self._length = chosen.start, len(chosen)
             self.columns = choose_columns(self.manifest, columns)
             check_output(self.manifest, self.columns, output, dtype, denormalize)
+            check_normalised(self.manifest, output, transform)
             if output == "pil":
                 check_pil_mode(self.reading.pixels)
             if transform is not None:
@@ -379,7 +381,8 @@ class PackedDataset(ItemDataset):
             f"PackedDataset {str(self.path)!r}",
             f"    records: {len(self)}" + (f" (split {self.split!r})" if self.split else ""),
             *([f"    classes: {len(self.classes)}"] if self.classes or m.classes is not None else []),
-            f"    encoding: {m.encoding}{shape} in {m.format}",
+            f"    encoding: {m.encoding}{shape} in {m.format}"
+            + (", normalised" if m.normalization is not None else ""),
             f"    item: {self._describe_item()}",
             *(f"    {line}" for line in self._describe_transforms()),
         ]

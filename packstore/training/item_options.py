@@ -16,7 +16,7 @@ from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.training.augment.base import Operation
 from packstore.training.augment.in_place import InPlace
-from packstore.training.augment.per_image import check_function, iterate_parts
+from packstore.training.augment.per_image import check_function, flatten_transforms, is_of_torchvision, iterate_parts
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
 _OF_TENSORS = ("tensor", "dict", "tv_tensors")
@@ -178,6 +178,20 @@ def choose_reading(
             "become 8 bits with depth='scale', 'clip' or 'window:LO,HI', or leave mode out"
         )
     return reading
+
+
+def check_normalised(manifest: Manifest, output: str, transform: Any) -> None:
+    """Raises :class:`UsageError` for torchvision's ``transform`` that would make tensors of a normalised store's, or
+    normalise them again."""
+    if manifest.normalization is None or not manifest.holds_floats or output == "pil" or transform is None:
+        return
+    for step in flatten_transforms(transform):
+        name = type(step).__name__
+        if is_of_torchvision(type(step)) and name in ("ToTensor", "PILToTensor", "Normalize"):
+            raise UsageError(
+                f"transform: this store holds normalised tensors, and {name} is for images that are not: leave it out; "
+                "or give output='pil', denormalize=True, which takes the images back to bytes"
+            )
 
 
 def check_output(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
+from types import CellType, CodeType
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,13 @@ from packstore.training.pictures import ImageReader, has_pil_mode
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 from packstore.training.planned_transforms import COLOUR_TRANSFORMS, call_transform
 
+HOW_TO_GET_PIL = (
+    "The transform was given a tensor, since packstore sees nothing in it that makes tensors of PIL images, such as "
+    "ToTensor. With output='pil' it is given PIL images, as by ImageFolder."
+)
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""
+_CALLED_FOR_TENSORS = _FROM_PIL | {"to_tensor", "pil_to_tensor", "to_image"}
 _KEEP_BYTES = {"PILToTensor", "ToImage", "ToPureTensor", "Identity"}
 _CONVERSIONS = _KEEP_BYTES | {"ToTensor", "ConvertImageDtype", "ToDtype", "Normalize"}
 """Transforms of each value by itself, whatever its place. Those in the first set keep bytes as they are."""
@@ -36,6 +42,8 @@ _FLIPS = {"RandomHorizontalFlip", "RandomVerticalFlip"}
 _CROPS = {"CenterCrop", "RandomCrop"}
 _RESIZES = {"Resize", "RandomResizedCrop"}
 _ERASING = {"RandomErasing"}
+_MOST_INSIDE = 256
+"""Most objects to look at inside a function of the user, such as one that holds a model."""
 _CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
@@ -99,7 +107,7 @@ class TransformPlan:
                 try:
                     value = _run_all(rest, self._convert([self._plan(batch.open(row))])[0])
                 except Exception as error:
-                    batch.note_record(error, row)
+                    self._note(error, batch, row)
                     raise
                 yield value
             return
@@ -110,7 +118,7 @@ class TransformPlan:
                 is_planned = _is_planned(image)
                 erased = _run_all(rest, _Erased.of_size(image) if rest and is_planned else image)
             except Exception as error:
-                batch.note_record(error, row)
+                self._note(error, batch, row)
                 raise
             images.append(image if is_planned else erased)
             patches.append(erased.patches if isinstance(erased, _Erased) else ())
@@ -118,6 +126,12 @@ class TransformPlan:
             for place, colour in some:
                 value[place] = colour
             yield value
+
+    def _note(self, error: Exception, batch: PlannedBatch, row: int) -> None:
+        """Adds notes to an exception of a transform: the record, and how to get PIL images."""
+        if not self.takes_pil and isinstance(error, TypeError | AttributeError):
+            error.add_note(HOW_TO_GET_PIL)
+        batch.note_record(error, row)
 
     def _plan(self, image: Any) -> Any:
         """Calls the transforms that are planned. Returns a planned image, or what they have made of its pixels."""
@@ -185,9 +199,10 @@ def plan_transform(transform: Any) -> TransformPlan | None:
     Returns None for a transform that is to be called as it is, with the image that the dataset has by default.
     """
     steps = [*flatten_transforms(transform)]
-    if steps == [transform] and not _is_known(transform, _CONTAINERS | _CONVERSIONS | _FLIPS | _CROPS | _RESIZES):
-        return None
     takes_pil = _takes_pil(steps)
+    known = _CONTAINERS | _CONVERSIONS | _FLIPS | _CROPS | _RESIZES
+    if steps == [transform] and not takes_pil and not _is_known(transform, known):
+        return None
     roles: list[_Role] = []
     of_bytes, of_tensors = True, not takes_pil
     for step in steps:
@@ -229,13 +244,46 @@ def _call(step: Callable[[Any], Any], *images: Any) -> Any:
 
 
 def _takes_pil(steps: Iterable[Any]) -> bool:
-    """Tells if the first transform expects a PIL image, since one makes a tensor of it later."""
+    """Tells if the first transform expects a PIL image, since one makes a tensor of it later, or inside another."""
     for step in steps:
         if _is_known(step, {"ToPILImage"}):
             return False
-        if _is_known(step, _FROM_PIL):
+        if any(map(_makes_tensor, islice(_iterate_inside(step), _MOST_INSIDE))):
             return True
     return False
+
+
+def _makes_tensor(step: Any) -> bool:
+    """Tells if a transform makes a tensor of a PIL image, or is one of albumentations, for which people make arrays."""
+    if _is_known(step, _FROM_PIL) or type(step).__module__.startswith("albumentations."):
+        return True
+    if is_of_torchvision(type(step)):
+        return False
+    functions = [step, *(getattr(type(step), name, None) for name in ("__call__", "forward"))]
+    return any(_CALLED_FOR_TENSORS & _list_names(getattr(function, "__code__", None)) for function in functions)
+
+
+def _list_names(code: CodeType | None) -> set[str]:
+    """Returns the names that a function looks up, in the functions inside it, too."""
+    if code is None:
+        return set()
+    inside = [_list_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names}.union(*inside)
+
+
+def _iterate_inside(step: Any, depth: int = 3) -> Iterator[Any]:
+    """Yields a transform, and what it holds: as attributes, arguments, in lists and variables of a closure."""
+    yield step
+    if depth == 0:
+        return
+    cells = getattr(step, "__closure__", None) or ()
+    held = [*getattr(step, "__dict__", {}).values(), *getattr(step, "args", ()), getattr(step, "func", None)]
+    held += [cell.cell_contents for cell in cells if cell != CellType()]
+    for value in held:
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            if callable(part) and not isinstance(part, type):
+                yield from _iterate_inside(part, depth - 1)
 
 
 def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:

@@ -6,6 +6,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.core.errors import CorruptRecordError
+from packstore.core.errors import CorruptRecordError, UsageError
 from packstore.images.engine.engine import Engine
 from packstore.training.pictures import ImageReader
 from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
@@ -402,6 +403,67 @@ def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: 
     monkeypatch.setattr(Engine, "run", refuse_files)
     assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
     assert sum(refused) >= 5
+
+
+class Twice:
+    """Two crops of an image, as for learning without labels."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        return torch.stack([self.transform(image), self.transform(image)])
+
+
+class Converts:
+    def __call__(self, image: Any) -> Any:
+        return v1.functional.to_tensor(image)
+
+
+def hidden(t: Any) -> dict[str, Any]:
+    """Pipelines whose conversion is inside a function or object of the user."""
+    end = pipelines(t)["jitter"]
+    crops = [t.Resize(64), t.FiveCrop(40)]
+    return {
+        "object": Twice(end),
+        "object in a list": t.Compose([t.RandomHorizontalFlip(), Twice(end)]),
+        "closure": lambda image: end(image),
+        "partial": partial(lambda transform, image: transform(image), end),
+        "made within": t.Compose([*crops, (lambda five: torch.stack([v1.ToTensor()(x) for x in five]))]),
+        "function within": t.Compose([t.RandomCrop(50), lambda image: v1.functional.to_tensor(image)]),
+        "method": t.Compose([t.RandomCrop(50), Converts()]),
+        "random": t.Compose([t.RandomCrop(50), t.RandomApply([t.ToTensor()], 1.0)]),
+    }
+
+
+@pytest.mark.parametrize("name", hidden(v1))
+@pytest.mark.parametrize("module", [v1, v2])
+def test_conversions_inside_functions_are_found(folder: Path, stores: Any, module: Any, name: str) -> None:
+    transform = hidden(module)[name]
+    expected = items(tv.datasets.ImageFolder(folder, transform))
+    for batched in (False, True):
+        assert_alike(items(PackedDataset(stores(), transform=transform), batched=batched), expected)
+
+
+def test_errors_of_tensors_say_how_to_get_images(stores: Any) -> None:
+    def paste(image: Any) -> Any:
+        return image.convert("L")
+
+    for transform in (paste, v2.Compose([v2.CenterCrop(20), paste])):
+        with pytest.raises(AttributeError) as raised:
+            PackedDataset(stores(), transform=transform).__getitems__([1])
+        assert any("With output='pil' it is given PIL images" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("step", [v1.Normalize(*NORMAL), v2.Normalize(*NORMAL), v1.ToTensor(), v1.PILToTensor()])
+def test_normalised_stores_are_not_normalised_again(stores: Any, step: Any) -> None:
+    path = stores(".pth", size=(40, 30))
+    transform = v2.Compose([v2.RandomCrop(20), step])
+    with pytest.raises(UsageError, match=rf"normalised tensors, and {type(step).__name__} is for .* output='pil'"):
+        PackedDataset(path, transform=transform)
+    assert ", normalised" in repr(PackedDataset(path))
+    whole = v2.Compose([v2.RandomCrop(20), v1.ToTensor(), v1.Normalize(*NORMAL)])
+    assert PackedDataset(path, output="pil", denormalize=True, transform=whole)[0][0].shape == (3, 20, 20)
 
 
 def test_presets_of_weights_are_planned(folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
