@@ -8,7 +8,7 @@ import tarfile
 import tokenize
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, groupby, islice, takewhile
@@ -20,8 +20,9 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.plainjson import load_json
+from packstore.sources.archives.headers import states_utf8
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
-from packstore.sources.encodings import to_utf8
+from packstore.sources.encodings import choose_name_encoding, to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
 from packstore.sources.webdataset_keys import split_key
@@ -66,15 +67,56 @@ class ShardIndex:
         return ((key, tuple(islice(extensions, count))) for key, count in zip(self.keys, self.counts, strict=True))
 
 
-def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int], key_end: str | None = None) -> ShardIndex:
+def read_shard_index(
+    tar: OpenTar,
+    path: Path,
+    numbers: dict[str, int],
+    key_end: str | None = None,
+    encoding: str | None = None,
+    *,
+    keeps_names: bool = False,
+) -> ShardIndex:
     """Reads the index of a shard from the headers of its members. Files of one key are a sample, wherever they lie.
 
-    ``numbers`` has the number of each extension; adds new extensions. ``key_end``: the dot that ends a key. Raises
-    :class:`SourceError` for a damaged tar.
+    ``numbers`` has the number of each extension; adds new extensions. ``key_end``: the dot that ends a key.
+    ``encoding``: encoding of names that are not UTF-8. ``keeps_names``: they keep their bytes. Raises
+    :class:`SourceError` for a damaged tar, and :class:`AmbiguousSourceError` for names in an unknown encoding.
     """
+    unstated: list[bytes] = []
+    found = dict(numbers)
+    index = _index_samples(tar, path, found, key_end, partial(_keep_name, unstated))
+    chosen = "utf-8" if keeps_names else choose_name_encoding(unstated, encoding, printable(str(path)))
+    if chosen != "utf-8":  # rare, so that most shards are read once
+        found = dict(numbers)
+        index = _index_samples(tar, path, found, key_end, partial(_decode_name, chosen))
+    numbers.update(found)
+    return index
+
+
+def _keep_name(unstated: list[bytes], member: tarfile.TarInfo) -> str:
+    """Returns the name of a member. Adds it to ``unstated`` if it may be in another encoding than UTF-8."""
+    if not member.name.isascii() and not states_utf8(member):
+        unstated.append(member.name.encode("utf-8", "surrogateescape"))
+    return member.name
+
+
+def _decode_name(encoding: str, member: tarfile.TarInfo) -> str:
+    """Decodes the name of a member, unless it is UTF-8 for sure."""
+    return member.name if states_utf8(member) else member.name.encode("utf-8", "surrogateescape").decode(encoding)
+
+
+def _index_samples(
+    tar: OpenTar,
+    path: Path,
+    numbers: dict[str, int],
+    key_end: str | None,
+    read_name: Callable[[tarfile.TarInfo], str],
+) -> ShardIndex:
+    """Reads the index of a shard with the names that ``read_name`` returns."""
     index = ShardIndex()
     try:
-        named = ((*split_key(m.name, key_end), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, index.left))
+        members = (member for member in _resolve_hard_links(tar) if _is_sample_file(member, index.left))
+        named = ((*split_key(read_name(member), key_end), member) for member in members)
         for key, group in groupby(named, key=itemgetter(0)):
             files = [(extension, member) for _, extension, member in group]
             index.keys.append(key)
