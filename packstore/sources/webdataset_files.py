@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.plainjson import load_json
+from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.archives.headers import states_utf8
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
 from packstore.sources.encodings import choose_name_encoding, to_utf8
@@ -272,7 +272,7 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
         return data.decode("utf-8")
     if kind == "json":
         try:
-            return load_json(data)
+            return load_json(data, parse_float=parse_float64)
         except ValueError as error:
             raise ValueError(f".{extension} {error}") from None
     if kind == "array":
