@@ -160,7 +160,8 @@ def _join_parts(index: ShardIndex) -> None:
 
 
 def refuse_scattered_samples(paths: Sequence[Path], indexes: Sequence[ShardIndex], kinds: Sequence[str]) -> None:
-    """Raises :class:`SourceError` if a sample has its image in one shard and other files in another.
+    """Raises :class:`SourceError` if a sample has its image in one shard or folder and other files in another. Such
+    another folder has no images.
 
     ``kinds``: kind of content of each extension, by its number.
     """
@@ -169,15 +170,31 @@ def refuse_scattered_samples(paths: Sequence[Path], indexes: Sequence[ShardIndex
         if not all(_has_kind(numbers, kinds, "image") for numbers in index.alike):  # few shards have such samples
             samples = index.walk_samples()
             without |= {key: (shard, its) for key, its in samples if not _has_kind(its, kinds, "image")}
-    for shard, index in enumerate(indexes if without else ()):
+    if not without:
+        return
+    samples = (sample for index in indexes for sample in index.walk_samples())
+    with_images = {key.rpartition("/")[0] for key, its in samples if _has_kind(its, kinds, "image")}
+    apart = {key.rpartition("/")[2]: key for key in without if key.rpartition("/")[0] not in with_images}
+    for shard, index in enumerate(indexes):
         for key, numbers in index.walk_samples():
+            if not _has_kind(numbers, kinds, "image"):
+                continue
+            place = printable(str(paths[shard] if len(paths) == 1 else paths[shard].parent))
             other, further = without.get(key, (shard, ()))
-            if other != shard and _has_kind(numbers, kinds, "image") and {*numbers}.isdisjoint(further):
+            if other != shard and {*numbers}.isdisjoint(further):
                 names = " and ".join(printable(paths[each].name) for each in (shard, other))
                 raise SourceError(
-                    f"{printable(str(paths[shard].parent))}: the files of {printable(key)} are in {names}, but a "
+                    f"{place}: the files of {printable(key)} are in {names}, but a "
                     "sample belongs in one shard. Unpack all shards into one folder F, and pack them again sorted by "
                     "name: tar --sort=name -cf sorted.tar -C F ."
+                )
+            further_key = apart.get(key.rpartition("/")[2])
+            if further_key is not None and {*numbers}.isdisjoint(without[further_key][1]):
+                raise SourceError(
+                    f"{place}: {printable(key)} and {printable(further_key)} look like one sample in two folders, but "
+                    "the files of a sample belong in one. Unpack all shards into one folder F, move the files of each "
+                    "sample to one folder there, and pack them again sorted by name: tar --sort=name -cf sorted.tar "
+                    "-C F ."
                 )
 
 
