@@ -179,9 +179,17 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
 def _find_certain_kind(path: Path) -> Kind | None:
     """Returns the first built-in kind that is certain of a path; None if no kind is.
 
-    A kind that finds the path ambiguous counts as certain. Raises :class:`SourceError` for damaged files.
+    A kind that finds the path ambiguous counts as certain. Raises :class:`SourceError` for damaged files, and
+    :class:`AmbiguousSourceError` for an archive whose names are in an unknown encoding.
     """
     kind: Kind
+    if path.is_file():
+        try:
+            open_tree(path)
+        except AmbiguousSourceError:  # it says nothing about the kind
+            raise
+        except SourceError:
+            pass  # reported by the kinds
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):
             continue

@@ -332,13 +332,18 @@ def add_files(archive: tarfile.TarFile, files: Mapping[str, bytes]) -> None:
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_names_of_any_tar_are_asked_about_once(mode: str, encoding: str, tmp_path: Path) -> None:
     words = {"cp1252": ("chat_é", "chien_ü"), "cp1251": ("кот", "пёс")}.get(encoding) or WORDS[encoding]
-    path = tmp_path / "x.tar"
+    path = tmp_path / "set/x.tar"
+    path.parent.mkdir()
     with tarfile.open(path, mode, format=tarfile.GNU_FORMAT, encoding=encoding) as archive:  # type: ignore[call-overload]
         add_files(archive, {f"ds/{word}/{n}.jpg": jpeg(n) for n in range(30) for word in (*words, "plain")})
     with pytest.raises(AmbiguousSourceError, match=r"x\.tar: its names of files are not UTF-8") as asked:
         convert(path, tmp_path / "x.lmdb")
     assert any(word in str(asked.value) for word in words)
     assert labels_of(path, columns=f"encoding={encoding}") == {*words, "plain"}
+    with pytest.raises(AmbiguousSourceError, match=r"x\.tar: its names of files are not UTF-8"):
+        convert(path.parent, tmp_path / "y.lmdb")
+    with pytest.raises(AmbiguousSourceError, match=r"to hold x\.tar \(an image folder\)"):
+        convert(path.parent, tmp_path / "y.lmdb", columns=f"encoding={encoding}")
 
 
 @pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5", "cp1252"])
