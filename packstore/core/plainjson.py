@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,19 @@ def load_json(data: str | bytes, fault: str = "is not valid JSON", **hooks: Any)
         return json.loads(data, **hooks)
     except RecursionError:
         raise ValueError(f"{fault}: nested too deeply") from None
+    except OverflowError as error:  # of parse_float64
+        raise ValueError(str(error)) from None
     except ValueError as error:
         raise ValueError(find_long_number(data) or f"{fault}: {error}") from None
+
+
+def parse_float64(text: str) -> float:
+    """Parses a number of JSON, as a hook of :func:`load_json`. Raises :class:`OverflowError` if it is too large for
+    float64: :func:`float` would return infinity."""
+    number = float(text)
+    if math.isinf(number):
+        raise OverflowError(f"has the number {text[:40]}, which is too large for float64; write it as a text")
+    return number
 
 
 def find_long_number(data: str | bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
@@ -181,11 +181,16 @@ def choose_name_encoding(names: Sequence[bytes], given: str | None, shown: str) 
     )
 
 
-def decode_names(names: list[bytes], given: str, shown: str) -> list[bytes]:
-    """Converts names in an archive to UTF-8 by :func:`choose_name_encoding`. Returns ``names`` itself if all are UTF-8.
-    Raises :class:`SourceError` for names in neither encoding."""
-    encoding = choose_name_encoding([name for name in names if not name.isascii()], given, shown)
-    return names if encoding == "utf-8" else [name.decode(encoding).encode() for name in names]
+def decode_names(names: list[bytes], stated: Set[bytes], given: str | None, shown: str) -> list[bytes]:
+    """Converts names in an archive, except those ``stated`` to be UTF-8, by :func:`choose_name_encoding`. Returns
+    ``names`` itself if all are UTF-8. Raises :class:`SourceError` if two names become the same one."""
+    encoding = choose_name_encoding([name for name in names if not name.isascii() and name not in stated], given, shown)
+    if encoding == "utf-8":
+        return names
+    decoded = [name if name in stated else name.decode(encoding).encode() for name in names]
+    if len(set(decoded)) < len(decoded):
+        raise SourceError(f"{shown}: two of its names of files are the same in {encoding}: unpack it, give the folder")
+    return decoded
 
 
 def _is_utf8(data: bytes, given: str | None) -> bool:

@@ -24,6 +24,7 @@ _NO_CLASS = re.compile(
     r"(\d\w\w_)?manual|before|after|pre|post|inputs?|outputs?|query|queries|gallery|multi-?query|"
     r"(images|labels)(tr|ts|va)|(.*[_-])?(train|test|val|training|testing|validation)(ing)?([_-]?(\d+|images?|imgs?|data|set|gt))*"
 )
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst")
 _OF_IMAGES = {"images", "image", "imgs", "img", "jpegimages"}
 _LIKE_SPLIT = re.compile(
     rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set|[ab]))*|folds?[_-]?\d+"
@@ -70,6 +71,15 @@ def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | 
             if (kind := certain(place)) is not None:
                 datasets.append((place, kind))
     return datasets if len(datasets) == 1 else []
+
+
+def find_first_archive(path: Path) -> Path | None:
+    """Returns the first archive in a folder that holds nothing but archives; None for any other path. Raises
+    :class:`SourceError` if that archive cannot be read."""
+    places = [] if isinstance(path, RemotePath) or not path.is_dir() else _list_visible(path)
+    if not places or not all(place.is_file() and place.name.lower().endswith(_ARCHIVES) for place in places):
+        return None
+    return places[0] if open_tree(places[0]) is not None else None
 
 
 def find_only_folder(path: Path) -> Path | None:

@@ -16,7 +16,13 @@ from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
 from packstore.sources.mask_folders import SuspectedAnnotation
-from packstore.sources.nested import find_nested, find_non_classes, find_only_folder, find_split_like_folders
+from packstore.sources.nested import (
+    find_first_archive,
+    find_nested,
+    find_non_classes,
+    find_only_folder,
+    find_split_like_folders,
+)
 from packstore.sources.refusals import (
     TABLES,
     add_first_answer,
@@ -155,6 +161,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
         raise NeedsCopyError(f"{printable(str(path))} holds no images and no store")
     if possible:
+        if (archive := find_first_archive(path)) is not None:  # with a problem of its own, so it is not in `within`
+            raise nested_error(path, [(archive, recognise(archive, options, clips))])
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise archive_without_images_error(path, tree)
         return possible[0]
@@ -171,9 +179,17 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
 def _find_certain_kind(path: Path) -> Kind | None:
     """Returns the first built-in kind that is certain of a path; None if no kind is.
 
-    A kind that finds the path ambiguous counts as certain. Raises :class:`SourceError` for damaged files.
+    A kind that finds the path ambiguous counts as certain. Raises :class:`SourceError` for damaged files, and
+    :class:`AmbiguousSourceError` for an archive whose names are in an unknown encoding.
     """
     kind: Kind
+    if path.is_file():
+        try:
+            open_tree(path)
+        except AmbiguousSourceError:  # it says nothing about the kind
+            raise
+        except SourceError:
+            pass  # reported by the kinds
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):
             continue

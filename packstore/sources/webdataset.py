@@ -66,6 +66,8 @@ class WebDatasetSource(ShardSource):
     """
 
     kind = "webdataset"
+    _keeps_names = False
+    """Names of files keep their bytes in any encoding."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -180,7 +182,9 @@ class WebDatasetSource(ShardSource):
         damaged shard, pickles, and no samples in any shard."""
         numbers: dict[str, int] = {}
         indexes = [
-            read_shard_index(self._open(shard), path, numbers, self._key_end)
+            read_shard_index(
+                self._open(shard), path, numbers, self._key_end, self._encoding, keeps_names=self._keeps_names
+            )
             for shard, (_, path) in enumerate(self.shards)
         ]
         self._extensions = list(numbers)
@@ -389,6 +393,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
     ``column.ext``, and ``column.0.ext`` … for lists."""
 
     _main = "image"
+    _keeps_names = True  # keys may be any bytes; the lines of the records have them
 
     _places: Mapping[str, str] = {}  # type: ignore[assignment]
 

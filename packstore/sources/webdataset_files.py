@@ -8,7 +8,7 @@ import tarfile
 import tokenize
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, groupby, islice, takewhile
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.plainjson import load_json
+from packstore.core.plainjson import load_json, parse_float64
+from packstore.sources.archives.headers import states_utf8
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
-from packstore.sources.encodings import to_utf8
+from packstore.sources.encodings import choose_name_encoding, to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_name
 from packstore.sources.webdataset_keys import split_key
@@ -66,15 +67,56 @@ class ShardIndex:
         return ((key, tuple(islice(extensions, count))) for key, count in zip(self.keys, self.counts, strict=True))
 
 
-def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int], key_end: str | None = None) -> ShardIndex:
+def read_shard_index(
+    tar: OpenTar,
+    path: Path,
+    numbers: dict[str, int],
+    key_end: str | None = None,
+    encoding: str | None = None,
+    *,
+    keeps_names: bool = False,
+) -> ShardIndex:
     """Reads the index of a shard from the headers of its members. Files of one key are a sample, wherever they lie.
 
-    ``numbers`` has the number of each extension; adds new extensions. ``key_end``: the dot that ends a key. Raises
-    :class:`SourceError` for a damaged tar.
+    ``numbers`` has the number of each extension; adds new extensions. ``key_end``: the dot that ends a key.
+    ``encoding``: encoding of names that are not UTF-8. ``keeps_names``: they keep their bytes. Raises
+    :class:`SourceError` for a damaged tar, and :class:`AmbiguousSourceError` for names in an unknown encoding.
     """
+    unstated: list[bytes] = []
+    found = dict(numbers)
+    index = _index_samples(tar, path, found, key_end, partial(_keep_name, unstated))
+    chosen = "utf-8" if keeps_names else choose_name_encoding(unstated, encoding, printable(str(path)))
+    if chosen != "utf-8":  # rare, so that most shards are read once
+        found = dict(numbers)
+        index = _index_samples(tar, path, found, key_end, partial(_decode_name, chosen))
+    numbers.update(found)
+    return index
+
+
+def _keep_name(unstated: list[bytes], member: tarfile.TarInfo) -> str:
+    """Returns the name of a member. Adds it to ``unstated`` if it may be in another encoding than UTF-8."""
+    if not member.name.isascii() and not states_utf8(member):
+        unstated.append(member.name.encode("utf-8", "surrogateescape"))
+    return member.name
+
+
+def _decode_name(encoding: str, member: tarfile.TarInfo) -> str:
+    """Decodes the name of a member, unless it is UTF-8 for sure."""
+    return member.name if states_utf8(member) else member.name.encode("utf-8", "surrogateescape").decode(encoding)
+
+
+def _index_samples(
+    tar: OpenTar,
+    path: Path,
+    numbers: dict[str, int],
+    key_end: str | None,
+    read_name: Callable[[tarfile.TarInfo], str],
+) -> ShardIndex:
+    """Reads the index of a shard with the names that ``read_name`` returns."""
     index = ShardIndex()
     try:
-        named = ((*split_key(m.name, key_end), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, index.left))
+        members = (member for member in _resolve_hard_links(tar) if _is_sample_file(member, index.left))
+        named = ((*split_key(read_name(member), key_end), member) for member in members)
         for key, group in groupby(named, key=itemgetter(0)):
             files = [(extension, member) for _, extension, member in group]
             index.keys.append(key)
@@ -118,7 +160,8 @@ def _join_parts(index: ShardIndex) -> None:
 
 
 def refuse_scattered_samples(paths: Sequence[Path], indexes: Sequence[ShardIndex], kinds: Sequence[str]) -> None:
-    """Raises :class:`SourceError` if a sample has its image in one shard and other files in another.
+    """Raises :class:`SourceError` if a sample has its image in one shard or folder and other files in another. Such
+    another folder has no images.
 
     ``kinds``: kind of content of each extension, by its number.
     """
@@ -127,15 +170,31 @@ def refuse_scattered_samples(paths: Sequence[Path], indexes: Sequence[ShardIndex
         if not all(_has_kind(numbers, kinds, "image") for numbers in index.alike):  # few shards have such samples
             samples = index.walk_samples()
             without |= {key: (shard, its) for key, its in samples if not _has_kind(its, kinds, "image")}
-    for shard, index in enumerate(indexes if without else ()):
+    if not without:
+        return
+    samples = (sample for index in indexes for sample in index.walk_samples())
+    with_images = {key.rpartition("/")[0] for key, its in samples if _has_kind(its, kinds, "image")}
+    apart = {key.rpartition("/")[2]: key for key in without if key.rpartition("/")[0] not in with_images}
+    for shard, index in enumerate(indexes):
         for key, numbers in index.walk_samples():
+            if not _has_kind(numbers, kinds, "image"):
+                continue
+            place = printable(str(paths[shard] if len(paths) == 1 else paths[shard].parent))
             other, further = without.get(key, (shard, ()))
-            if other != shard and _has_kind(numbers, kinds, "image") and {*numbers}.isdisjoint(further):
+            if other != shard and {*numbers}.isdisjoint(further):
                 names = " and ".join(printable(paths[each].name) for each in (shard, other))
                 raise SourceError(
-                    f"{printable(str(paths[shard].parent))}: the files of {printable(key)} are in {names}, but a "
+                    f"{place}: the files of {printable(key)} are in {names}, but a "
                     "sample belongs in one shard. Unpack all shards into one folder F, and pack them again sorted by "
                     "name: tar --sort=name -cf sorted.tar -C F ."
+                )
+            further_key = apart.get(key.rpartition("/")[2])
+            if further_key is not None and {*numbers}.isdisjoint(without[further_key][1]):
+                raise SourceError(
+                    f"{place}: {printable(key)} and {printable(further_key)} look like one sample in two folders, but "
+                    "the files of a sample belong in one. Unpack all shards into one folder F, move the files of each "
+                    "sample to one folder there, and pack them again sorted by name: tar --sort=name -cf sorted.tar "
+                    "-C F ."
                 )
 
 
@@ -230,7 +289,7 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
         return data.decode("utf-8")
     if kind == "json":
         try:
-            return load_json(data)
+            return load_json(data, parse_float=parse_float64)
         except ValueError as error:
             raise ValueError(f".{extension} {error}") from None
     if kind == "array":

@@ -49,7 +49,7 @@ def ask_about_dots(path: Path, counts: Mapping[tuple[str, ...], int], kinds: Map
         kinds: Kind of content by extension.
         example: Key of a sample with the most files.
     """
-    versions = _are_few_numbered(counts, kinds, example)
+    versions = _are_few_numbered(counts, kinds, example) or _are_numbered_pairs(counts, kinds)
     if not (versions or _have_several_stems(counts, kinds) or _have_many_images(counts, kinds)):
         return
     size = max(map(len, counts))
@@ -96,6 +96,13 @@ def _are_few_numbered(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str,
     name = example.rpartition("/")[2]
     few = sum(counts.values()) <= _FEW and not _INDEX.fullmatch(name)
     return max(map(len, counts)) > 1 and (few or _VERSION.fullmatch(name) is not None)
+
+
+def _are_numbered_pairs(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str, str]) -> bool:
+    """Tells if every sample is an image and other files with one number: ``5.jpg`` and ``5.cls`` of ``img_0.5``."""
+    parts = [{each.rpartition(".")[0] for each in extensions} for extensions in counts]
+    numbered = all(len(its) == 1 and min(its)[:1].isdigit() for its in parts)
+    return numbered and any(_find_paired_parts(extensions, kinds) for extensions in counts)
 
 
 def _has_no_plain_file(extensions: Sequence[str]) -> bool:

@@ -112,11 +112,10 @@ class _Archive(SourceSuite):
     kind = "imagefolder"
     write: ClassVar[Callable[[dict[str, bytes]], bytes]]
     bytes_per_sample = 200
+    undecodable_keys = False
 
     def make(self, folder: Path, samples: int) -> Path:
-        names = [
-            f"{('train', 'val', 'train')[n % 3]}/{n // 3 % 4 + n // 400 * 4}/{n}\udcff.png" for n in range(samples)
-        ]
+        names = [f"{('train', 'val', 'train')[n % 3]}/{n // 3 % 4 + n // 400 * 4}/{n}ä.png" for n in range(samples)]
         path = folder / "set.archive"
         path.write_bytes(type(self).write({name: tiny(n) for n, name in enumerate(names)}))
         return path
@@ -134,8 +133,7 @@ class TestCompressedTar(_Archive):
 
 
 class TestZip(_Archive):
-    write = staticmethod(lambda files: zipped({n.replace("\udcff", "ä"): data for n, data in files.items()}))
-    undecodable_keys = False
+    write = staticmethod(zipped)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -637,7 +635,7 @@ MANY_TARS: dict[str, Callable[[], bytes]] = {
 def test_headers_that_the_engine_reads_are_those_of_tarfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> Any:
         try:
-            index = read_tar(tmp_path / "a")
+            index = read_tar(tmp_path / "a", "latin-1")
         except SourceError as error:
             return str(error)
         return index.blob, index.ends, index.table.tolist(), index.replaced

@@ -317,6 +317,59 @@ def test_names_of_a_tar_are_decoded_as_one(encoding: str, format: int, tmp_path:
     if format == tarfile.PAX_FORMAT:  # which is UTF-8 always
         assert labels_of(path) == set(words)
         return
-    with closing(open_source(path)) as source:  # as tar -x would write them
-        keys = {entry.key.encode("utf-8", "surrogateescape").rpartition(b"/")[0] for entry in source.entries()}
-    assert keys == {word.encode(encoding) for word in words}
+    with pytest.raises(AmbiguousSourceError, match=r"x\.tar: .*not UTF-8.*--column encoding=NAME"):
+        labels_of(path)
+
+
+def add_files(archive: tarfile.TarFile, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5", "euc_kr", "cp1252", "cp1251"])
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_names_of_any_tar_are_asked_about_once(mode: str, encoding: str, tmp_path: Path) -> None:
+    words = {"cp1252": ("chat_é", "chien_ü"), "cp1251": ("кот", "пёс")}.get(encoding) or WORDS[encoding]
+    path = tmp_path / "set/x.tar"
+    path.parent.mkdir()
+    with tarfile.open(path, mode, format=tarfile.GNU_FORMAT, encoding=encoding) as archive:  # type: ignore[call-overload]
+        add_files(archive, {f"ds/{word}/{n}.jpg": jpeg(n) for n in range(30) for word in (*words, "plain")})
+    with pytest.raises(AmbiguousSourceError, match=r"x\.tar: its names of files are not UTF-8") as asked:
+        convert(path, tmp_path / "x.lmdb")
+    assert any(word in str(asked.value) for word in words)
+    assert labels_of(path, columns=f"encoding={encoding}") == {*words, "plain"}
+    with pytest.raises(AmbiguousSourceError, match=r"x\.tar: its names of files are not UTF-8"):
+        convert(path.parent, tmp_path / "y.lmdb")
+    with pytest.raises(AmbiguousSourceError, match=r"to hold x\.tar \(an image folder\)"):
+        convert(path.parent, tmp_path / "y.lmdb", columns=f"encoding={encoding}")
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5", "cp1252"])
+def test_keys_of_webdataset_are_asked_about(encoding: str, tmp_path: Path) -> None:
+    word = "café" if encoding == "cp1252" else WORDS[encoding][1]
+    with tarfile.open(tmp_path / "000.tar", "w", format=tarfile.GNU_FORMAT, encoding=encoding) as archive:
+        for n in range(3):
+            add_files(archive, {f"{word}_{n}.jpg": jpeg(n), f"{word}_{n}.cls": b"1"})
+    with pytest.raises(AmbiguousSourceError, match="its names of files are not UTF-8"):
+        convert(tmp_path / "000.tar", tmp_path / "x.lmdb")
+    with closing(open_source(tmp_path / "000.tar", columns=f"encoding={encoding}")) as source:
+        assert source.kind == "webdataset"
+        assert sorted(entry.key for entry in source.entries()) == [f"{word}_{n}" for n in range(3)]
+
+
+@pytest.mark.parametrize("fill", [0, 40])
+def test_pax_headers_are_utf8_beside_other_names(fill: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="gbk") as archive:
+        add_files(archive, {"ds/狗狗/1.jpg": jpeg(1)} | {f"ds/plain/{n}.jpg": jpeg(n) for n in range(fill)})
+    with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as archive:
+        add_files(archive, {"ds/café/2.jpg": jpeg(2), "ds/猫/3.jpg": jpeg(3)})
+    assert labels_of(path, columns="encoding=gbk") == {"狗狗", "café", "猫"} | ({"plain"} if fill else set())
+
+
+def test_letters_of_pax_headers_are_utf8_whatever_the_option(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        add_files(archive, {"ds/éé/2.jpg": jpeg(2), "ds/üü/3.jpg": jpeg(3)})
+    assert labels_of(tmp_path / "x.tar", columns="encoding=gbk") == {"éé", "üü"}

@@ -460,6 +460,52 @@ def test_a_sample_in_two_shards_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert "--on-error" not in str(caught.value)
 
 
+@pytest.mark.parametrize("label", ["cls", "json", "txt"])
+@pytest.mark.parametrize("folders", [("images", "labels"), ("", "labels"), ("train/images", "train/labels"), ("a", "")])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_sample_in_two_folders_is_said(shards: int, folders: tuple[str, str], label: str, tmp_path: Path) -> None:
+    images, labels = (f"{folder}/" if folder else "" for folder in folders)
+    values = {"cls": b"1", "json": b"{}", "txt": b"x"}
+    members = [(f"{images}{n:06}.png", tiny(n)) for n in range(6)]
+    others = [(f"{labels}{n:06}.{label}", values[label]) for n in range(6)]
+    for number, files in enumerate([members + others] if shards == 1 else [members, others]):
+        write_shard(tmp_path / f"set/{number}.tar", files)
+    with pytest.raises(SourceError, match="look like one sample in two folders") as caught:
+        convert(tmp_path / "set", tmp_path / "x.h5", source_kind="webdataset", on_error="skip")
+    assert f"{images}000000 and {labels}000000" in str(caught.value)
+    assert "--on-error" not in str(caught.value)
+
+
+def test_class_folders_with_equal_numbers_are_no_such_samples(tmp_path: Path) -> None:
+    files = [
+        (f"{name}/{n:03}.{e}", tiny(n) if e == "png" else b"1")
+        for name in "ab"
+        for n in range(3)
+        for e in ("png", "cls")
+    ]
+    write_shard(tmp_path / "set/0.tar", [each for each in files if each[0] not in ("a/001.cls", "b/001.png")])
+    report = convert(tmp_path / "set", tmp_path / "x.h5", source_kind="webdataset", on_error="skip")
+    assert report.manifest.records == 5
+    write_shard(tmp_path / "two/0.tar", [each for each in files if each[0].endswith("png")])
+    write_shard(tmp_path / "two/1.tar", [each for each in files if each[0].endswith("cls")])
+    with pytest.raises(SourceError, match=r"files of a/000 are in 0\.tar and 1\.tar"):
+        convert(tmp_path / "two", tmp_path / "two.h5", source_kind="webdataset")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_folder_of_a_tar_says_what_the_tar_alone_says(count: int, tmp_path: Path) -> None:
+    members = [(f"images/{n:06}.png", tiny(n)) for n in range(6)] + [(f"labels/{n:06}.cls", b"1") for n in range(6)]
+    for number in range(count):
+        write_shard(tmp_path / f"set/{number}.tar", members)
+    said = []
+    for each in ("set/0.tar", "set"):
+        with pytest.raises(PackstoreError) as caught:
+            convert(tmp_path / each, tmp_path / "x.h5")
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "holds no images" not in said[0]
+
+
 DOTTED = {
     "versions": [f"v1.{n}" for n in range(20)],
     "two versions": ["v1.0", "v1.1"],
@@ -467,6 +513,9 @@ DOTTED = {
     "several decimals": [f"img_{n // 4}.{n % 4}5" for n in range(12)],
     "times": [f"2024-01-0{n % 4 + 1}T10.{n}.15" for n in range(8)],
     "words": ["cat.front", "cat.side"],
+    "one number": [f"img_{n}.5" for n in range(6)],
+    "a number each": [f"img_{n}.{n + 3}" for n in range(3)],
+    "one day": [f"cam{n}.2024-01-02" for n in range(4)],
     "also plain": ["v1", "v1.1", "v2", "v2.1"],
 }
 

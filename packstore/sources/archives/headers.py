@@ -34,12 +34,19 @@ def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
     try:
         if b"path" in fields:
             member.name = fields[b"path"].decode("utf-8").rstrip("/")
+            member.pax_headers = {"path": member.name}
         if b"mtime" in fields:
             member.mtime = float(fields[b"mtime"])
     except ValueError:
         return None
     member.offset = at
     return member
+
+
+def states_utf8(member: tarfile.TarInfo) -> bool:
+    """Tells if the name of a member is UTF-8 for sure: a pax header has it, and does not say that it is binary."""
+    pax = member.pax_headers
+    return "path" in pax and pax.get("hdrcharset") != "BINARY" and not re.search("[\udc80-\udcff]", member.name)
 
 
 def next_header_offset(member: tarfile.TarInfo) -> int:

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -87,12 +87,23 @@ class IndexBuilder:
     _numbers: array[int] = field(default_factory=lambda: array("q"))
     _dotted: dict[str, bool] = field(default_factory=dict)
     _spelled: dict[bytes, str] = field(default_factory=dict)
+    _stated: set[bytes] = field(default_factory=set)
+    """Names beyond ASCII that are UTF-8 for sure."""
 
-    def add_file(self, name: str, member: Member, folder: str = "") -> None:
-        """Adds the file ``name`` in ``folder``; ignores an empty name. Raises :class:`SourceError` for a path that
-        leads out of the archive or has two spellings. Without :attr:`replaces`, also raises it for a repeated path."""
+    def add_file(self, name: str, member: Member, folder: str = "", *, stated: bool = False) -> None:
+        """Adds the file ``name`` in ``folder``; ignores an empty name. ``stated``: the name is UTF-8 for sure.
+
+        Raises :class:`SourceError` for a path that leads out of the archive or has two spellings. Without
+        :attr:`replaces`, also raises it for a repeated path.
+        """
         if plain := self._register_name(name, folder):
             self._files[plain] = self._append_member(member)
+            if stated and not plain.isascii() and folder.isascii():
+                self._stated.add(plain)
+
+    def has_file(self, name: str) -> bool:
+        """Tells if a file has been added."""
+        return name.encode() in self._files
 
     def add_plain_files(self, names: Sequence[bytes], members: NDArray[np.int64], folder: str = "") -> bool:
         """Adds many files in ``folder``; ``members`` has a :class:`Member` in each row.
@@ -135,7 +146,7 @@ class IndexBuilder:
         file: OpenFile | None = None,
         *,
         zipped: bool = False,
-        decode: Callable[[list[bytes]], list[bytes]] | None = None,
+        decode: Callable[[list[bytes], Set[bytes]], list[bytes]] | None = None,
     ) -> ArchiveIndex:
         """Builds the index, sorted by name. Links become the files they lead to; a link to no file, or in a circle,
         becomes a file without data.
@@ -143,13 +154,14 @@ class IndexBuilder:
         Args:
             file: File with the data, if the archive itself does not have them.
             zipped: Each file has a header before its data.
-            decode: Converts all names to UTF-8; None leaves them as they are.
+            decode: Converts all names to UTF-8; the second argument has those that are UTF-8 for sure. None leaves
+                them as they are.
         """
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
         stored = sorted(self._files)
-        names = stored if decode is None else decode(stored)
+        names = stored if decode is None else decode(stored, self._stated)
         if names is not stored:
             pairs = sorted(zip(names, stored, strict=True))
             names, stored = [name for name, _ in pairs], [name for _, name in pairs]

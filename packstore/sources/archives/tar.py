@@ -22,10 +22,11 @@ from typing import IO, Any, cast
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.core.files import beyond_standard_streams
 from packstore.core.progress import Progress, active_progress
 from packstore.images.engine import scan_tar
-from packstore.sources.archives.headers import HEADER_BYTES, next_header_offset, parse_common_header
+from packstore.sources.archives.headers import HEADER_BYTES, next_header_offset, parse_common_header, states_utf8
 from packstore.sources.archives.index import (
     NOWHERE,
     ArchiveIndex,
@@ -116,7 +117,8 @@ def read_tar(path: Path, encoding: str | None = None) -> ArchiveIndex:
     :class:`SourceError` for a damaged tar, and if it cannot be decompressed into a temporary file. Also raises it for
     paths that lead out of the tar, and for two spellings of one path.
 
-    ``encoding``: Encoding of names that are not UTF-8. None leaves their bytes as they are, as ``tar -x`` does.
+    ``encoding``: Encoding of names that are not UTF-8. If it is None, such names raise :class:`AmbiguousSourceError`.
+    In exports of packstore, their bytes stay.
     """
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
@@ -127,7 +129,8 @@ def read_tar(path: Path, encoding: str | None = None) -> ArchiveIndex:
         raise SourceError(f"{name} is not a readable tar, or is damaged: {printable(str(error))}") from None
     except SourceError as error:
         raise SourceError(f"{name}: {error}") from None
-    decode = None if encoding is None else partial(decode_names, given=encoding, shown=name)
+    exported = builder.has_file(MANIFEST_FILE)
+    decode = None if exported else partial(decode_names, given=encoding, shown=name)
     return builder.build(tar.file if tar.compressed else None, decode=decode)
 
 
@@ -275,7 +278,8 @@ def _add_member(
     elif member.isreg() and inner is not None and name.endswith(".tar"):
         _add_inner_tar(builder, file, member, inner)
     elif member.isreg():
-        builder.add_file(name, Member(member.size, member.offset_data, member.size, modified_ns=modified), folder)
+        data = Member(member.size, member.offset_data, member.size, modified_ns=modified)
+        builder.add_file(name, data, folder, stated=states_utf8(member))
     elif member.islnk():
         builder.add_hard_link(name, member.linkname, folder)
     elif member.issym():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -14,7 +15,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
-from packstore.core.plainjson import load_json
+from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.beside import clean_path, join, read_text, read_whole
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.columns import declare_column
@@ -252,7 +253,8 @@ class ColumnValues:
 def classify_text(value: str) -> str:
     """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
 
-    An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros.
+    An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros, and those too
+    large for float64.
     """
     if value in MISSING:
         return "text" if value else "missing"
@@ -260,7 +262,9 @@ def classify_text(value: str) -> str:
         return "int"
     if value in _BOOLEANS:
         return "bool"
-    return "float" if _NUMBER.fullmatch(value) and not re.match(r"[+-]?0\d", value) else "text"
+    if not _NUMBER.fullmatch(value) or re.match(r"[+-]?0\d", value):
+        return "text"
+    return "text" if math.isinf(float(value)) and value[-1] not in "fF" else "float"  # an explicit inf is a number
 
 
 def _classify_value(value: Any) -> str:
@@ -366,7 +370,7 @@ def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
         if not line.strip():
             continue
         try:
-            row = load_json(line, "not JSON")
+            row = load_json(line, "not JSON", parse_float=parse_float64)
         except ValueError as error:
             raise SourceError(f"{shown}, line {number}: {printable(str(error))}") from None
         if not isinstance(row, dict):

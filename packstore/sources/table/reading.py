@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.annotation_formats.objects import parse_json
+from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.beside import read_whole
 from packstore.sources.contents import suffix_of
 from packstore.sources.encodings import try_utf8
@@ -111,9 +111,9 @@ def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tup
 def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other content."""
     try:
-        items = parse_json(data)
+        items = load_json(data, "is no JSON", parse_float=parse_float64)
     except ValueError as error:
-        raise SourceError(f"{shown}: {error}") from None
+        raise SourceError(f"{shown}: {printable(str(error))}") from None
     if not isinstance(items, list):
         raise SourceError(f"{shown} is not a list of objects")
     for number, value in enumerate(items):
