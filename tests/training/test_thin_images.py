@@ -179,7 +179,9 @@ def test_padding_beyond_what_an_image_may_have_is_refused(
     options = {"encoding": "uint8", "size": 20} if stored.startswith("uint8") else {}
     packstore.convert(folder, store, **options)
     with pytest.raises(UsageError, match=r"makes images of .*178,956,970 that an image may have: choose"):
-        next(iter(packstore.PackedLoader(PackedDataset(store), 2, augment=make(), resident=resident, on_error=on_error)))
+        next(
+            iter(packstore.PackedLoader(PackedDataset(store), 2, augment=make(), resident=resident, on_error=on_error))
+        )
 
 
 @pytest.mark.parametrize("operation", [CenterCrop(20), Pad(6_678), RandomCrop(20, padding=6_678)])
