@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import CannotReplaceError, Donor, encode_key, gather_values
@@ -29,6 +30,7 @@ _BATCH = 64
 def repack_shards(
     reader: ShardedReader,
     gone: Sequence[int],
+    lost_keys: Mapping[int, NDArray[np.uint64]],
     source: Path,
     options: RepairOptions,
     folder: Path,
@@ -37,6 +39,7 @@ def repack_shards(
     """Packs the shards ``gone`` again, from the samples of the source that no other shard has. Yields the path of each.
 
     The samples must have the order in which they were packed. The caller compares the shards with the store's table.
+    ``lost_keys``: hashes of the keys of further damaged shards, by number. These are not read.
 
     Raises:
         StoreError: The source has more or fewer such samples than the shards had records, or one cannot be used. Or
@@ -48,7 +51,9 @@ def repack_shards(
     assert table is not None
     with closing(options.open_packed(source, reader.manifest, progress)) as opened:
         donor = Donor(opened, reader.manifest, options.decoder, options.annotation_frame)
-        entries = _list_unknown(reader, gone, donor, progress)
+        intact = [number for number in range(len(table)) if number not in gone and number not in lost_keys]
+        known = [*lost_keys.values(), *(hash_keys([reader.shard(number)]) for number in intact)]
+        entries = _list_unknown(known, reader.manifest, donor, progress)
         wanted = sum(table[number].records for number in gone)
         if len(entries) != wanted:
             raise StoreError(
@@ -59,18 +64,17 @@ def repack_shards(
         for done, number in enumerate(gone):
             progress(Progress("repack", done, len(gone), 0))
             path, stop = folder / table[number].name, first + table[number].records
-            _pack_shard(donor, _make_template(reader, number, gone), entries[first:stop], path)
+            _pack_shard(donor, _make_template(reader, number, intact), entries[first:stop], path)
             yield path
             first = stop
 
 
 def _list_unknown(
-    reader: ShardedReader, gone: Collection[int], donor: Donor, progress: ProgressCallback
+    known: Sequence[NDArray[np.uint64]], manifest: Manifest, donor: Donor, progress: ProgressCallback
 ) -> list[Entry]:
-    """Lists the samples of the source that no shard but those ``gone`` has, without those that packing skipped."""
-    known = [hash_keys([reader.shard(number)]) for number in range(len(reader.part_starts)) if number not in gone]
+    """Lists the samples of the source whose keys have no hash in ``known``, without those that packing skipped."""
     hashes = np.sort(np.concatenate([np.empty(0, np.uint64), *known]))
-    skipped = {skipped.key for skipped in reader.manifest.skipped}
+    skipped = {skipped.key for skipped in manifest.skipped}
 
     def is_known(entry: Entry) -> bool:
         wanted = np.uint64(xxh3_64_intdigest(encode_key(entry)))
@@ -80,14 +84,13 @@ def _list_unknown(
     return [entry for entry in donor.list_entries(progress) if entry.key not in skipped and not is_known(entry)]
 
 
-def _make_template(reader: ShardedReader, number: int, gone: Collection[int]) -> Manifest:
-    """Returns the manifest of the nearest shard that is left: it has the same origin, options and classes.
+def _make_template(reader: ShardedReader, number: int, intact: Sequence[int]) -> Manifest:
+    """Returns the manifest of the nearest intact shard: it has the same origin, options and classes.
 
     Without one, returns the store's manifest without the counts that only it has.
     """
-    left = [other for other in range(len(reader.part_starts)) if other not in gone]
-    if left:
-        return reader.shard(min(left, key=lambda other: abs(other - number))).manifest
+    if intact:
+        return reader.shard(min(intact, key=lambda other: abs(other - number))).manifest
     return replace(reader.manifest, options=drop_record_counts(reader.manifest))
 
 

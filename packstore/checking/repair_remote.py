@@ -10,9 +10,12 @@ import hashlib
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.checking.options import RepairOptions
 from packstore.checking.repack import repack_shards
@@ -26,6 +29,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
+from packstore.packing.keys import hash_keys
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
 from packstore.stores.opening import open_reader
@@ -76,7 +80,8 @@ def repair_at_url(
         gone = shards.rebuild(damaged, _locate_shards(source), repair, Path(folder))
         if gone:
             with reopen_remote(url, head) as reader:
-                shards.repack(gone, repack_shards(reader, gone, source, options, Path(folder), progress))
+                packed = repack_shards(reader, gone, shards.lost_keys, source, options, Path(folder), progress)
+                shards.repack(gone, packed)
     lost_records = sum(table[number].records for number in shards.lost)
     bad = sum(table[number].records for number in damaged)
     return RepairReport(
@@ -97,6 +102,7 @@ class _ShardRepairs:
     Attributes:
         replaced: Replaced records of rebuilt shards, and whole shards.
         lost: By number, why a shard could not be replaced.
+        lost_keys: By number, hashes of the keys of lost shards that still have keys.
     """
 
     def __init__(self, objects: ObjectStore, manifest: Manifest) -> None:
@@ -106,6 +112,7 @@ class _ShardRepairs:
         self._table = manifest.shards
         self.replaced: list[Problem] = []
         self.lost: dict[int, Problem] = {}
+        self.lost_keys: dict[int, NDArray[np.uint64]] = {}
 
     def rebuild(
         self, damaged: Sequence[int], known: Mapping[str, ShardPlace], repair: Repair, folder: Path
@@ -127,8 +134,12 @@ class _ShardRepairs:
                     if broken is None:
                         gone.append(number)
                         continue
+                    # If its keys are damaged, too, repack_shards names it as the shard that cannot be read.
+                    with suppress(StoreError), open_reader(broken) as reader:
+                        self.lost_keys[number] = hash_keys([reader])
                     file, fixed = _rebuild_shard(broken, shard, self._format, repair)
                 upload_shard(self._objects, shard, file)
+                self.lost_keys.pop(number, None)
                 first = int(self._table.starts[number])
                 at = [None if each.record is None else first + each.record for each in fixed]
                 self.replaced += [replace(each, record=record) for each, record in zip(fixed, at, strict=True)]

@@ -20,20 +20,23 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
     name = "shares"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Parses ``train=0.9,val=0.1`` to shares by split. If a split is repeated, its last share counts.
+        """Parses ``train=0.9,val=0.1`` to shares by split.
 
-        Fails for other text. Does not check the size of a share. Returns a dict unchanged.
+        Fails for other text, and for a repeated split. Does not check the size of a share. Returns a dict unchanged.
         """
         if isinstance(value, dict):
             return value
         shares: dict[str, float] = {}
         for part in str(value).split(","):
             name, _, share = part.rpartition("=")
+            name = name.strip()
+            if name in shares:
+                self.fail(f"{value!r} has the split {name!r} twice: give each split one share", param, ctx)
             try:
-                shares[name.strip()] = float(share)
+                shares[name] = float(share)
             except ValueError:
                 name = ""
-            if not name.strip():
+            if not name:
                 self.fail(f"{value!r} should be splits with their shares, such as train=0.9,val=0.1", param, ctx)
         return shares
 

@@ -144,8 +144,13 @@ class SelectOptions:
                 raise UsageError(f"splits should give the share of each split by its name, got {shown}")
             shares = list(self.splits.values())
             check_numbers("splits", shares, texts=False)
-            if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6 or "" in self.splits:
-                raise UsageError(f"the shares of the splits should add up to 1, got {show_value(dict(self.splits))}")
+            shown = show_value(dict(self.splits))
+            if "" in self.splits:
+                raise UsageError(f"each split needs a name, got {shown}")
+            if shares and min(shares) <= 0:
+                raise UsageError(f"each share of a split should be above 0, got {shown}")
+            if abs(sum(shares) - 1) > 1e-6:
+                raise UsageError(f"the shares of the splits should add up to 1, got {shown}")
         if self.stratify and self.splits is None and self.sample is None:
             raise UsageError("stratify says how splits or a sample are drawn: give one of them")
         if self.whole_shards:

@@ -132,6 +132,25 @@ def test_another_source_packs_no_shard_again(stores: Stores, how: str) -> None:
     assert stores.is_whole()
 
 
+@pytest.mark.parametrize("gone", ["truncated", "missing"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_lost_shard_keeps_no_other_from_being_packed_again(stores: Stores, gone: str, number: int) -> None:
+    with packstore.open(stores.local) as reader:
+        key, records = reader.key(int(reader.part_starts[1])), len(reader.part(1))
+    stores.damage(gone, number)
+    stores.damage("flipped", 1)
+    (photo,) = (path for path in (stores.photos / "train").rglob("*.*") if path.as_posix().endswith(key))
+    photo.unlink()
+    shutil.rmtree(os.environ["PACKSTORE_CACHE"])  # it may hold the shards as they were
+    report = packstore.repair(str(stores.url), stores.photos)
+    assert report.shards == (1, 1, records)
+    (lost,), (replaced,) = report.lost, report.replaced
+    assert (lost.shard or "")[:11] == stores.shards[1].name[:11]
+    assert "the source has no sample with its key" in lost.what
+    assert replaced.what == "packed again from the source"
+    assert stores.shards[number].read_bytes() == stores.whole[stores.shards[number]]
+
+
 def test_skipped_samples_and_appended_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples of a missing shard are those that no other shard has, whatever packing left out."""
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))

@@ -81,6 +81,9 @@ def test_merge_and_select(photos: Path, tmp_path: Path) -> None:
     for bad in (["--where", "label = ant"], ["--split", "x"], ["--split", "x=0.5"], ["--drop-column", "mask"]):
         done = run("select", both, "-o", tmp_path / "d.h5", *bad)
         assert (done.returncode, done.stdout) == (2, ""), bad
+    twice = run("select", both, "-o", tmp_path / "d.h5", "--split", "a=0.5, a=0.5")
+    assert twice.returncode == 2
+    assert "has the split 'a' twice: give each split one share" in " ".join(twice.stderr.split())
     assert "at character 7" in run("select", both, "-o", tmp_path / "d.h5", "--where", "label = ant").stderr
 
 

@@ -332,7 +332,10 @@ def test_columns_left_out(stores: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"splits": {"a": 0.5, "b": 0.4}}, "should add up to 1"),
-        ({"splits": {"a": 1.5, "b": -0.5}}, "should add up to 1"),
+        ({"splits": {}}, "should add up to 1"),
+        ({"splits": {"a": 1.5, "b": -0.5}}, "each share of a split should be above 0, got .*-0.5"),
+        ({"splits": {"a": 0, "b": 1}}, "each share of a split should be above 0"),
+        ({"splits": {"a": 0.5, "": 0.5}}, "each split needs a name"),
         ({"stratify": True}, "give one of them"),
         ({"seed": -1}, "seed"),
         ({"sample": 0}, "sample"),

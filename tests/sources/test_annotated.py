@@ -378,6 +378,17 @@ def test_words_of_no_image_are_an_error_if_most_are(spoilt: int, tmp_path: Path)
             assert source.survey().ledger.passed_over["annotations of images that are not listed"] == 1
 
 
+@pytest.mark.parametrize("image", [True, None, [1], 1.5])
+def test_a_word_whose_image_id_is_no_id_is_an_error(image: Any, tmp_path: Path) -> None:
+    files = MAKERS["textocr"](3)
+    (name,) = (name for name in files if name.endswith(".json"))
+    document = json.loads(files[name])
+    word = [*document["anns"]][1]
+    document["anns"][word]["image_id"] = image
+    with pytest.raises(SourceError, match=rf"annotation '{word}' has the image_id {re.escape(repr(image))}; expected"):
+        open_source(fill(tmp_path, files | {name: json.dumps(document)}))
+
+
 @pytest.mark.parametrize(
     "url",
     [

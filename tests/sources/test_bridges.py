@@ -609,3 +609,7 @@ def test_coco_of_torchvision(form: type, tmp_path: Path) -> None:
     convert(tmp_path / "set", tmp_path / "own.lmdb", split="train")
     found, own = contents(tmp_path / "out.lmdb"), contents(tmp_path / "own.lmdb")
     assert {image: each[2] for image, each in found.items()} == {image: each[2] for image, each in own.items()}
+    document["annotations"][0]["image_id"] = True
+    file.write_text(json.dumps(document))
+    with pytest.raises(SourceError, match=r"CocoDetection: annotation .* has the image_id True; expected a whole"):
+        convert(source, tmp_path / "none.lmdb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -135,7 +136,24 @@ def test_other_texts_are_ids_as_they_are(image: str, tmp_path: Path) -> None:
         assert [len(source.read(e).values["boxes"]) for e in source.entries()] == [0, 1]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("image", [1.5, 7, "01", "b", True, None, [1], 1e300])
+@pytest.mark.parametrize("image", [True, False, None, [1], {"id": 1}, 1.5, 1e300])
+@pytest.mark.parametrize("kind", ["instances", "captions", "panoptic", "person_keypoints", "stuff"])
+def test_an_annotation_whose_image_id_is_no_id_is_an_error(kind: str, image: Any, tmp_path: Path) -> None:
+    number = {"id": 1} if kind == "captions" else {"id": 1, "category_id": 18, "bbox": [1, 1, 2, 2]}
+    document = {
+        "images": [coco_image(1)],
+        "annotations": [number | {"image_id": 1}, number | {"id": 7, "image_id": image}, number | {"image_id": "1"}],
+        "categories": CATS,
+    }
+    if kind == "panoptic":
+        document["annotations"] = [{"id": 7, "image_id": image, "file_name": "1.png", "segments_info": []}]
+    fill(tmp_path, {f"annotations/{kind}_train2017.json": json.dumps(document), "train2017/000000000001.jpg": jpeg(1)})
+    said = rf"{kind}_train2017\.json: annotation 7 has the image_id {re.escape(repr(image))}; expected a whole number"
+    with pytest.raises(SourceError, match=said):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("image", [7, "01", "b"])
 @pytest.mark.parametrize("kind", ["instances", "captions", "panoptic"])
 def test_annotations_of_no_image_are_an_error_if_most_are(kind: str, image: Any, tmp_path: Path) -> None:
     root = panoptic(tmp_path)

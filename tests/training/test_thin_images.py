@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
+from packstore import PackedDataset
 from packstore.augment import CenterCrop, ColorJitter, Pad, RandomCrop, RandomResize, Resize
 from packstore.core.errors import DecodeError, UsageError
 from packstore.training.augment.resample import resize, resize_shown
+from packstore.training.augment.resize_options import check_padding
 from packstore.training.augment.unequal import Cut
 
 SIZES = [(1, 65500), (65500, 1)]
@@ -150,3 +152,40 @@ def test_operations_that_make_every_image_too_large_are_refused(tmp_path: Path) 
             next(iter(loader))
     batch = next(iter(packstore.PackedLoader(dataset, 1, augment=[Pad(20_000), RandomCrop(16)])))
     assert batch["image"].shape == (1, 3, 16, 16)
+
+
+@pytest.mark.parametrize(("stored", "resident"), [("uint8.h5", True), ("uint8.lmdb", False), ("png.lmdb", False)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [RandomCrop(32, padding=10**7)],
+        lambda: [RandomCrop(32, padding=7_000, padding_mode="edge")],
+        lambda: [ColorJitter(0.1), RandomCrop(32, padding=6_685)],
+        lambda: [Pad(10**6, padding_mode="edge"), CenterCrop(20)],
+        lambda: [Pad((0, 0, 10**9, 0), padding_mode="edge"), CenterCrop(20)],
+        lambda: [ColorJitter(0.1), Pad(10**6), CenterCrop(20)],
+        lambda: [ColorJitter(0.1), RandomCrop((13_000, 13_000), pad_if_needed=True), CenterCrop(20)],
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_padding_beyond_what_an_image_may_have_is_refused(
+    stored: str, resident: bool, make: Any, on_error: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for n in range(2):
+        Image.new("RGB", (20, 20)).save(folder / f"{n}.png")
+    store = tmp_path / stored
+    options = {"encoding": "uint8", "size": 20} if stored.startswith("uint8") else {}
+    packstore.convert(folder, store, **options)
+    with pytest.raises(UsageError, match=r"makes images of .*178,956,970 that an image may have: choose"):
+        next(
+            iter(packstore.PackedLoader(PackedDataset(store), 2, augment=make(), resident=resident, on_error=on_error))
+        )
+
+
+@pytest.mark.parametrize("operation", [CenterCrop(20), Pad(6_678), RandomCrop(20, padding=6_678)])
+def test_padding_within_it_is_not(operation: Any) -> None:
+    check_padding(operation, (6_678,) * 4, (20, 20))
+    with pytest.raises(UsageError, match=f"{type(operation).__name__}: padding makes images of 13376x13379 pixels"):
+        check_padding(operation, (6_678, 6_681, 6_678, 6_678), (20, 20))

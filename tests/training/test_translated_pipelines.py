@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,57 @@ def test_functions_of_batches_stay(store: Path) -> None:
 def test_two_normalisations_are_refused(store: Path) -> None:
     with pytest.raises(UsageError, match="leave out one of the two"):
         loader_of(store, [v1.CenterCrop(9), v1.Normalize(MEAN, STD)], normalize="imagenet")
+
+
+OURS = "packstore.augment."
+MIXES = {  # what stands for a mixer of torchvision or timm
+    "v2.MixUp(num_classes=4)": f"mix={OURS}BatchMixer([{OURS}MixUp(1.0)], num_classes=4)",
+    "v2.CutMix(alpha=0.5)": f"mix={OURS}CutMix(0.5)",
+    "v2.RandomChoice([v2.MixUp(num_classes=4), v2.CutMix(num_classes=4)])": (
+        f"mix={OURS}BatchMixer([{OURS}MixUp(1.0), {OURS}CutMix(1.0)], num_classes=4)"
+    ),
+    "v2.RandomChoice([v2.MixUp(), v2.CutMix()], p=[3, 1])": (
+        f"mix={OURS}BatchMixer([{OURS}MixUp(1.0), {OURS}CutMix(1.0)], weights=(0.75, 0.25))"
+    ),
+    "Mixup(0.8, 1.0, prob=0.9, switch_prob=0.3, mode='pair', num_classes=4)": (
+        f"mix={OURS}BatchMixer([{OURS}MixUp(0.8), {OURS}CutMix(1.0)], p=0.9, weights=(0.7, 0.3), mode='pair', "
+        "label_smoothing=0.1, num_classes=4)"
+    ),
+    "FastCollateMixup(0.0, 0.3, label_smoothing=0)": f"mix={OURS}BatchMixer([{OURS}CutMix(0.3)], num_classes=1000)",
+    "A.MixUp(0.3)": f"mix={OURS}MixUp(0.3)",
+    "A.BatchMixer([A.MixUp(0.3)])": "mix=BatchMixer(mixers=(MixUp(alpha=0.3),)",
+    "A.Mosaic(64)": "mix=Mosaic(size=(64, 64)",
+}
+
+
+@pytest.mark.parametrize("code", MIXES)
+def test_mixers_where_a_function_belongs_name_the_mix(store: Path, code: str) -> None:
+    from timm.data.mixup import FastCollateMixup, Mixup
+
+    mixer = eval(code, {"v2": v2, "A": A, "Mixup": Mixup, "FastCollateMixup": FastCollateMixup})
+    floats = [v2.CenterCrop(9), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    uses: list[dict[str, Any]] = [
+        {"augment": mixer},
+        {"augment": [A.RandomResizedCrop(8), mixer]},
+        {"augment": A.Compose([mixer])},
+        {"augment": [*floats, mixer]},
+        {"views": {"a": [A.CenterCrop(9), mixer]}},
+    ]
+    if not code.startswith("A."):
+        uses += [{"mix": mixer}, {"mix": [mixer]}, {"augment": v2.Compose([*floats, mixer])}, {"transform": mixer}]
+        with pytest.raises(UsageError, match=re.escape(MIXES[code])):
+            PackedDataset(store, transform=mixer)
+    for use in uses:
+        with pytest.raises(UsageError, match=re.escape(MIXES[code])):
+            PackedLoader(PackedDataset(store), 4, **use)
+    if not code.startswith(("A.B", "A.Mo")):
+        line = MIXES[code].removeprefix("mix=")
+        assert PackedLoader(PackedDataset(store), 4, mix=eval(line, {"packstore": packstore})).options.mix is not None
+
+
+@pytest.mark.parametrize("mix", [[A.BatchMixer([A.MixUp()])], [A.Mosaic(64)], [v2.MixUp(), A.CutMix()]])
+def test_lists_of_mixers_that_cannot_be_name_the_mix(store: Path, mix: Any) -> None:
+    with pytest.raises(UsageError, match=r"mix= takes .*; write mix="):
+        PackedLoader(PackedDataset(store), 4, mix=mix)
+    with pytest.raises(UsageError, match=r"mix= takes [^;]*$"):
+        PackedLoader(PackedDataset(store), 4, mix=[*mix, A.CenterCrop(9)])

@@ -27,6 +27,23 @@ def parse_id(value: Any) -> int | str | None:
     return value if type(value) is int else None
 
 
+def parse_image_id(where: str, value: Any, annotation: Any) -> int | str:
+    """Returns the id of an annotation's image, as :func:`parse_id`. Raises :class:`SourceError` if it is no id.
+
+    Args:
+        where: The file, for the message.
+        value: The value of ``image_id``.
+        annotation: The annotation's own id, for the message.
+    """
+    image_id = parse_id(value)
+    if image_id is None:
+        raise SourceError(
+            f"{where}: annotation {printable(f'{annotation!r:.40}')} has the image_id {printable(f'{value!r:.40}')}; "
+            "expected a whole number or a text. Correct it, or remove this annotation"
+        )
+    return image_id
+
+
 def check_most_match(where: str, name: str, unmatched: Collection[Any], total: int, known: Collection[Any]) -> None:
     """Raises :class:`SourceError` if most annotations of a file match nothing: their ids are then written differently.
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
-from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id, parse_image_id
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -41,8 +41,8 @@ class TextOcrSource(DocumentSource):
         Counts words of unlisted images as left out."""
         words: dict[int | str | None, list[Any]] = {parse_id(number): [] for number in document["imgs"]}
         unmatched = []
-        for each in document["anns"].values():
-            owner = words.get(parse_id(each["image_id"]))
+        for name, each in document["anns"].items():
+            owner = words.get(parse_image_id(self.tree.name(file), each["image_id"], name))
             if owner is None:
                 unmatched.append(each["image_id"])
             else:

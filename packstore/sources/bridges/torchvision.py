@@ -15,7 +15,7 @@ import PIL.Image
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
-from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id, parse_image_id
 from packstore.sources.annotation_formats.kitti import DONT_CARE
 from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
@@ -175,7 +175,7 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     unmatched: list[Any] = []
     listed = data.coco.dataset.get("annotations", ())
     for each in listed:
-        by_image.get(parse_id(each["image_id"]), unmatched).append(each)
+        by_image.get(parse_image_id("CocoDetection", each["image_id"], each.get("id")), unmatched).append(each)
     check_most_match("CocoDetection", "image_id", [each["image_id"] for each in unmatched], len(listed), by_image)
     for number in data.ids:
         annotations = by_image[parse_id(number)]

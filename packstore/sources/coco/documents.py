@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.ids import check_most_match, parse_id, parse_image_id
 from packstore.sources.annotation_formats.objects import is_flagged
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.beside import clean_path, read_json
@@ -187,11 +187,12 @@ class SplitAnnotations:
         self, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yields each annotation of a file, without ``image_id``, with the entries of its image. Leaves out and counts
-        annotations of unlisted images. At the end, raises :class:`SourceError` if these are most of all."""
+        annotations of unlisted images. Raises :class:`SourceError` for an ``image_id`` that is no id, and at the end if
+        most annotations are left out."""
         annotations, unmatched = _read_list(where, document, "annotations"), []
         for annotation in annotations:
             image_id = annotation.pop("image_id", None)
-            entries = images.get(parse_id(image_id))
+            entries = images.get(parse_image_id(where, image_id, annotation.get("id")))
             if entries is None:
                 unmatched.append(image_id)
             else:

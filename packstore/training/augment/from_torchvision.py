@@ -10,6 +10,7 @@ import torch
 
 from packstore.core.errors import UsageError
 from packstore.training import augment as ours
+from packstore.training.augment.mixing import refuse_mixer
 from packstore.training.augment.per_image import draws_random_numbers, flatten_transforms, is_of_torchvision
 
 _NOTHING = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor"}
@@ -43,6 +44,7 @@ def translate_augment(augment: Any) -> tuple[Any, dict[str, Any]]:
     operations: list[Any] = []
     converted: dict[str, Any] = {}
     for step in steps:
+        refuse_mixer(step)
         name = type(step).__name__ if is_of_torchvision(type(step)) else ""
         if name in _NOTHING or name in ("ConvertImageDtype", "ToDtype", "Normalize"):
             converted |= _translate_conversion(step, name)

@@ -25,7 +25,13 @@ from packstore.training.augment.crop_arithmetic import (
     with_window,
 )
 from packstore.training.augment.resample import crop_and_resize, resize
-from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
+from packstore.training.augment.resize_options import (
+    check_padding,
+    check_sampling,
+    draw_sampling,
+    parse_size,
+    sampling_indices,
+)
 from packstore.training.augment.units import pad_constant
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
 
@@ -146,6 +152,7 @@ class CenterCrop(FixedSizeOperation):
         top, left = find_centred_start(height, rows), find_centred_start(width, columns)
         if rows > height or columns > width:
             edges = max(0, -left), max(0, columns - width + left), max(0, -top), max(0, rows - height + top)
+            check_padding(self, edges, (height, width))
             images = pad_constant(images, edges, self.convert_colour(0))
             top, left = max(0, top), max(0, left)
         return images[..., top : top + rows, left : left + columns]
@@ -198,6 +205,7 @@ class RandomCrop(FixedSizeOperation):
             raise UsageError("RandomCrop: pad_if_needed stands without padding, and fills with one value")
         if not isinstance(self.padding, int) or self.padding < 0:
             raise UsageError(f"RandomCrop: padding should be an integer of at least 0, got {self.padding!r}")
+        check_padding(self, (self.padding,) * 4)
         if self.padding_mode not in get_args(PaddingMode):
             modes = ", ".join(get_args(PaddingMode))
             raise UsageError(f"RandomCrop: padding_mode should be one of {modes}, got {self.padding_mode!r}")
@@ -208,6 +216,7 @@ class RandomCrop(FixedSizeOperation):
         fill = self.convert_colour(self.fill)
         if self.pad_if_needed:
             tall, wide = (max(0, n - m) for n, m in zip(self._size_pair, (height, width), strict=True))
+            check_padding(self, (wide, wide, tall, tall), (height, width))
             images = pad_constant(images, (wide, wide, tall, tall), fill)
             height, width = images.shape[-2:]
         top, left = self._draw_corners((height, width), draws)
@@ -224,10 +233,11 @@ class RandomCrop(FixedSizeOperation):
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
     def _check_size(self, size: Sequence[int]) -> None:
-        """Raises :class:`UsageError` if images of ``size``, with their padding, are smaller than the crop.
+        """Raises :class:`UsageError` if images of ``size``, with their padding, are smaller than the crop or too large.
 
         Also raises it if they are too small to reflect them into the padding.
         """
+        check_padding(self, (self.padding,) * 4, (size[0], size[1]))
         (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
         if rows > padded[0] or columns > padded[1]:

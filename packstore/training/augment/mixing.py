@@ -267,11 +267,70 @@ def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
     """Converts a user's ``mix=``. One mixer or a list of mixers becomes a :class:`BatchMixer`; an empty list becomes
     None.
 
-    Returns None, :class:`BatchMixer` and :class:`Mosaic` unchanged. Raises :class:`UsageError` for anything else.
+    Returns None, :class:`BatchMixer` and :class:`Mosaic` unchanged. Raises :class:`UsageError` for anything else, with
+    the counterpart of a mixer of torchvision or timm.
     """
     if mix is None or isinstance(mix, BatchMixer | Mosaic):
         return mix
     mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix
     if isinstance(mixers, Sequence) and not mixers:
         return None
-    return BatchMixer(mixers)
+    try:
+        return BatchMixer(mixers)
+    except UsageError as error:
+        ours = _describe_mix(mix)
+        if ours is None:
+            raise
+        raise UsageError(f"{error}; write {ours}") from None
+
+
+def refuse_mixer(function: Any) -> None:
+    """Raises :class:`UsageError` for a mixer in place of a function of images, with the ``mix=`` to write."""
+    ours = _describe_mix(function)
+    if ours is not None:
+        kind = type(function).__name__
+        raise UsageError(f"{kind} mixes whole records, and is no function of images: give the PackedLoader {ours}")
+
+
+def _describe_mix(mixer: Any) -> str | None:
+    """Returns the ``mix=`` for a mixer of packstore, torchvision or timm, or for a list of such mixers; None for
+    anything else."""
+    if isinstance(mixer, list | tuple) and len(mixer) == 1:
+        return _describe_mix(mixer[0])
+    if isinstance(mixer, BatchMixer | Mosaic):
+        return f"mix={mixer!r}"
+    alphas, options = _read_mixer(mixer)
+    mixers = ", ".join(f"packstore.augment.{name}({alpha!r})" for name, alpha in alphas)
+    given = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    if not mixers:
+        return None
+    return f"mix={mixers}" if len(alphas) == 1 and not given else f"mix=packstore.augment.BatchMixer([{mixers}]{given})"
+
+
+def _read_mixer(mixer: Any) -> tuple[list[tuple[str, float]], dict[str, Any]]:
+    """Returns names and alphas of the mixers that ``mixer`` draws from, and options of :class:`BatchMixer`; no names
+    for anything but a mixer."""
+    libraries = ("packstore.training.augment.mixing", "torchvision.transforms", "timm.data.mixup")
+    names = {kind.__name__ for kind in type(mixer).__mro__ if kind.__module__.startswith(libraries)}
+    if own := names & {"MixUp", "CutMix"}:
+        return [(own.pop(), mixer.alpha)], {"num_classes": getattr(mixer, "num_classes", None)}
+    if "Mixup" in names:
+        both = [("MixUp", mixer.mixup_alpha), ("CutMix", mixer.cutmix_alpha)]
+        alphas, share = [(name, alpha) for name, alpha in both if alpha > 0], mixer.switch_prob
+        return alphas, {
+            "p": mixer.mix_prob if mixer.mix_prob != 1 else None,
+            "weights": (round(1 - share, 9), share) if len(alphas) == 2 and share != 0.5 else None,
+            "mode": mixer.mode if mixer.mode in ("pair", "elem") else None,
+            "label_smoothing": mixer.label_smoothing or None,
+            "num_classes": mixer.num_classes,
+        }
+    chosen = mixer.transforms if "RandomChoice" in names else mixer if isinstance(mixer, list | tuple) else ()
+    found = [_read_mixer(each) for each in chosen]
+    if not found or any(len(alphas) != 1 for alphas, _ in found):
+        return [], {}
+    weights = getattr(mixer, "p", None)
+    classes = (options.get("num_classes") for _, options in found)
+    return [alphas[0] for alphas, _ in found], {
+        "weights": tuple(weights) if weights and len(set(weights)) > 1 else None,
+        "num_classes": next((each for each in classes if each is not None), None),
+    }

@@ -18,6 +18,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.logic import Compose
+from packstore.training.augment.mixing import refuse_mixer
 from packstore.training.augment.own_generators import find_generators, seed_generators
 from packstore.training.augment.recipes import recipe
 from packstore.training.augment.thread_generator import ThreadGenerator
@@ -178,9 +179,10 @@ class PerImage(Operation):
 
 
 def check_function(name: str, function: Any) -> None:
-    """Raises :class:`UsageError` for a class in place of an object, and for a transform of albumentations, which takes
-    named arguments."""
+    """Raises :class:`UsageError` for a class in place of an object, for a mixer, and for a transform of albumentations,
+    which takes named arguments."""
     refuse_class(name, function)
+    refuse_mixer(function)
     if type(function).__module__.startswith("albumentations."):
         raise UsageError(
             f"{name} calls a function with an image, and albumentations takes named arguments: end augment= of the "
@@ -266,6 +268,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
             f"the recipe {augment.name} has several views of an image: views=recipe({augment.name!r}).views"
         )
     if not isinstance(augment, Iterable):
+        refuse_mixer(augment)
         raise UsageError(f"augment should be a list of operations, got {augment!r}")
     flat: list[Any] = []
     for operation in augment:

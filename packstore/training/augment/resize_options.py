@@ -27,6 +27,21 @@ def parse_size(size: Any, what: str) -> Size:
     return pair
 
 
+def check_padding(operation: GeometricOperation, edges: tuple[int, int, int, int], size: Size | None = None) -> None:
+    """Raises :class:`UsageError` for padding after which images of ``size`` have more pixels than an image may have.
+
+    ``edges``: pixels at the left, right, top and bottom. A ``size`` of None stands for the smallest image.
+    """
+    left, right, top, bottom = edges
+    height, width = size or (1, 1)
+    tall, wide = height + top + bottom, width + left + right
+    if tall * wide > max(MAX_PIXELS, height * width):
+        raise UsageError(
+            f"{type(operation).__name__}: padding makes images of {'at least ' * (size is None)}{tall}x{wide} pixels, "
+            f"more than the {MAX_PIXELS:,} that an image may have: choose less"
+        )
+
+
 def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
     """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is not a bool."""
     known = (*SAMPLINGS[:5], "random")

@@ -20,7 +20,13 @@ from packstore.training.augment.crop import source_index
 from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, padding_composes_after
 from packstore.training.augment.resample import resize
-from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
+from packstore.training.augment.resize_options import (
+    check_padding,
+    check_sampling,
+    draw_sampling,
+    parse_size,
+    sampling_indices,
+)
 from packstore.training.augment.units import pad_constant
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
@@ -225,9 +231,10 @@ class Pad(GeometricOperation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         left, top, right, bottom = self._paddings
+        height, width = images.shape[-2:]
+        check_padding(self, (left, right, top, bottom), (height, width))
         if self.padding_mode == "constant":
             return pad_constant(images, (left, right, top, bottom), self.convert_colour(self.fill))
-        height, width = images.shape[-2:]
         least = 1 if self.padding_mode == "reflect" else 0
         if self.padding_mode != "edge" and max(top - height, bottom - height, left - width, right - width) > -least:
             raise UsageError(
