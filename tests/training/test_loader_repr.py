@@ -132,19 +132,20 @@ def list_pipelines() -> dict[str, tuple[Any, str]]:
     import_torchvision()
     from torchvision import transforms as T  # noqa: N812
 
-    crop, flip, colours = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4)
+    crop, flip, policy = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandAugment()
     rest = [T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)]
     return {
         "all": (T.Compose([crop, T.Compose([flip]), *rest]), "by the engine: RandomResized, RandomHor, ToTensor, Norm"),
         "erasing": (T.Compose([crop, *rest, T.RandomErasing()]), "by the engine: Rand, ToT, Norm; then: RandomErasing"),
-        "colours": (T.Compose([crop, colours, *rest]), "by the engine: RandomRes; then: ColorJ, ToTensor, Normalize"),
-        "colours first": (T.Compose([colours, crop, *rest]), "then: ColorJitter, RandomResizedCrop, ToTensor, Norm"),
+        "colours": (T.Compose([crop, T.ColorJitter(0.4), *rest]), "by the engine: RandomRes, ColorJ, ToTensor, Norm"),
+        "policy": (T.Compose([crop, policy, *rest]), "by the engine: RandomRes; then: RandA, ToTensor, Normalize"),
+        "policy first": (T.Compose([policy, crop, *rest]), "then: RandAugment, RandomResizedCrop, ToTensor, Norm"),
         "unknown": (torch.neg, ""),
         "tensors": (T.Compose([torch.neg, flip]), ""),
     }
 
 
-@pytest.mark.parametrize("name", ["all", "erasing", "colours", "colours first", "unknown", "tensors"])
+@pytest.mark.parametrize("name", ["all", "erasing", "colours", "policy", "policy first", "unknown", "tensors"])
 def test_a_dataset_says_what_the_engine_runs(stores: Stores, name: str) -> None:
     transform, said = list_pipelines()[name]
     for options in ({}, {"output": "pil"}):
