@@ -19,7 +19,7 @@ from packstore.stores import Checksums
 from packstore.stores.base import Reader
 from packstore.training.augment.in_place import repr_on_one_line
 from packstore.training.pictures import ImageListReader, ImageReader, widen_for_torch
-from packstore.training.record_notes import note_records
+from packstore.training.record_notes import note_need_of_pil, note_records
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
 from packstore.training.worker_memory import move_rows, share
@@ -179,12 +179,9 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         assert self.transform is not None
         try:
             return self._call_user(self.transform, record, image)
-        except (TypeError, AttributeError) as error:
+        except Exception as error:
             if self.output != "pil":
-                error.add_note(
-                    f"The transform was given a {type(image).__name__}, since the dataset has output={self.output!r}. "
-                    "With output='pil' it is given PIL images, as many of torchvision's transforms expect."
-                )
+                note_need_of_pil(error, f"a {type(image).__name__}")
             raise
 
     def _read_batch(self, records: NDArray[np.int64]) -> Any:

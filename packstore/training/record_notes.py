@@ -36,6 +36,16 @@ def note_records(error: Exception, reader: Reader, ids: Array) -> None:
     error.add_note(_describe_records(reader, (np.asarray(marked.tolist(), np.int64) & MASK).tolist()))
 
 
+def note_need_of_pil(error: Exception, given: str) -> None:
+    """Adds a note to a user's function's :class:`TypeError` or :class:`AttributeError`: it may need PIL images instead
+    of what it was ``given``."""
+    if isinstance(error, TypeError | AttributeError):
+        error.add_note(
+            f"The transform was given {given}, since packstore sees nothing in it that makes tensors of PIL images, "
+            "such as ToTensor. With output='pil' it is given PIL images, as by ImageFolder."
+        )
+
+
 @contextmanager
 def naming_records(reader: Reader, ids: Array, first: int = 0) -> Iterator[None]:
     """Does :func:`note_records` for an exception in the body. ``first``: record that ``ids`` count from."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from itertools import groupby, islice
 from types import CellType, CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,11 +29,8 @@ from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 from packstore.training.planned_transforms import COLOUR_TRANSFORMS, call_transform
+from packstore.training.record_notes import note_need_of_pil
 
-HOW_TO_GET_PIL = (
-    "The transform was given a tensor, since packstore sees nothing in it that makes tensors of PIL images, such as "
-    "ToTensor. With output='pil' it is given PIL images, as by ImageFolder."
-)
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""
 _CALLED_FOR_TENSORS = _FROM_PIL | {"to_tensor", "pil_to_tensor", "to_image"}
@@ -44,6 +43,7 @@ _RESIZES = {"Resize", "RandomResizedCrop"}
 _ERASING = {"RandomErasing"}
 _MOST_INSIDE = 256
 """Most objects to look at inside a function of the user, such as one that holds a model."""
+_looked_inside: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
@@ -129,8 +129,8 @@ class TransformPlan:
 
     def _note(self, error: Exception, batch: PlannedBatch, row: int) -> None:
         """Adds notes to an exception of a transform: the record, and how to get PIL images."""
-        if not self.takes_pil and isinstance(error, TypeError | AttributeError):
-            error.add_note(HOW_TO_GET_PIL)
+        if not self.takes_pil:
+            note_need_of_pil(error, "a tensor")
         batch.note_record(error, row)
 
     def _plan(self, image: Any) -> Any:
@@ -248,9 +248,20 @@ def _takes_pil(steps: Iterable[Any]) -> bool:
     for step in steps:
         if _is_known(step, {"ToPILImage"}):
             return False
-        if any(map(_makes_tensor, islice(_iterate_inside(step), _MOST_INSIDE))):
+        if _hides_conversion(step):
             return True
     return False
+
+
+def _hides_conversion(step: Any) -> bool:
+    """Tells if something inside a transform makes a tensor. Looks once: this is asked for every item."""
+    try:
+        return _looked_inside[step]
+    except (KeyError, TypeError):  # TypeError: not hashable, or without weak references
+        found = any(map(_makes_tensor, islice(_iterate_inside(step), _MOST_INSIDE)))
+    with suppress(TypeError):
+        _looked_inside[step] = found
+    return found
 
 
 def _makes_tensor(step: Any) -> bool:

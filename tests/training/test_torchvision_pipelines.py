@@ -6,6 +6,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -420,6 +421,14 @@ class Converts:
         return v1.functional.to_tensor(image)
 
 
+@dataclass
+class Unhashable:
+    transform: Any
+
+    def __call__(self, image: Any) -> Any:
+        return self.transform(image)
+
+
 def hidden(t: Any) -> dict[str, Any]:
     """Pipelines whose conversion is inside a function or object of the user."""
     end = pipelines(t)["jitter"]
@@ -428,6 +437,7 @@ def hidden(t: Any) -> dict[str, Any]:
         "object": Twice(end),
         "object in a list": t.Compose([t.RandomHorizontalFlip(), Twice(end)]),
         "closure": lambda image: end(image),
+        "dataclass": Unhashable(end),
         "partial": partial(lambda transform, image: transform(image), end),
         "made within": t.Compose([*crops, (lambda five: torch.stack([v1.ToTensor()(x) for x in five]))]),
         "function within": t.Compose([t.RandomCrop(50), lambda image: v1.functional.to_tensor(image)]),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import MOST_FACTOR, Code, Program, join_programs, new_program, step
+from packstore.images.programs import MOST_FACTOR, MOST_KERNEL, Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance, permutation, uniform
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
@@ -333,12 +333,10 @@ class GaussianBlur(_ColourOperation):
 
     def __post_init__(self) -> None:
         if (
-            not all(isinstance(n, int) and 0 < n < _LARGEST_KERNEL and n % 2 for n in self._kernel_size)
+            not all(isinstance(n, int) and 0 < n <= MOST_KERNEL and n % 2 for n in self._kernel_size)
             or len(self._kernel_size) != 2
         ):
-            raise UsageError(
-                f"GaussianBlur: kernel_size should be odd, up to {_LARGEST_KERNEL - 1}, got {self.kernel_size!r}"
-            )
+            raise UsageError(f"GaussianBlur: kernel_size should be odd, up to {MOST_KERNEL}, got {self.kernel_size!r}")
         self._sigma_range()
 
     @property
@@ -359,7 +357,6 @@ class GaussianBlur(_ColourOperation):
         return step(len(draws), Code.BLUR, *self._kernel_size, sigma, sigma)
 
 
-_LARGEST_KERNEL = 256
 _MOST_NOISE = 1000
 """Largest mean and deviation of noise; times 255 they are below :data:`MOST_FACTOR`."""
 

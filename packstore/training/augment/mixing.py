@@ -324,13 +324,8 @@ def _read_mixer(mixer: Any) -> tuple[list[tuple[str, float]], dict[str, Any]]:
             "label_smoothing": mixer.label_smoothing or None,
             "num_classes": mixer.num_classes,
         }
-    chosen = (
-        getattr(mixer, "transforms", ())
-        if "RandomChoice" in names
-        else mixer
-        if isinstance(mixer, list | tuple)
-        else ()
-    )
+    is_choice = "RandomChoice" in names
+    chosen = getattr(mixer, "transforms", ()) if is_choice else mixer if isinstance(mixer, list | tuple) else ()
     found = [_read_mixer(each) for each in chosen]
     if not found or any(len(alphas) != 1 for alphas, _ in found):
         return [], {}

@@ -75,10 +75,8 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32], units: 
     black, scale = _black_and_scale(units, values)
     if units is not None:
         values = values - black  # so that zeros outside are black, as in images of bytes
-    if way in (
-        "blend",
-        "number",
-    ):  # as torchvision: a channel of ones gives the share of each pixel that is in the image
+    if way in ("blend", "number"):
+        # As torchvision: a channel of ones gives the share of each pixel that is in the image.
         values = torch.cat((values, torch.ones_like(values[:, :1])), 1)
     edges = "border" if way == "edge" else "zeros"
     pixels = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
