@@ -12,7 +12,7 @@
 #endif
 
 /* Increase this number whenever a structure or function that Python uses changes. */
-#define INTERFACE 19
+#define INTERFACE 20
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -197,6 +197,19 @@ EXPORT int packstore_engine_list_names(int directory, int64_t capacity, char *fi
     return list_names(directory, capacity, files, folders, sizes);
 }
 #endif
+
+/* Replaces each of `count` values by its place in a permutation of 0 to length - 1. See permute.c. */
+EXPORT void packstore_engine_permute(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix,
+                                     const uint32_t *keys)
+{
+#ifdef HAS_VECTORS
+    if (has_vectors()) {
+        permute_vector(values, count, length, shift, radix, keys);
+        return;
+    }
+#endif
+    permute_plain(values, count, length, shift, radix, keys);
+}
 
 /* See highway.c. */
 EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size)

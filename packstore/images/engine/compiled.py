@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import EngineError
 
-_INTERFACE = 19
+_INTERFACE = 20
 """Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
 DONE = 0
 """The outcome in ``engine.h`` for success."""
@@ -97,6 +97,11 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_stat_files.restype = None
     library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)
     library.packstore_engine_list_names.restype = ctypes.c_int
+    library.packstore_engine_permute.argtypes = (
+        *(pointer, number, ctypes.c_uint32),
+        *(ctypes.c_int, ctypes.c_uint32, pointer),
+    )
+    library.packstore_engine_permute.restype = None
     library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
     library.packstore_engine_png.restype = ctypes.c_int
     return library

@@ -16,6 +16,7 @@
  * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
  * highway.c   checksums of ArrayRecord
+ * permute.c   random orders of records
  * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
  * vectors.h   the vector instructions of these
@@ -483,6 +484,12 @@ int list_names(int directory, int64_t capacity, char *files, char *folders, int6
 
 /* highway.c */
 uint64_t highway_hash(const uint8_t *data, uint64_t size);
+
+/* permute.c */
+void permute_plain(int64_t *, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys);
+#ifdef HAS_VECTORS
+void permute_vector(int64_t *, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys);
+#endif
 
 /* png.c */
 enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,

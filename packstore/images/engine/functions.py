@@ -1,6 +1,6 @@
 """Calls functions of the compiled engine that keep no state.
 
-They read PNG rows, headers of JPEG files and tars, and files of a directory, and compute a hash.
+They read PNG rows, headers of JPEG files and tars, and files of a directory, permute numbers, and compute a hash.
 """
 
 from __future__ import annotations
@@ -40,6 +40,18 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
     data, to = find_address(packed), lines.ctypes.data
     outcome = library.packstore_engine_png(data, len(packed), to, rows, nbytes, step, is_all)
     return lines[1:, 1:] if outcome == compiled.DONE else None
+
+
+def permute_in_place(values: NDArray[np.int64], length: int, shift: int, radix: int, keys: Sequence[int]) -> bool:
+    """Permutes contiguous values by a Feistel network, without the GIL. See :mod:`packstore.training.permutation`.
+
+    Returns False without an engine, with the values unchanged."""
+    library = compiled.load_once()[0]
+    if library is None:
+        return False
+    words = np.array(keys, np.uint32)
+    library.packstore_engine_permute(values.ctypes.data, values.size, length, shift, radix, words.ctypes.data)
+    return True
 
 
 def highway_hash(data: bytes) -> int:
