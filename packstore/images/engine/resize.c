@@ -199,38 +199,36 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
 }
 
 #if defined(__x86_64__)
-/* Computes a pixel of two rows at once; the sum begins with `sum`. */
-VECTORS INLINE __m256i sum_pixel(const int16_t *weights, const int count, const uint8_t *p, const uint8_t *q,
-                                 __m256i sum)
+/* Adds the products of two taps of a pixel of two rows. */
+VECTORS INLINE __m256i add_taps(__m256i sum, __m256i pair, const int16_t *weights)
+{
+    int32_t both;
+    memcpy(&both, weights, 4);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pair, _mm256_set1_epi32(both)));
+}
+
+/* Computes a pixel of two rows at once. */
+VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const bool wide, const uint8_t *a,
+                             const uint8_t *b, int64_t x)
 {
     const __m256i first =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     const __m256i second =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    for (int j = 0; j < count; j += 4, p += 12, q += 12, weights += 4) {
+    const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
+    const int16_t *weights = taps->weights + x * count, *low = weights + taps->low_at;
+    __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1)), high = _mm256_setzero_si256();
+    for (int j = 0; j < count; j += 4, p += 12, q += 12) {
         __m256i four = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),
                                                _mm_loadu_si128((const __m128i *)q), 1);
-        int32_t weights01, weights23;
-        memcpy(&weights01, weights, 4);
-        memcpy(&weights23, weights + 2, 4);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(four, first), _mm256_set1_epi32(weights01)));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(four, second), _mm256_set1_epi32(weights23)));
+        __m256i pair01 = _mm256_shuffle_epi8(four, first), pair23 = _mm256_shuffle_epi8(four, second);
+        sum = add_taps(add_taps(sum, pair01, low + j), pair23, low + j + 2);
+        if (wide)
+            high = add_taps(add_taps(high, pair01, weights + j), pair23, weights + j + 2);
     }
-    return sum;
-}
-
-VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const bool wide, const uint8_t *a,
-                             const uint8_t *b, int64_t x)
-{
-    const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
-    const int16_t *weights = taps->weights + x * count;
-    __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1));
-    if (wide) {
-        __m256i high = sum_pixel(weights, count, p, q, _mm256_setzero_si256());
+    if (wide)
         sum = _mm256_add_epi32(sum, _mm256_slli_epi32(high, LOW_BITS));
-        weights += taps->low_at;
-    }
-    return _mm256_sra_epi32(sum_pixel(weights, count, p, q, sum), _mm_cvtsi32_si128(taps->precision));
+    return _mm256_sra_epi32(sum, _mm_cvtsi32_si128(taps->precision));
 }
 
 VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wide, const uint8_t *a,
@@ -445,7 +443,11 @@ INLINE void gray_rows_of(const struct taps *taps, const int count, const bool wi
 VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
                          int64_t count)
 {
-    if (taps->low_at)
+    if (taps->low_at && taps->taps == 4)
+        rows_of(taps, 4, true, a, b, to_a, to_b, count);
+    else if (taps->low_at && taps->taps == 8)
+        rows_of(taps, 8, true, a, b, to_a, to_b, count);
+    else if (taps->low_at)
         rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
     else if (taps->taps == 4)
         rows_of(taps, 4, false, a, b, to_a, to_b, count);
@@ -471,41 +473,38 @@ VECTORS void gray_rows_vector(const struct taps *taps, const uint8_t *a, const u
 #endif
 
 #if defined(__x86_64__)
-/* Adds the products of 32 bytes of `taps` rows to four sums. */
-VECTORS INLINE void sum_columns(const uint8_t *from, int64_t stride, const int16_t *weights, int taps, __m256i sums[4])
+/* Adds the products of 32 bytes of two rows to four sums. */
+VECTORS INLINE void add_rows(__m256i sums[4], const __m256i pairs[4], const int16_t *weights)
 {
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i sum0 = sums[0], sum1 = sums[1], sum2 = sums[2], sum3 = sums[3];
-    for (int j = 0; j < taps; j += 2) {
-        __m256i a = _mm256_loadu_si256((const __m256i *)(from + j * stride));
-        __m256i b = _mm256_loadu_si256((const __m256i *)(from + (j + 1) * stride));
-        int32_t both;
-        memcpy(&both, weights + j, 4);
-        __m256i pair = _mm256_set1_epi32(both), low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
-        sum0 = _mm256_add_epi32(sum0, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
-        sum1 = _mm256_add_epi32(sum1, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
-        sum2 = _mm256_add_epi32(sum2, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
-        sum3 = _mm256_add_epi32(sum3, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
-    }
-    sums[0] = sum0, sums[1] = sum1, sums[2] = sum2, sums[3] = sum3;
+    int32_t both;
+    memcpy(&both, weights, 4);
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++)
+        sums[n] = _mm256_add_epi32(sums[n], _mm256_madd_epi16(pairs[n], _mm256_set1_epi32(both)));
 }
 
 VECTORS INLINE void columns_of(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
                                const bool wide, uint8_t *to, int64_t bytes)
 {
-    const __m256i round = _mm256_set1_epi32(1 << (taps->precision - 1));
+    const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << (taps->precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(taps->precision);
+    const int16_t *low_weights = weights + taps->low_at;
     for (int64_t x = 0; x < bytes; x += 32) {
-        __m256i sums[4] = {round, round, round, round};
-        if (wide) {
-            __m256i high[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
-                               _mm256_setzero_si256()};
-            sum_columns(from + x, stride, weights, taps->taps, high);
-#pragma GCC unroll 4
-            for (int n = 0; n < 4; n++)
-                sums[n] = _mm256_add_epi32(round, _mm256_slli_epi32(high[n], LOW_BITS));
+        __m256i sums[4] = {round, round, round, round}, highs[4] = {zero, zero, zero, zero};
+        const uint8_t *at = from + x;
+        for (int j = 0; j < taps->taps; j += 2, at += 2 * stride) {
+            __m256i a = _mm256_loadu_si256((const __m256i *)at);
+            __m256i b = _mm256_loadu_si256((const __m256i *)(at + stride));
+            __m256i first = _mm256_unpacklo_epi8(a, b), second = _mm256_unpackhi_epi8(a, b);
+            const __m256i pairs[4] = {_mm256_unpacklo_epi8(first, zero), _mm256_unpackhi_epi8(first, zero),
+                                      _mm256_unpacklo_epi8(second, zero), _mm256_unpackhi_epi8(second, zero)};
+            add_rows(sums, pairs, low_weights + j);
+            if (wide)
+                add_rows(highs, pairs, weights + j);
         }
-        sum_columns(from + x, stride, wide ? weights + taps->low_at : weights, taps->taps, sums);
+#pragma GCC unroll 4
+        for (int n = 0; n < 4 && wide; n++)
+            sums[n] = _mm256_add_epi32(sums[n], _mm256_slli_epi32(highs[n], LOW_BITS));
         __m256i low = _mm256_packs_epi32(_mm256_sra_epi32(sums[0], shift), _mm256_sra_epi32(sums[1], shift));
         __m256i upper = _mm256_packs_epi32(_mm256_sra_epi32(sums[2], shift), _mm256_sra_epi32(sums[3], shift));
         __m256i all = _mm256_packus_epi16(low, upper);
