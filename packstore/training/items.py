@@ -22,7 +22,7 @@ from packstore.training.pictures import ImageListReader, ImageReader, widen_for_
 from packstore.training.record_notes import note_need_of_pil, note_records
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
-from packstore.training.worker_memory import move_rows, share
+from packstore.training.worker_memory import move_rows, send_by_value, share
 
 if TYPE_CHECKING:
     from packstore.training.torchvision_transforms import TransformPlan
@@ -47,7 +47,7 @@ def collate_items(batch: Sequence[Item], *, collate_fn_map: Any = None) -> list[
         whole = values[0]._base if isinstance(values[0], torch.Tensor) else None
         if whole is not None and len(whole) == len(values) and _are_rows(values, whole):
             return share(whole)
-        return collate(values, collate_fn_map=collate_fn_map)
+        return send_by_value(collate(values, collate_fn_map=collate_fn_map))
 
     return [collate_values(values) for values in zip(*batch, strict=True)]
 

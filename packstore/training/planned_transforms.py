@@ -66,14 +66,15 @@ def _draw_fitting_crop(
     """Draws a crop as torchvision's ``RandomResizedCrop.get_params()``, in a fifth of the time. Returns None if ten
     attempts do not fit the image."""
     width, height = image.size
-    limits = _take_logarithms(*ratio)
+    limits, one = _take_logarithms(*ratio), torch.empty(1)
     for _ in range(10):
-        area = height * width * torch.empty(1).uniform_(*scale).item()
-        aspect = torch.empty(1).uniform_(*limits).exp_().item()
+        area = height * width * one.uniform_(*scale).item()
+        aspect = one.uniform_(*limits).exp_().item()
         columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < columns <= width and 0 < rows <= height:
-            top, left = (torch.randint(space + 1, (1,)).item() for space in (height - rows, width - columns))
-            return int(top), int(left), rows, columns
+            whole = torch.empty(1, dtype=torch.int64)
+            top = int(whole.random_(height - rows + 1).item())
+            return top, int(whole.random_(width - columns + 1).item()), rows, columns
     return None
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from packstore.training import worker_memory
 from packstore.training.items import Item
-from packstore.training.worker_memory import allocate, share
+from packstore.training.worker_memory import allocate, send_by_value, share
 
 SHAPE = 4, 3, 8, 8
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
@@ -79,6 +79,26 @@ def test_other_memory_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share(ordinary) is ordinary
     monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: "file_system")
     assert share(block) is block
+
+
+def test_labels_are_sent_without_a_descriptor() -> None:
+    labels = default_collate([Item((torch.zeros(1), number)) for number in range(3)])[1]
+    assert torch.equal(labels, torch.arange(3))
+    assert type(labels + 1) is torch.Tensor
+    message = bytes(ForkingPickler.dumps(labels))
+    assert b"reductions" not in message
+    sent = pickle.loads(message)
+    assert type(sent) is torch.Tensor
+    assert torch.equal(sent.add_(1), torch.arange(1, 4))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(1 << 20), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, requires_grad=True), [1, 2], "text"],
+    ids=["large", "bfloat16", "gradient", "list", "text"],
+)
+def test_other_values_are_sent_as_torch_does(value: Any) -> None:
+    assert send_by_value(value) is value
 
 
 def test_files_are_few() -> None:
