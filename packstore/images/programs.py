@@ -6,6 +6,7 @@ A program is a structured array ``(B, n)`` of :data:`STEP`: image ``b`` goes thr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -27,7 +28,7 @@ class Code(IntEnum):
     ============= ====================================================================================================
     IDENTITY      none; nothing changes
     BRIGHTNESS    p[0]: factor
-    CONTRAST      p[0]: factor; flags 1: Pillow's arithmetic
+    CONTRAST      p[0]: factor; flags :data:`AS_PILLOW`: Pillow's arithmetic
     SATURATION    p[0]: factor; flags as of CONTRAST
     HUE           p[0]: shift, -0.5 … 0.5; flags as of CONTRAST, and p[1] is the shift instead: 0 … 255, whole
     GRAY          none; gray in all three channels; flags as of CONTRAST
@@ -35,15 +36,15 @@ class Code(IntEnum):
     POSTERIZE     p[0]: bits kept, 0 … 8
     SOLARIZE      p[0]: threshold
     SOLARIZE_ADD  p[0]: added to values below p[1], up to 255
-    AUTOCONTRAST  none
+    AUTOCONTRAST  none; flags as of CONTRAST
     EQUALIZE      none
-    SHARPNESS     p[0]: factor
+    SHARPNESS     p[0]: factor; flags as of CONTRAST
     BLUR          p[0], p[1]: width and height of the kernel, odd, 1 … 255; p[2], p[3]: sigma across and down, above 0
     NOISE         p[0]: mean, p[1]: sigma, in values of 255; p[2], p[3]: seed, 16 bits each, the lower ones first;
                   flags 1: clips, otherwise values wrap around
     PERMUTE       p[0] … p[2]: the channel of the source that each channel shows
     AFFINE        p[0] … p[5]: from pixels of the result to pixels of the source, both counted from the centres;
-                  flags: :func:`pack_warp_flags`
+                  flags: :func:`pack_warp_flags`; those of Pillow are made by :func:`warp_as_pillow`
     PERSPECTIVE   p[0] … p[7]: coefficients as torchvision's; flags: :func:`pack_warp_flags`
     ERASE         p[0] … p[3]: top, left, height, width; p[4] … p[6]: values of the channels; flags 1: p[4], p[5] are
                   the seed of random pixels, as of NOISE; flags 2: the values are bytes
@@ -97,7 +98,9 @@ or as in Pillow, a colour wherever the centre of a pixel is outside, next to rep
 the colour: red, green, blue from the lowest."""
 
 AS_PILLOW = 1
-"""Flag of contrast, saturation, hue and gray: Pillow's arithmetic."""
+"""Flag of colours: Pillow's arithmetic, where it is another than torch's."""
+
+_PILLOW_FIXED, _PILLOW_SCALE = 16, 32
 
 MOST_KERNEL = 255
 """Largest side of a blur's kernel, in pixels."""
@@ -180,6 +183,37 @@ def pack_warp_flags(interpolation: Any, fill: Sequence[int] | None, fill_method:
         colour, fill_method = red & 0xFFFFFF, "number"
     packed = colour << 8 | ALL_WARP_FILLS.index(fill_method) << 2
     return int(np.uint32(packed).view(np.int32)) | interpolation
+
+
+def warp_as_pillow(matrix: Sequence[float], height: int, width: int, fill: Sequence[int]) -> Program | None:
+    """Returns the step, a program ``(1, 1)``, that does what ``Image.transform()`` of Pillow does with an affine
+    ``matrix`` and the nearest pixels.
+
+    The bytes of ``p`` are no floats. If the matrix only scales and moves, they are four doubles: the position of the
+    first column in the source, the distance of columns, and the same for rows. Otherwise they are six int32 with 16
+    fractional bits: the column of the first pixel in the source, its change by a column and by a row; likewise the row.
+
+    Args:
+        matrix: Six numbers, from pixels of the result to pixels of the source, as Pillow takes them.
+        height: Height of the image.
+        width: Width of the image.
+        fill: Colour outside the source: red, green, blue, one byte each.
+
+    Returns:
+        None if Pillow does not do it with numbers of that kind, because they do not fit.
+    """
+    a, b, c, d, e, f = matrix
+    if b == 0 == d:
+        bits, numbers = _PILLOW_SCALE, np.array([c + a * 0.5, a, f + e * 0.5, e], "<f8")
+    else:
+        corners = [(x * u + y * v + w) for x in (0, width) for y in (0, height) for u, v, w in ((a, b, c), (d, e, f))]
+        exact = [c + a * 0.5 + b * 0.5, a, b, f + d * 0.5 + e * 0.5, d, e]
+        if not max(map(abs, (*corners, *exact))) < 32767:
+            return None
+        bits, numbers = _PILLOW_FIXED, np.array([math.floor(value * 65536 + 0.5) for value in exact], "<i4")
+    program = step(1, Code.AFFINE, flags=pack_warp_flags(0, fill) | bits)
+    program["p"].view(np.uint8)[..., : numbers.nbytes] = numbers.view(np.uint8)
+    return program
 
 
 def unpack_fill(flags: int) -> tuple[int, int, int]:

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.Image import Resampling, Transpose
+from PIL.Image import Resampling, Transform, Transpose
 
 from packstore.core.errors import DecodeError
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import MODES, OutputFormat, Requests, get_engine
-from packstore.images.programs import Code, Program, new_program, step
+from packstore.images.programs import GEOMETRIC, Code, Program, new_program, step, warp_as_pillow
 from packstore.stores.base import Reader
 from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
@@ -53,7 +53,7 @@ class PlannedImage(Image.Image):
         cut: Crop, resize and mirroring, planned so far.
         is_upside_down: Mirrored top to bottom as the last step.
         is_tensor: It stands for a tensor: resizes then are torch's.
-        colours: Operations on the colours of what the cut shows, of one step each.
+        colours: Operations on the colours of what the cut shows, and warps that keep its size, of one step each.
     """
 
     def __init__(
@@ -117,7 +117,15 @@ class PlannedImage(Image.Image):
 
     def recolour(self, code: Code, *parameters: float, flags: int = 0) -> PlannedImage:
         """Returns this image, of 3 channels, after an operation on its colours."""
-        return self._change(colours=(*self.colours, step(1, code, *parameters, flags=flags)))
+        return self._run_step(step(1, code, *parameters, flags=flags))
+
+    def _run_step(self, one: Program) -> PlannedImage:
+        """Returns this image, of 3 channels, after a step."""
+        return self._change(colours=(*self.colours, one))
+
+    def _turn_upright(self) -> PlannedImage:
+        """Returns this image, of 3 channels, with its mirroring top to bottom as one of the steps."""
+        return self._change(is_upside_down=False).recolour(Code.FLIP) if self.is_upside_down else self
 
     def make_pixels(self) -> NDArray[np.uint8]:
         """Makes the pixels, ``(H, W, C)``."""
@@ -195,11 +203,32 @@ class PlannedImage(Image.Image):
         return (self._begin_anew() if first else self)._follow(cut)
 
     def transpose(self, method: Any) -> Image.Image:
+        if not self.is_made and method == Transpose.ROTATE_180:
+            return self.transpose(Transpose.FLIP_LEFT_RIGHT).transpose(Transpose.FLIP_TOP_BOTTOM)
         if self.is_made or method not in (Transpose.FLIP_LEFT_RIGHT, Transpose.FLIP_TOP_BOTTOM):
             return super().transpose(method)
+        if any(one["code"][0, 0] in GEOMETRIC for one in self.colours):  # mirroring before them gives other pixels
+            return self.recolour(Code.MIRROR if method == Transpose.FLIP_LEFT_RIGHT else Code.FLIP)
         if method == Transpose.FLIP_TOP_BOTTOM:
             return self._follow(self._whole, flip=True)
         return self._follow(self._whole._replace(flip=True))
+
+    def transform(
+        self,
+        size: Any,
+        method: Any,
+        data: Any = None,
+        resample: int = Resampling.NEAREST,
+        fill: int = 1,
+        fillcolor: Any = None,
+    ) -> Image.Image:
+        nearest = method == Transform.AFFINE and resample == Resampling.NEAREST and tuple(size) == self.size
+        colour = (0, 0, 0) if fillcolor is None else fillcolor
+        if nearest and not self.is_made and self.mode == "RGB" and warps_like_pillow() and _is_colour(colour):
+            warp = warp_as_pillow(data, self.height, self.width, colour)
+            if warp is not None:
+                return self._turn_upright()._run_step(warp)
+        return super().transform(size, method, data, resample, fill, fillcolor)
 
 
 @dataclass(frozen=True)
@@ -363,6 +392,24 @@ def _write_program(images: Sequence[PlannedImage]) -> Program | None:
         for number, one in enumerate(image.colours):
             row[number] = one[0, 0]
     return program
+
+
+def _is_colour(fill: Any) -> bool:
+    """Tells if a fill of Pillow is three bytes."""
+    return isinstance(fill, tuple) and len(fill) == 3 and all(type(v) is int and 0 <= v <= 255 for v in fill)
+
+
+@functools.cache
+def warps_like_pillow() -> bool:
+    """Tells if the engine moves pixels by a matrix as this Pillow does."""
+    noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), np.uint8)
+    image, planned = Image.fromarray(noise), plan_pixels(noise)
+    for matrix in ((0.83, 0.21, 2.3, -0.37, 1.19, 4.9), (0.7, 0, -5.2, 0, 1 / 0.9, 3.7)):
+        warp = warp_as_pillow(matrix, 61, 83, (7, 8, 9))
+        expected = image.transform(image.size, Transform.AFFINE, matrix, fillcolor=(7, 8, 9))
+        if warp is None or (planned._run_step(warp).make_pixels() != np.asarray(expected)).any():
+            return False
+    return True
 
 
 @functools.cache

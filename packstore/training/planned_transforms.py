@@ -2,22 +2,27 @@
 
 Pixels equal those of torchvision with PIL images: bit for bit, but for blurring, where at most one value in 10,000
 differs by 1 because torch sums in another order. Transforms that are not here call methods of the image.
+
+torchvision's functions change colours of PIL images by Pillow's, which need pixels. So transforms that call them run as
+a subclass, whose methods find functions in their place that add a step to the image. No code of torchvision is changed.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 from PIL.Image import Resampling, Transpose
 
-from packstore.images.programs import AS_PILLOW, MOST_KERNEL, Code
+from packstore.images.programs import AS_PILLOW, MOST_FACTOR, MOST_KERNEL, Code
 from packstore.training.planned_images import PlannedImage, plan_pixels
 
 _FILTERS = {way.name.lower(): way for way in Resampling}
@@ -31,10 +36,22 @@ def call_transform(transform: Any, image: Any) -> Any:
     planned = image if isinstance(image, PlannedImage) and not image.is_made else None
     if planned is not None and name in _MOVES:
         return _MOVES[name](transform, planned)
-    if name not in _COLOURS or not isinstance(image, Image.Image) or image.mode != "RGB" or not is_like_pillow():
+    if not isinstance(image, Image.Image) or image.mode != "RGB" or not has_steps(transform) or not is_like_pillow():
         return transform(image)
-    planned = planned or plan_pixels(np.asarray(image))
+    planned = _plan(image)
     return transform(image) if planned.is_tensor else _COLOURS[name](transform, planned)
+
+
+def has_steps(transform: Any) -> bool:
+    """Tells if the engine does a transform of torchvision by steps: of colours, and warps with the nearest pixels."""
+    way = getattr(transform, "interpolation", "nearest")
+    nearest = getattr(way, "value", way) == "nearest" and not getattr(transform, "expand", False)
+    return nearest and type(transform).__name__ in _COLOURS
+
+
+def _plan(image: Image.Image) -> PlannedImage:
+    """Returns a planned image, or another one of PIL as the source of one."""
+    return image if isinstance(image, PlannedImage) and not image.is_made else plan_pixels(np.asarray(image))
 
 
 # Crops and flips do what torchvision's own do: its functions in between take half of the time of planning.
@@ -152,11 +169,97 @@ def _blur(transform: Any, image: PlannedImage) -> Any:
     return image.recolour(Code.BLUR, width, height, sigma, sigma)
 
 
-_MOVES = {"RandomResizedCrop": _crop_and_resize, "RandomHorizontalFlip": _mirror}
-_COLOURS = {"ColorJitter": _jitter, "RandomGrayscale": _gray_at_random, "Grayscale": _make_gray, "GaussianBlur": _blur}
+_CODES = {
+    "adjust_brightness": Code.BRIGHTNESS,
+    "adjust_contrast": Code.CONTRAST,
+    "adjust_saturation": Code.SATURATION,
+    "adjust_sharpness": Code.SHARPNESS,
+    "autocontrast": Code.AUTOCONTRAST,
+    "equalize": Code.EQUALIZE,
+    "invert": Code.INVERT,
+    "posterize": Code.POSTERIZE,
+    "solarize": Code.SOLARIZE,
+}
+"""Functions of torchvision that are a step, with at most one parameter."""
 
-COLOUR_TRANSFORMS = {*_COLOURS}
-"""Names of the transforms of colours that the engine does."""
+
+def _plan_functions(transform: Any, image: PlannedImage) -> Any:
+    """Calls a transform whose methods find our functions in place of torchvision's."""
+    kind = _replace_functions(type(transform))
+    planning = object.__new__(kind)
+    planning.__dict__ = vars(transform)
+    return planning(image)
+
+
+@functools.cache
+def _replace_functions(kind: type) -> Any:
+    """Returns a subclass of a transform's class whose methods find our functions in place of torchvision's."""
+    methods: dict[str, Any] = {}
+    for name in dir(kind):
+        method = inspect.getattr_static(kind, name)
+        if isinstance(method, FunctionType) and {"F", "_apply_op"} & {*method.__code__.co_names} & {
+            *method.__globals__
+        }:
+            methods[name] = _replace_globals(method)
+    if hasattr(kind, "_call_kernel"):  # v2's, which looks a function's kernel up
+        methods["_call_kernel"] = _call_kernel
+    return type(kind.__name__, (kind,), methods)
+
+
+def _replace_globals(function: FunctionType) -> FunctionType:
+    """Returns a copy of a function of torchvision that finds our functions."""
+    names = dict(function.__globals__)
+    own = vars(names["F"])
+    names["F"] = SimpleNamespace(
+        **own | {name: functools.partial(_recolour, code, own[name]) for name, code in _CODES.items()}
+    )
+    if "_apply_op" in function.__code__.co_names:
+        names["_apply_op"] = _replace_globals(names["_apply_op"])
+    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _call_kernel(transform: Any, function: Callable[..., Any], image: Any, *values: Any, **named: Any) -> Any:
+    if isinstance(function, functools.partial):  # ours
+        return function(image, *values, **named)
+    return super(type(transform), transform)._call_kernel(function, image, *values, **named)
+
+
+def _recolour(code: Code, function: Callable[..., Any], image: Any, *values: Any, **named: Any) -> Any:
+    """Does what a function of torchvision does to a PIL image."""
+    values += tuple(named.values())
+    if code == Code.SOLARIZE:
+        values = (math.ceil(min(max(values[0], 0), 256)),)  # equal, and fits a float32
+    if values and not (1 <= values[0] <= 8 if code == Code.POSTERIZE else abs(values[0]) <= MOST_FACTOR):
+        return function(image, *values)
+    return _plan(image).recolour(code, *values, flags=AS_PILLOW)
+
+
+_MOVES = {"RandomResizedCrop": _crop_and_resize, "RandomHorizontalFlip": _mirror}
+_WITH_FUNCTIONS = (
+    "RandomInvert",
+    "RandomPosterize",
+    "RandomSolarize",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomEqualize",
+    "RandomRotation",
+    "RandomAffine",
+    "AutoAugment",
+    "RandAugment",
+    "TrivialAugmentWide",
+)
+_COLOURS: dict[str, Callable[[Any, PlannedImage], Any]] = {
+    "ColorJitter": _jitter,
+    "RandomGrayscale": _gray_at_random,
+    "Grayscale": _make_gray,
+    "GaussianBlur": _blur,
+    **dict.fromkeys(_WITH_FUNCTIONS, _plan_functions),
+}
+
+STEP_TRANSFORMS = {*_COLOURS}
+"""Names of the transforms that the engine does by steps, if :func:`has_steps`."""
 
 
 @functools.cache
@@ -170,8 +273,11 @@ def is_like_pillow() -> bool:
         (planned.recolour(Code.HUE, 0.1, 25, flags=AS_PILLOW), turned),
         (planned.recolour(Code.GRAY, flags=AS_PILLOW), image.convert("L").convert("RGB")),
     ]
-    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-    for code, enhancer in zip(_OF_FACTORS, enhancers, strict=True):
+    dark, planned_dark = Image.fromarray(noise // 3), plan_pixels(noise // 3)
+    for code, equal in ((Code.AUTOCONTRAST, ImageOps.autocontrast), (Code.EQUALIZE, ImageOps.equalize)):
+        pairs.append((planned_dark.recolour(code, flags=AS_PILLOW), equal(dark)))
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, ImageEnhance.Sharpness)
+    for code, enhancer in zip((*_OF_FACTORS, Code.SHARPNESS), enhancers, strict=True):
         for factor in (0.7, 1.3):
             pairs.append((planned.recolour(code, factor, flags=AS_PILLOW), enhancer(image).enhance(factor)))
     return all(np.array_equal(np.asarray(found), np.asarray(expected)) for found, expected in pairs)

@@ -28,7 +28,7 @@ from packstore.training.augment.per_image import flatten_transforms, is_of_torch
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
-from packstore.training.planned_transforms import COLOUR_TRANSFORMS, call_transform
+from packstore.training.planned_transforms import STEP_TRANSFORMS, call_transform, has_steps
 from packstore.training.record_notes import note_need_of_pil
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
@@ -308,7 +308,7 @@ def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:
             return way in ("bilinear", "bicubic", "box", "lanczos")
         return of_bytes and getattr(step, "antialias", None) is True and way in ("bilinear", "bicubic")
     moves = _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS))
-    return moves or (takes_pil and _is_known(step, COLOUR_TRANSFORMS))
+    return moves or (takes_pil and _is_known(step, STEP_TRANSFORMS) and has_steps(step))
 
 
 def _is_known(step: Any, names: set[str]) -> bool:

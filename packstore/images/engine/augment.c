@@ -31,10 +31,18 @@ const struct augment_kernels plain_augment = KERNELS(plain);
 const struct augment_kernels vector_augment = KERNELS(vector);
 #endif
 
+/* True if the parameters are not floats, and all values are valid. */
+static bool places_pixels(const struct step *step)
+{
+    return step->code == STEP_AFFINE && step->flags & (PILLOW_FIXED | PILLOW_SCALE);
+}
+
 /* True if all parameters are finite numbers that fit 32 bits, and the parameters of the step are in their ranges. */
 static bool is_valid(const struct step *step)
 {
     const float *p = step->p;
+    if (places_pixels(step))
+        return true;
     for (int i = 0; i < 8; i++)
         if (!(p[i] > -2e9f && p[i] < 2e9f))
             return false;
@@ -83,7 +91,9 @@ enum outcome run_program(struct decoder *decoder, const struct image *image, con
         case STEP_BLUR: outcome = blur(decoder, image, step); break;
         case STEP_NOISE: outcome = add_noise(decoder, image, step); break;
         case STEP_AFFINE:
-        case STEP_PERSPECTIVE: outcome = warp(decoder, image, step); break;
+        case STEP_PERSPECTIVE:
+            outcome = places_pixels(step) ? place_pixels(decoder, image, step) : warp(decoder, image, step);
+            break;
         case STEP_ERASE: outcome = erase(decoder, image, step); break;
         case STEP_MIRROR: outcome = mirror_image(decoder, image); break;
         case STEP_FLIP: outcome = flip_image(decoder, image); break;

@@ -54,7 +54,8 @@ enum { MOST_KERNEL = 255 };                 /* pixels of a blur's kernel */
 enum { MOST_SHARE = 1000 };                 /* same limit for the share of an image in a sum */
 enum { MOST_FACTOR = 1000000 };             /* of colour operations: products with bytes fit 32 bits */
 
-enum { AS_PILLOW = 1 }; /* flag of contrast, saturation, hue and gray */
+enum { AS_PILLOW = 1 };                        /* flag of colours */
+enum { PILLOW_FIXED = 16, PILLOW_SCALE = 32 }; /* of STEP_AFFINE: nearest pixels as Pillow finds them */
 
 struct step {
     int32_t code, flags;
@@ -192,6 +193,8 @@ enum outcome sharpen(struct decoder *, const struct image *, const struct step *
 enum outcome blur(struct decoder *, const struct image *, const struct step *);
 /* warp.c */
 enum outcome warp(struct decoder *, const struct image *, const struct step *);
+/* pillow.c */
+enum outcome place_pixels(struct decoder *, const struct image *, const struct step *);
 /* shift.c */
 bool moves_one_axis(const struct step *);
 enum outcome warp_one_axis(struct decoder *, const struct image *, const struct step *, const struct taps_of_warp *);

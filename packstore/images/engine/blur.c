@@ -143,20 +143,25 @@ VECTORS_FMA void weigh_vector(float *to, const float *const *rows, const float *
 
 /* ---- passes ---- */
 
-/* Does adjust_sharpness_image(): pixels at the edges are unchanged. */
+/* Does adjust_sharpness_image(), or Pillow's enhancer: pixels at the edges are unchanged. */
 enum outcome sharpen(struct decoder *decoder, const struct image *image, const struct step *step)
 {
-    int64_t row_bytes = 3 * image->width;
+    const struct augment_kernels *kernels = decoder->kernels->augment;
+    bool as_pillow = step->flags & AS_PILLOW;
+    int64_t row_bytes = 3 * image->width, inner = row_bytes - 6;
     if (image->height <= 2 || image->width <= 2)
         return DONE;
-    if (grow_buffer(&decoder->scratch.copied, (size_t)(2 * row_bytes)) != DONE)
+    if (grow_buffer(&decoder->scratch.copied, (size_t)(3 * row_bytes)) != DONE)
         return REFUSED;
-    uint8_t *above = decoder->scratch.copied.at, *row = above + row_bytes;
+    uint8_t *above = decoder->scratch.copied.at, *row = above + row_bytes, *smooth = row + row_bytes;
     memcpy(above, image->at, (size_t)row_bytes);
     for (int64_t y = 1; y < image->height - 1; y++) {
         uint8_t *at = image->at + y * row_bytes, *next = above;
         memcpy(row, at, (size_t)row_bytes);
-        decoder->kernels->augment->sharpen(at + 3, above + 3, row + 3, at + row_bytes + 3, row_bytes - 6, step->p[0]);
+        kernels->sharpen(as_pillow ? smooth : at + 3, above + 3, row + 3, at + row_bytes + 3, inner,
+                         as_pillow ? 0 : step->p[0]);
+        if (as_pillow)
+            kernels->blend_plane(at + 3, smooth, inner, step->p[0]);
         above = row;
         row = next;
     }

@@ -1,5 +1,8 @@
-/* Colours by the arithmetic of Pillow (libImaging: Convert.c, Blend.c), by which torchvision changes PIL images. */
+/* Colours and affine maps by the arithmetic of Pillow (libImaging: Convert.c, Blend.c, Geometry.c), by which
+ * torchvision changes PIL images. */
 #include "augment.h"
+
+#include <string.h>
 
 /* Converts RGB to L: ITU-R 601-2, with 16 fractional bits. */
 INLINE void luma_with(uint8_t *restrict to, const uint8_t *const planes[3], int64_t count)
@@ -99,3 +102,65 @@ VECTORS void turn_byte_hue_vector(uint8_t *const planes[3], int64_t count, int s
     turn_byte_hue_with(planes, count, shift);
 }
 #endif
+
+/* ---- affine maps ---- */
+
+/* Positions in the source with 16 fractional bits, along one axis: of the first pixel, and what a column and a row add.
+ * They wrap around, as every position is checked. */
+struct axis {
+    uint32_t at, column, row;
+};
+
+/* Computes the indices of a row's pixels in the source; `outside` for those beyond it. */
+INLINE void find_places(uint32_t *restrict to, struct axis across, struct axis down, uint32_t width, uint32_t height,
+                        uint32_t outside)
+{
+    for (uint32_t x = 0; x < width; x++) {
+        uint32_t column = (uint32_t)((int32_t)(across.at + across.column * x) >> 16);
+        uint32_t row = (uint32_t)((int32_t)(down.at + down.column * x) >> 16);
+        to[x] = (column < width) & (row < height) ? row * width + column : outside;
+    }
+}
+
+/* Computes the index in a source of `length` of each of as many pixels, `step` apart; -1 outside. */
+static void find_indices(int32_t *to, double at, double step, int64_t length)
+{
+    for (int64_t i = 0; i < length; i++, at += step) /* adds up rounding errors, as Pillow does */
+        to[i] = at >= 0 && at < (double)length ? (int32_t)at : -1;
+}
+
+/* Shows the nearest pixels of the source, as ImagingTransformAffine(). */
+enum outcome place_pixels(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    struct scratch *scratch = &decoder->scratch;
+    int64_t width = image->width, height = image->height, pixels = height * width;
+    if (grow_buffer(&scratch->copied, (size_t)(3 * pixels) + PADDING) != DONE ||
+        grow_buffer(&scratch->floats, (size_t)(2 * width + height) * sizeof(int32_t)) != DONE)
+        return REFUSED;
+    uint8_t *source = scratch->copied.at, *to = image->at;
+    memcpy(source, image->at, (size_t)(3 * pixels));
+    for (int c = 0; c < 3; c++) /* the fill is a pixel behind the source */
+        source[3 * pixels + c] = (uint8_t)(step->flags >> 8 * (c + 1));
+    uint32_t *places = (uint32_t *)scratch->floats.at, outside = (uint32_t)pixels;
+    int32_t *columns = (int32_t *)places + width, *rows = columns + width;
+    double scales[4];
+    struct axis across, down;
+    memcpy(scales, step->p, sizeof scales);
+    memcpy(&across, step->p, sizeof across);
+    memcpy(&down, step->p + 3, sizeof down);
+    if (step->flags & PILLOW_SCALE) {
+        find_indices(columns, scales[0], scales[1], width);
+        find_indices(rows, scales[2], scales[3], height);
+    }
+    for (int64_t y = 0; y < height; y++, to += 3 * width, across.at += across.row, down.at += down.row) {
+        if (step->flags & PILLOW_FIXED)
+            find_places(places, across, down, (uint32_t)width, (uint32_t)height, outside);
+        else
+            for (int64_t x = 0; x < width; x++)
+                places[x] = columns[x] < 0 || rows[y] < 0 ? outside : (uint32_t)(rows[y] * width + columns[x]);
+        for (int64_t x = 0; x < width - 1; x++) /* and a byte that the next pixel overwrites */
+            memcpy(to + 3 * x, source + 3 * (int64_t)places[x], 4);
+        memcpy(to + 3 * (width - 1), source + 3 * (int64_t)places[width - 1], 3);
+    }
+    return DONE;
+}
