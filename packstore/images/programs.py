@@ -206,9 +206,9 @@ def warp_as_pillow(matrix: Sequence[float], height: int, width: int, fill: Seque
     if b == 0 == d:
         bits, numbers = _PILLOW_SCALE, np.array([c + a * 0.5, a, f + e * 0.5, e], "<f8")
     else:
-        corners = [(x * u + y * v + w) for x in (0, width) for y in (0, height) for u, v, w in ((a, b, c), (d, e, f))]
+        corners = [x * u + y * v + w for x in (0, width) for y in (0, height) for u, v, w in ((a, b, c), (d, e, f))]
         exact = [c + a * 0.5 + b * 0.5, a, b, f + d * 0.5 + e * 0.5, d, e]
-        if not max(map(abs, (*corners, *exact))) < 32767:
+        if not all(abs(value) < 32767 for value in (*corners, *exact)):
             return None
         bits, numbers = _PILLOW_FIXED, np.array([math.floor(value * 65536 + 0.5) for value in exact], "<i4")
     program = step(1, Code.AFFINE, flags=pack_warp_flags(0, fill) | bits)

@@ -43,6 +43,8 @@ _COLUMNS_FIRST = 16
 _MODE = "_mode" if isinstance(getattr(Image.Image, "mode", None), property) else "mode"
 """Pillow's attribute of an image's mode; Pillow before 10.1 has no property beside it."""
 _BYTES = OutputFormat()
+_MOST_PADDED = 8192
+"""Longest side of an image that is planned with padding. Pillow makes larger ones, and warns of some."""
 
 
 class PlannedImage(Image.Image):
@@ -80,8 +82,11 @@ class PlannedImage(Image.Image):
         moves = self.colours and cut._replace(flip=False) != self._whole
         own = cut
         if self.is_upside_down:
-            top, left, height, width = cut.box
-            own = cut._replace(box=(self.height - top - height, left, height, width))
+            (top, left, height, width), (row, column, rows, columns) = cut.box, cut.window
+            own = cut._replace(
+                box=(self.height - top - height, left, height, width),
+                window=(cut.size[0] - row - rows, column, rows, columns),
+            )
         composed = None if moves else self.cut.compose(own)
         if composed is None:
             return self._begin_anew()._follow(cut, flip=flip)
@@ -161,10 +166,12 @@ class PlannedImage(Image.Image):
         if box is None or self.is_made or any(int(edge) != edge for edge in box):
             return super().crop(box)
         left, top, right, bottom = map(int, box)
-        if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-            return super().crop(box)
         size = bottom - top, right - left
-        return self._follow(Cut((top, left, *size), size, (0, 0, *size)))
+        if 0 <= left < right <= width and 0 <= top < bottom <= height:
+            return self._follow(Cut((top, left, *size), size, (0, 0, *size)))
+        if not 0 < min(size) <= max(size) <= _MOST_PADDED:
+            return super().crop(box)
+        return self._follow(self._whole._replace(window=(top, left, *size)))  # zeros surround the image
 
     def resize_crop(self, top: int, left: int, height: int, width: int, size: tuple[int, int], resample: int) -> Any:
         """Crops, and resizes to a height and width, in one step."""

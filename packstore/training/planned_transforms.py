@@ -185,14 +185,14 @@ _CODES = {
 
 def _plan_functions(transform: Any, image: PlannedImage) -> Any:
     """Calls a transform whose methods find our functions in place of torchvision's."""
-    kind = _replace_functions(type(transform))
-    planning = object.__new__(kind)
+    kind: Any = type(transform)
+    planning = object.__new__(_replace_functions(kind))
     planning.__dict__ = vars(transform)
     return planning(image)
 
 
 @functools.cache
-def _replace_functions(kind: type) -> Any:
+def _replace_functions(kind: Any) -> Any:
     """Returns a subclass of a transform's class whose methods find our functions in place of torchvision's."""
     methods: dict[str, Any] = {}
     for name in dir(kind):
@@ -210,9 +210,8 @@ def _replace_globals(function: FunctionType) -> FunctionType:
     """Returns a copy of a function of torchvision that finds our functions."""
     names = dict(function.__globals__)
     own = vars(names["F"])
-    names["F"] = SimpleNamespace(
-        **own | {name: functools.partial(_recolour, code, own[name]) for name, code in _CODES.items()}
-    )
+    planning = {name: functools.partial(_recolour, code, own[name]) for name, code in _CODES.items()}
+    names["F"] = SimpleNamespace(**own | planning | {"pad": functools.partial(_pad, own["pad"])})
     if "_apply_op" in function.__code__.co_names:
         names["_apply_op"] = _replace_globals(names["_apply_op"])
     copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -236,7 +235,22 @@ def _recolour(code: Code, function: Callable[..., Any], image: Any, *values: Any
     return _plan(image).recolour(code, *values, flags=AS_PILLOW)
 
 
-_MOVES = {"RandomResizedCrop": _crop_and_resize, "RandomHorizontalFlip": _mirror}
+def _pad(function: Callable[..., Any], image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
+    """Pads a PIL image as torchvision. Only plans padding with zeros."""
+    sides = [padding] * 4 if isinstance(padding, int) else [*padding] * (4 // max(len(padding), 1))
+    zeros = fill in (None, 0, [0], (0,)) and padding_mode == "constant"
+    if not isinstance(image, PlannedImage) or image.is_made or not zeros or len(sides) != 4 or min(sides) < 0:
+        return function(image, padding, fill, padding_mode)
+    left, top, right, bottom = sides
+    return image.crop((-left, -top, image.width + right, image.height + bottom))
+
+
+_MOVES = {
+    "RandomResizedCrop": _crop_and_resize,
+    "RandomHorizontalFlip": _mirror,
+    "RandomCrop": _plan_functions,
+    "Pad": _plan_functions,
+}
 _WITH_FUNCTIONS = (
     "RandomInvert",
     "RandomPosterize",

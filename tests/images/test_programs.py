@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 
 from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.engine.compiled import load_once
@@ -32,6 +32,7 @@ from packstore.images.programs import (
     new_program,
     pack_warp_flags,
     step,
+    warp_as_pillow,
 )
 from tests.conftest import ROOT
 from tests.makers.sanitizers import build_sanitized
@@ -444,10 +445,15 @@ def change_by_pillow(image: Image.Image, code: Code, value: float) -> Image.Imag
         hue, *others = image.convert("HSV").split()
         turned = np.asarray(hue) + np.int32(value * 255).astype(np.uint8)
         return Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")
+    if code == Code.AUTOCONTRAST:
+        return ImageOps.autocontrast(image)
+    if code == Code.EQUALIZE:
+        return ImageOps.equalize(image)
     enhancers = {
         Code.BRIGHTNESS: ImageEnhance.Brightness,
         Code.CONTRAST: ImageEnhance.Contrast,
         Code.SATURATION: ImageEnhance.Color,
+        Code.SHARPNESS: ImageEnhance.Sharpness,
     }
     return enhancers[code](image).enhance(value)
 
@@ -459,12 +465,49 @@ def test_colours_of_pillow(vectors: bool, data: st.DataObject) -> None:
     height, width = data.draw(st.sampled_from([*SIZES[:-2], (40, 300)]))
     (image,) = images = photos(1, height, width, data.draw(st.integers(0, 99)))
     expected, steps = Image.fromarray(image), []
-    for code in data.draw(st.lists(st.sampled_from([*Code][1:6]), min_size=1, max_size=5)):
+    codes = [*[*Code][1:6], Code.AUTOCONTRAST, Code.EQUALIZE, Code.SHARPNESS]
+    for code in data.draw(st.lists(st.sampled_from(codes), min_size=1, max_size=5)):
         hue = code == Code.HUE
         value = data.draw(st.floats(-0.5, 0.5) if hue else st.floats(0, 3, width=32))
         steps.append(step(1, code, value, *([int(value * 255) & 255] if hue else []), flags=AS_PILLOW))
         expected = change_by_pillow(expected, code, value)
     assert (run(images, join_programs(steps, 1), vectors)[0] == np.asarray(expected)).all()
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@given(data=st.data())
+def test_warps_of_pillow(vectors: bool, data: st.DataObject) -> None:
+    """Bit for bit, by any matrix: also one that only scales and moves, and one that shows nothing of the image."""
+    height, width = data.draw(st.sampled_from([*SIZES[:-2], (1, 70), (70, 1), (40, 300)]))
+    (image,) = images = photos(1, height, width, data.draw(st.integers(0, 99)))
+    matrix = [data.draw(st.floats(-3, 3) | st.integers(-300, 300).map(float)) for _ in range(6)]
+    if data.draw(st.booleans()):
+        matrix[1] = matrix[3] = 0
+    fill = tuple(data.draw(st.integers(0, 255)) for _ in range(3))
+    program = warp_as_pillow(matrix, height, width, fill)
+    event("planned" if program is not None else "left to Pillow")
+    if program is not None:
+        expected = Image.fromarray(image).transform((width, height), Image.Transform.AFFINE, matrix, fillcolor=fill)
+        assert (run(images, program, vectors)[0] == np.asarray(expected)).all()
+
+
+@pytest.mark.parametrize("number", [1e5, -1e5, float("inf"), float("nan")])
+@pytest.mark.parametrize("place", range(6))
+def test_warps_beyond_the_numbers_of_pillow_are_none(place: int, number: float) -> None:
+    matrix = [1, 0.5, 0, 0.5, 1, 0.0]
+    matrix[place] = number
+    assert warp_as_pillow(matrix, 50, 60, (0, 0, 0)) is None
+
+
+@pytest.mark.parametrize("flags", [16, 32, 48])
+@given(data=st.data())
+def test_any_bytes_of_a_warp_of_pillow_stay_inside(flags: int, data: st.DataObject) -> None:
+    program = step(1, Code.AFFINE, flags=flags)
+    program["p"].view(np.uint8)[:] = list(data.draw(st.binary(min_size=32, max_size=32)))
+    images = np.full((1, 13, 9, 3), 7, np.uint8)
+    found = run(images, program)
+    assert np.isin(found, (0, 7)).all()
+    assert (found == run(images, program, vectors=False)).all()
 
 
 @pytest.mark.long

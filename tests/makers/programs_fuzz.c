@@ -66,6 +66,7 @@ static struct step any_step(int64_t height, int64_t width)
     case STEP_PERSPECTIVE: p[6] /= 1000, p[7] /= 1000; /* fall through */
     case STEP_AFFINE:
         step.flags = (int32_t)((uint32_t)any(3) | (uint32_t)any(3) << 2 | (uint32_t)any(1 << 24) << 8);
+        step.flags |= (int32_t)(any(3) ? 0 : any(4) << 4); /* Pillow's, of which the bytes are other numbers */
         break;
     case STEP_ERASE:
         p[0] = (float)any((uint64_t)height + 5) - 2, p[1] = (float)any((uint64_t)width + 5) - 2;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,10 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.core.errors import CorruptRecordError, UsageError
 from packstore.images.engine.engine import Engine
+from packstore.images.programs import Code
 from packstore.training.pictures import ImageReader
 from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
-from packstore.training.planned_transforms import is_like_pillow
+from packstore.training.planned_transforms import call_transform, has_steps, is_like_pillow
 from tests.makers.datasets import pixels
 from tests.makers.stores import damage
 from tests.makers.torchvision import import_torchvision
@@ -115,6 +116,7 @@ def pipelines(t: Any) -> dict[str, Any]:
         "lanczos": t.Compose([t.Resize((40, 90), interpolation=WAYS.LANCZOS), t.RandomVerticalFlip(), *end]),
         "nearest": t.Compose([t.Resize((40, 90), interpolation=WAYS.NEAREST), *end]),
         "flat": t.Compose([t.Resize((20, 200)), t.RandomVerticalFlip(), t.RandomCrop(16), *bytes_of]),
+        "padded by zeros": t.Compose([t.RandomCrop(60, padding=4, pad_if_needed=True), flip, t.RandAugment(), *end]),
         "larger": t.Compose([t.Resize(400), t.RandomCrop(380), flip, *bytes_of]),
         "whole": t.Compose([flip, *end]),
         "conversion": end[0],
@@ -251,11 +253,17 @@ STEPS: list[Callable[[Any, int], Any]] = [
     lambda t, n: t.CenterCrop(20 + 4 * n),
     lambda t, n: t.RandomCrop(20 + n, pad_if_needed=True),
     lambda t, n: t.Pad(n % 7, fill=n),
+    lambda t, n: t.Pad((n % 7, n % 3)),
+    lambda t, n: t.RandomCrop(20 + n, padding=(1, 2, 3, 4 + n), pad_if_needed=True),
     lambda t, n: t.RandomHorizontalFlip(0.5),
     lambda t, n: t.RandomVerticalFlip(0.5),
     lambda t, n: t.RandomRotation(n),
     lambda t, n: t.ColorJitter(0.1 + n / 50, 0.2),
     lambda t, n: t.RandomInvert(0.5),
+    lambda t, n: t.RandomAffine(n, (0.1, 0.2), (0.8, 1.2), fill=n),
+    lambda t, n: t.RandAugment(n % 4, n),
+    lambda t, n: t.TrivialAugmentWide(),
+    lambda t, n: t.AutoAugment([*v1.AutoAugmentPolicy][n % 3]),
     lambda t, n: t.RandomGrayscale(0.5),
     lambda t, n: t.RandomOrder([t.RandomVerticalFlip(), t.ColorJitter(0.2, hue=0.1), t.CenterCrop(20 + n)]),
     lambda t, n: t.RandomApply([t.RandomCrop(24, pad_if_needed=True), t.RandomHorizontalFlip()]),
@@ -295,9 +303,147 @@ def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch, na
     assert (len(images), len(memory)) == (10, 1)
 
 
-@pytest.mark.parametrize("name", ["jitter", "apply", "order of colours"])
+POLICIES: dict[str, Callable[[Any], Any]] = {
+    **{policy.value: lambda t, policy=policy: t.AutoAugment(policy) for policy in v1.AutoAugmentPolicy},
+    "rand": lambda t: t.RandAugment(3, 14),
+    "rand, filled": lambda t: t.RandAugment(2, 30, fill=[3, 200, 9]),
+    "trivial": lambda t: t.TrivialAugmentWide(),
+    "trivial, filled": lambda t: t.TrivialAugmentWide(fill=77),
+}
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "invert": lambda t: t.RandomInvert(0.7),
+    "posterize": lambda t: t.RandomPosterize(3, 0.7),
+    "solarize": lambda t: t.RandomSolarize(130.00001, 0.7),
+    "solarize everything": lambda t: t.RandomSolarize(-3.0),
+    "sharpen": lambda t: t.RandomAdjustSharpness(2.3, 0.7),
+    "smooth": lambda t: t.RandomAdjustSharpness(0.2, 0.7),
+    "autocontrast": lambda t: t.RandomAutocontrast(0.7),
+    "equalize": lambda t: t.RandomEqualize(0.7),
+    "rotation": lambda t: t.RandomRotation(180, fill=4),
+    "around": lambda t: t.RandomRotation(30, center=(3, 5)),
+    "half a turn": lambda t: t.RandomRotation((180, 180)),
+    "affine": lambda t: t.RandomAffine(30, (0.2, 0.3), (0.5, 1.4), (-10, 20, -30, 9), fill=(1, 2, 3)),
+    "scale": lambda t: t.RandomAffine(0, (0.2, 0.3), (0.5, 1.4)),
+    "crop": lambda t: t.RandomCrop((20, 30), padding=(3, 5), pad_if_needed=True),
+    "pad": lambda t: t.Pad((1, 2, 3, 4)),
+}
+BEFORE: list[Callable[[Any], Any]] = [
+    lambda t: t.RandomResizedCrop((33, 41)),
+    lambda t: t.RandomHorizontalFlip(),
+    lambda t: t.RandomVerticalFlip(),
+    lambda t: t.ColorJitter(0.4, 0.3, 0.2, 0.1),
+    lambda t: t.RandomGrayscale(0.5),
+]
+
+
+def pixels_of_any_kind(height: int, width: int, seed: int) -> Any:
+    """Noise of all values or few, of which channels may be flat."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 256, (height, width, 3), np.uint8) // np.uint8(rng.integers(1, 5)) + np.uint8(7)
+    values[..., rng.random(3) < 0.1] = 9
+    return values
+
+
+def assert_planned(transforms: Sequence[Any], values: Any, seed: int) -> PlannedImage:
+    """Compares pixels and the generator after transforms of a planned image with those of one of Pillow."""
+    results, states = [], []
+    for image in (plan_pixels(values), Image.fromarray(values)):
+        torch.manual_seed(seed)
+        for transform in transforms:
+            image = call_transform(transform, image) if isinstance(image, PlannedImage) else transform(image)
+        results.append(image)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    found, expected = results
+    assert isinstance(found, PlannedImage)
+    assert not found.is_made
+    assert found.size == expected.size
+    assert (np.asarray(found) == np.asarray(expected)).all()
+    return found
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *POLICIES])
 @pytest.mark.parametrize("module", [v1, v2])
-def test_colours_are_changed_by_the_engine(
+@given(height=st.integers(1, 70), width=st.integers(1, 70), seed=st.integers(0, 2**31))
+def test_operations_are_planned(module: Any, name: str, height: int, width: int, seed: int) -> None:
+    """Bit for bit as torchvision's of PIL images, which draw the same; nothing makes the pixels before the end."""
+    transform = (OPERATIONS | POLICIES)[name](module)
+    before = vars(transform).copy()
+    assert_planned([transform], pixels_of_any_kind(height, width, seed), seed)
+    assert vars(transform) == before
+    assert has_steps(transform) or name in ("crop", "pad")
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+@given(
+    names=st.lists(st.sampled_from([*OPERATIONS, *POLICIES, *range(len(BEFORE))]), min_size=2, max_size=5),
+    seed=st.integers(0, 2**31),
+)
+def test_chains_of_operations_are_planned(module: Any, names: list[Any], seed: int) -> None:
+    """In any order: moves after a warp begin anew, mirroring after it becomes a step."""
+    every = {**OPERATIONS, **POLICIES, **dict(enumerate(BEFORE))}
+    assert_planned([every[name](module) for name in names], pixels_of_any_kind(40, 57, seed), seed)
+
+
+def test_mirroring_after_a_warp_is_a_step() -> None:
+    rotation, flips = v1.RandomRotation((30, 30)), [v1.RandomHorizontalFlip(1.0), v1.RandomVerticalFlip(1.0)]
+    found = assert_planned([*flips, rotation, *flips, rotation], pixels_of_any_kind(30, 41, 2), 0)
+    assert found.source.pixels is not None
+    assert [int(one["code"][0, 0]) for one in found.colours] == [
+        *(Code.FLIP, Code.AFFINE, Code.MIRROR, Code.FLIP, Code.AFFINE)
+    ]
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t.RandomRotation(30, interpolation=WAYS.BILINEAR),
+        lambda t: t.RandomRotation((33, 33), expand=True),
+        lambda t: t.RandAugment(3, interpolation=WAYS.BILINEAR),
+        lambda t: t.RandomAdjustSharpness(1e7, 1.0),
+        lambda t: t.RandomAffine(0, (0, 0), fill=(300, -2, 0)),
+        lambda t: t.Pad(3, padding_mode="edge"),
+        lambda t: t.Pad(3, fill=9),
+        lambda t: t.Pad((-2, 3, 4, -1)),
+    ],
+)
+def test_what_the_engine_has_not_is_done_by_pillow(module: Any, use: Any) -> None:
+    values = pixels_of_any_kind(30, 41, 2)
+    transform, images = use(module), []
+    for call, image in ((call_transform, plan_pixels(values)), (lambda t, image: t(image), Image.fromarray(values))):
+        torch.manual_seed(3)
+        images.append(np.asarray(call(transform, image)))
+    assert np.array_equal(*images)
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+@pytest.mark.parametrize("name", ["invert", "equalize", "affine", "rotation", "crop"])
+def test_gray_images_stay_with_pillow(module: Any, name: str) -> None:
+    values = pixels_of_any_kind(30, 41, 2)[..., 0]
+    transform = OPERATIONS[name](module) if name != "affine" else module.RandomAffine(30, fill=4)
+    torch.manual_seed(3)
+    expected = transform(Image.fromarray(values))
+    torch.manual_seed(3)
+    found = call_transform(transform, plan_pixels(values))
+    assert found.mode == "L"
+    assert (np.asarray(found) == np.asarray(expected)).all()
+
+
+def test_bits_that_pillow_refuses_are_refused() -> None:
+    transform, values = v1.RandomPosterize(9, 1.0), pixels_of_any_kind(5, 7, 1)
+    errors = []
+    for call, image in ((call_transform, plan_pixels(values)), (lambda t, image: t(image), Image.fromarray(values))):
+        try:
+            errors.append(np.asarray(call(transform, image)).tobytes())  # old Pillow does something
+        except ValueError as error:
+            errors.append(str(error))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("name", ["jitter", "apply", "order of colours", "policies", "padded by zeros"])
+@pytest.mark.parametrize("module", [v1, v2])
+def test_colours_and_warps_are_those_of_the_engine(
     folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ) -> None:
     """Also within containers, whose own draws are the same."""
@@ -307,8 +453,8 @@ def test_colours_are_changed_by_the_engine(
     transform = of_order if name == "order of colours" else pipelines(module)[name]
     expected = items(tv.datasets.ImageFolder(folder, transform))
     assert is_like_pillow()
-    for method in ("blend", "merge"):
-        monkeypatch.setattr(Image, method, lambda *a, **k: pytest.fail("Pillow has changed colours"))
+    for owner, method in ((Image, "blend"), (Image, "merge"), (PlannedImage, "load")):
+        monkeypatch.setattr(owner, method, lambda *a, **k: pytest.fail("Pillow has changed colours"))
     assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
     assert mixed.transforms[0] is jitter, "the user's objects stay as they are"
 
