@@ -229,9 +229,10 @@ class PlannedImage(Image.Image):
         fill: int = 1,
         fillcolor: Any = None,
     ) -> Image.Image:
-        nearest = method == Transform.AFFINE and resample == Resampling.NEAREST and tuple(size) == self.size
+        nearest = method == Transform.AFFINE and resample == Resampling.NEAREST and data is not None and len(data) == 6
         colour = (0, 0, 0) if fillcolor is None else fillcolor
-        if nearest and not self.is_made and self.mode == "RGB" and warps_like_pillow() and _is_colour(colour):
+        keeps = tuple(size) == self.size and self.mode == "RGB" and not self.is_made
+        if nearest and keeps and _is_colour(colour) and warps_like_pillow():
             warp = warp_as_pillow(data, self.height, self.width, colour)
             if warp is not None:
                 return self._turn_upright()._run_step(warp)

@@ -237,9 +237,10 @@ def _recolour(code: Code, function: Callable[..., Any], image: Any, *values: Any
 
 def _pad(function: Callable[..., Any], image: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
     """Pads a PIL image as torchvision. Only plans padding with zeros."""
-    sides = [padding] * 4 if isinstance(padding, int) else [*padding] * (4 // max(len(padding), 1))
-    zeros = fill in (None, 0, [0], (0,)) and padding_mode == "constant"
-    if not isinstance(image, PlannedImage) or image.is_made or not zeros or len(sides) != 4 or min(sides) < 0:
+    sides = [*padding] * (4 // max(len(padding), 1)) if isinstance(padding, list | tuple) else [padding] * 4
+    whole = len(sides) == 4 and all(isinstance(side, int) and side >= 0 for side in sides)
+    zeros = fill in (None, 0) and padding_mode == "constant"
+    if not isinstance(image, PlannedImage) or image.is_made or not zeros or not whole:
         return function(image, padding, fill, padding_mode)
     left, top, right, bottom = sides
     return image.crop((-left, -top, image.width + right, image.height + bottom))

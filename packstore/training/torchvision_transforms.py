@@ -307,8 +307,10 @@ def _can_plan(step: Any, *, takes_pil: bool, of_bytes: bool = True) -> bool:
         if takes_pil:
             return way in ("bilinear", "bicubic", "box", "lanczos")
         return of_bytes and getattr(step, "antialias", None) is True and way in ("bilinear", "bicubic")
-    moves = _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS))
-    return moves or (takes_pil and _is_known(step, STEP_TRANSFORMS) and has_steps(step))
+    if _is_known(step, _FLIPS) or (of_bytes and _is_known(step, _CROPS)):
+        return True
+    pads_zeros = _is_known(step, {"Pad"}) and step.padding_mode == "constant" and step.fill in (0, None)
+    return takes_pil and (pads_zeros or (_is_known(step, STEP_TRANSFORMS) and has_steps(step)))
 
 
 def _is_known(step: Any, names: set[str]) -> bool:

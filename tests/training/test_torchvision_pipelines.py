@@ -406,6 +406,7 @@ def test_mirroring_after_a_warp_is_a_step() -> None:
         lambda t: t.Pad(3, padding_mode="edge"),
         lambda t: t.Pad(3, fill=9),
         lambda t: t.Pad((-2, 3, 4, -1)),
+        lambda t: t.Pad(3, fill=(0, 0, 0)),
     ],
 )
 def test_what_the_engine_has_not_is_done_by_pillow(module: Any, use: Any) -> None:
@@ -717,6 +718,15 @@ def planned(height: int = 50, width: int = 70) -> tuple[PlannedImage, Image.Imag
         lambda image: image.resize((20, 20), reducing_gap=2.0),
         lambda image: image.resize(image.size),
         lambda image: image.rotate(30, expand=True),
+        lambda image: image.rotate(30, fillcolor="red"),
+        lambda image: image.rotate(180).rotate(90).rotate(45),
+        lambda image: image.transform((50, 30), Image.Transform.AFFINE, (1, 0.2, 3, 0, 1, 0)),
+        lambda image: image.transform(image.size, Image.Transform.AFFINE, (1, 0.2, 3, 0, 1, 0, 0, 0)),
+        lambda image: image.transform(image.size, Image.Transform.AFFINE, (900, 0.2, 3, 0, 1, 0)),
+        lambda image: image.transform(image.size, Image.Transform.EXTENT, (3, 4, 30, 40)),
+        lambda image: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM).crop((-3, -9, 40, 52)),
+        lambda image: image.crop((-30, 2, -3, 60)),
+        lambda image: image.crop((0, 0, 9000, 2)),
         lambda image: image.transpose(Image.Transpose.ROTATE_90),
         lambda image: image.getchannel(1),
         lambda image: image.copy(),
