@@ -212,6 +212,10 @@ class PlannedImage(Image.Image):
     def transpose(self, method: Any) -> Image.Image:
         if not self.is_made and method == Transpose.ROTATE_180:
             return self.transpose(Transpose.FLIP_LEFT_RIGHT).transpose(Transpose.FLIP_TOP_BOTTOM)
+        side = self.width if self.width == self.height and not self.is_made else 0
+        quarters = {Transpose.ROTATE_90: (0, -1, side, 1, 0, 0), Transpose.ROTATE_270: (0, 1, 0, -1, 0, side)}
+        if side and method in quarters:
+            return self.transform(self.size, Transform.AFFINE, quarters[method])
         if self.is_made or method not in (Transpose.FLIP_LEFT_RIGHT, Transpose.FLIP_TOP_BOTTOM):
             return super().transpose(method)
         if any(one["code"][0, 0] in GEOMETRIC for one in self.colours):  # mirroring before them gives other pixels

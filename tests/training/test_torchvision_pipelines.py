@@ -322,6 +322,8 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "rotation": lambda t: t.RandomRotation(180, fill=4),
     "around": lambda t: t.RandomRotation(30, center=(3, 5)),
     "half a turn": lambda t: t.RandomRotation((180, 180)),
+    "a quarter": lambda t: t.RandomRotation((90, 90)),
+    "three quarters": lambda t: t.RandomRotation((-90, -90)),
     "affine": lambda t: t.RandomAffine(30, (0.2, 0.3), (0.5, 1.4), (-10, 20, -30, 9), fill=(1, 2, 3)),
     "scale": lambda t: t.RandomAffine(0, (0.2, 0.3), (0.5, 1.4)),
     "crop": lambda t: t.RandomCrop((20, 30), padding=(3, 5), pad_if_needed=True),
@@ -364,12 +366,15 @@ def assert_planned(transforms: Sequence[Any], values: Any, seed: int) -> Planned
 
 @pytest.mark.parametrize("name", [*OPERATIONS, *POLICIES])
 @pytest.mark.parametrize("module", [v1, v2])
-@given(height=st.integers(1, 70), width=st.integers(1, 70), seed=st.integers(0, 2**31))
-def test_operations_are_planned(module: Any, name: str, height: int, width: int, seed: int) -> None:
+@given(
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)) | st.integers(1, 70).map(lambda side: (side, side)),
+    seed=st.integers(0, 2**31),
+)
+def test_operations_are_planned(module: Any, name: str, size: tuple[int, int], seed: int) -> None:
     """Bit for bit as torchvision's of PIL images, which draw the same; nothing makes the pixels before the end."""
     transform = (OPERATIONS | POLICIES)[name](module)
     before = vars(transform).copy()
-    assert_planned([transform], pixels_of_any_kind(height, width, seed), seed)
+    assert_planned([transform], pixels_of_any_kind(*size, seed), seed)
     assert vars(transform) == before
     assert has_steps(transform) or name in ("crop", "pad")
 
