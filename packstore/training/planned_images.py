@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,12 +73,12 @@ class PlannedImage(Image.Image):
         _, _, height, width = cut.window
         self._size = width, height
 
-    def _follow(self, cut: Cut, *, flip: bool = False) -> PlannedImage:
-        """Returns this image after a further cut, and mirrored top to bottom with ``flip``.
+    def _follow(self, cut: Cut) -> PlannedImage:
+        """Returns this image after a further cut.
 
         If one cut cannot do both, the new image begins with the pixels of this one.
         """
-        moves = self.colours and cut._replace(flip=False) != self._whole
+        moves = self.colours and cut != self._whole
         own = cut
         if self.is_upside_down:
             (top, left, height, width), (row, column, rows, columns) = cut.box, cut.window
@@ -89,8 +88,8 @@ class PlannedImage(Image.Image):
             )
         composed = None if moves else self.cut.compose(own)
         if composed is None:
-            return self._begin_anew()._follow(cut, flip=flip)
-        return self._change(cut=composed, is_upside_down=self.is_upside_down != flip)
+            return self._begin_anew()._follow(cut)
+        return self._change(cut=composed)
 
     def _change(self, **changes: Any) -> PlannedImage:
         """Returns this image with other attributes, without the pixels."""
@@ -159,7 +158,7 @@ class PlannedImage(Image.Image):
         self._im = im
 
     def copy(self) -> Image.Image:
-        return super().copy() if self.is_made else self._follow(self._whole)
+        return super().copy() if self.is_made else self._change()
 
     def crop(self, box: tuple[float, float, float, float] | None = None) -> Image.Image:
         width, height = self.size
@@ -221,8 +220,8 @@ class PlannedImage(Image.Image):
         if any(one["code"][0, 0] in GEOMETRIC for one in self.colours):  # mirroring before them gives other pixels
             return self.recolour(Code.MIRROR if method == Transpose.FLIP_LEFT_RIGHT else Code.FLIP)
         if method == Transpose.FLIP_TOP_BOTTOM:
-            return self._follow(self._whole, flip=True)
-        return self._follow(self._whole._replace(flip=True))
+            return self._change(is_upside_down=not self.is_upside_down)
+        return self._change(cut=self.cut._replace(flip=not self.cut.flip))
 
     def transform(
         self,
@@ -243,8 +242,7 @@ class PlannedImage(Image.Image):
         return super().transform(size, method, data, resample, fill, fillcolor)
 
 
-@dataclass(frozen=True)
-class PixelSource:
+class PixelSource(NamedTuple):
     """Image from which the engine cuts.
 
     Attributes:

@@ -109,7 +109,7 @@ def share(block: torch.Tensor) -> torch.Tensor:
 class _SentByValue(torch.Tensor):
     """Tensor that another process gets by its values."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # results of operations are plain tensors
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # results of operations are plain tensors
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         return torch.from_numpy, (self.numpy(),)
