@@ -121,13 +121,13 @@ class PlannedImage(Image.Image):
 
     def recolour(self, code: Code, *parameters: float, flags: int = 0) -> PlannedImage:
         """Returns this image, of 3 channels, after an operation on its colours."""
-        return self._run_step(step(1, code, *parameters, flags=flags))
+        return self.run_steps(step(1, code, *parameters, flags=flags))
 
-    def _run_step(self, one: Program) -> PlannedImage:
-        """Returns this image, of 3 channels, after a step."""
-        return self._change(colours=(*self.colours, one))
+    def run_steps(self, *steps: Program) -> PlannedImage:
+        """Returns this image, of 3 channels, after steps."""
+        return self._change(colours=(*self.colours, *steps))
 
-    def _turn_upright(self) -> PlannedImage:
+    def turn_upright(self) -> PlannedImage:
         """Returns this image, of 3 channels, with its mirroring top to bottom as one of the steps."""
         return self._change(is_upside_down=False).recolour(Code.FLIP) if self.is_upside_down else self
 
@@ -238,7 +238,7 @@ class PlannedImage(Image.Image):
         if nearest and keeps and _is_colour(colour) and warps_like_pillow():
             warp = warp_as_pillow(data, self.height, self.width, colour)
             if warp is not None:
-                return self._turn_upright()._run_step(warp)
+                return self.turn_upright().run_steps(warp)
         return super().transform(size, method, data, resample, fill, fillcolor)
 
 
@@ -417,7 +417,7 @@ def warps_like_pillow() -> bool:
     for matrix in ((0.83, 0.21, 2.3, -0.37, 1.19, 4.9), (0.7, 0, -5.2, 0, 1 / 0.9, 3.7)):
         warp = warp_as_pillow(matrix, 61, 83, (7, 8, 9))
         expected = image.transform(image.size, Transform.AFFINE, matrix, fillcolor=(7, 8, 9))
-        if warp is None or (planned._run_step(warp).make_pixels() != np.asarray(expected)).any():
+        if warp is None or (planned.run_steps(warp).make_pixels() != np.asarray(expected)).any():
             return False
     return True
 

@@ -22,7 +22,18 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from PIL.Image import Resampling, Transpose
 
-from packstore.images.programs import AS_PILLOW, MOST_FACTOR, MOST_KERNEL, Code
+from packstore.images.programs import (
+    AS_PILLOW,
+    INTERPOLATIONS,
+    MOST_FACTOR,
+    MOST_KERNEL,
+    Code,
+    Program,
+    new_program,
+    pack_warp_flags,
+    step,
+)
+from packstore.training.augment.policies import write_steps
 from packstore.training.planned_images import PlannedImage, plan_pixels
 
 _FILTERS = {way.name.lower(): way for way in Resampling}
@@ -45,8 +56,10 @@ def call_transform(transform: Any, image: Any) -> Any:
 def has_steps(transform: Any) -> bool:
     """Tells if the engine does a transform of torchvision by steps: of colours, and warps with the nearest pixels."""
     way = getattr(transform, "interpolation", "nearest")
-    nearest = getattr(way, "value", way) == "nearest" and not getattr(transform, "expand", False)
-    return nearest and type(transform).__name__ in _COLOURS
+    way = getattr(way, "value", way)
+    if type(transform).__name__ == "AugMix":
+        return way in INTERPOLATIONS[:2] and (transform.fill is None or _parse_fill(transform.fill) is not None)
+    return way == "nearest" and not getattr(transform, "expand", False) and type(transform).__name__ in _COLOURS
 
 
 def _plan(image: Image.Image) -> PlannedImage:
@@ -203,6 +216,8 @@ def _replace_functions(kind: Any) -> Any:
             methods[name] = _replace_globals(method)
     if hasattr(kind, "_call_kernel"):  # v2's, which looks a function's kernel up
         methods["_call_kernel"] = _call_kernel
+    if kind.__name__ == "AugMix":
+        methods["_apply_image_or_video_transform"] = _note_operation
     return type(kind.__name__, (kind,), methods)
 
 
@@ -211,8 +226,11 @@ def _replace_globals(function: FunctionType) -> FunctionType:
     names = dict(function.__globals__)
     own = vars(names["F"])
     planning = {name: functools.partial(_recolour, code, own[name]) for name, code in _CODES.items()}
-    names["F"] = SimpleNamespace(**own | planning | {"pad": functools.partial(_pad, own["pad"])})
-    if "_apply_op" in function.__code__.co_names:
+    planning |= {"pad": functools.partial(_pad, own["pad"]), "pil_to_tensor": _Chain, "to_pil_image": _Chain.mix}
+    names["F"] = SimpleNamespace(**own | planning)
+    if function.__qualname__ == "AugMix.forward":
+        names["_apply_op"] = _Chain.note
+    elif "_apply_op" in function.__code__.co_names:
         names["_apply_op"] = _replace_globals(names["_apply_op"])
     copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
@@ -223,6 +241,60 @@ def _call_kernel(transform: Any, function: Callable[..., Any], image: Any, *valu
     if isinstance(function, functools.partial):  # ours
         return function(image, *values, **named)
     return super(type(transform), transform)._call_kernel(function, image, *values, **named)
+
+
+class _Chain:
+    """Stands for a tensor in AugMix, and notes the steps that make it from a planned image."""
+
+    device, dtype, ndim = torch.device("cpu"), torch.uint8, 3
+
+    def __init__(self, image: PlannedImage, steps: tuple[Program, ...] = ()) -> None:
+        self.image, self.steps = image, steps
+        self.shape = 3, image.height, image.width
+
+    def view(self, *shape: Any, **options: Any) -> _Chain:
+        """Returns the object itself: shapes with further dimensions of 1 are the same image."""
+        return self
+
+    reshape = to = view
+
+    def size(self, dimension: int) -> int:
+        """Returns the number of images."""
+        return 1
+
+    def note(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
+        """Returns the tensor after an operation of torchvision's first policies."""
+        share = magnitude / 255 if name == "Solarize" else magnitude
+        way = INTERPOLATIONS.index(getattr(interpolation, "value", interpolation))
+        one = new_program(1)
+        write_steps(
+            one, np.arange(1), 0, name, np.array([share]), self.shape[1:], pack_warp_flags(way, _parse_fill(fill))
+        )
+        return _Chain(self.image, (*self.steps, one))
+
+    def __rmul__(self, weight: torch.Tensor) -> _Chain:
+        code = Code.ADD if self.steps else Code.KEEP
+        return _Chain(self.image, (*self.steps, step(1, code, weight.item())))
+
+    def add_(self, other: _Chain) -> None:
+        self.steps += other.steps
+
+    def mix(self) -> PlannedImage:
+        """Returns the planned image of the sum."""
+        return self.image.turn_upright().run_steps(*self.steps, step(1, Code.MIX))
+
+
+def _note_operation(transform: Any, chain: _Chain, name: str, magnitude: float, **_options: Any) -> _Chain:
+    """Does what a method of torchvision's policies of version 2 does to a tensor."""
+    value = magnitude * 255 if name == "Solarize" else magnitude
+    return chain.note(name, value, transform.interpolation, transform.fill)
+
+
+def _parse_fill(fill: Any) -> tuple[int, ...] | None:
+    """Returns a fill of torchvision as three bytes. None for no fill and one of other values."""
+    values = [*fill] if isinstance(fill, list | tuple) else [fill] * 3
+    are_bytes = all(isinstance(value, int | float) and value in range(256) for value in values)
+    return tuple(map(int, values)) if are_bytes and len(values) == 3 else None
 
 
 def _recolour(code: Code, function: Callable[..., Any], image: Any, *values: Any, **named: Any) -> Any:
@@ -264,6 +336,7 @@ _WITH_FUNCTIONS = (
     "AutoAugment",
     "RandAugment",
     "TrivialAugmentWide",
+    "AugMix",
 )
 _COLOURS: dict[str, Callable[[Any, PlannedImage], Any]] = {
     "ColorJitter": _jitter,
