@@ -1,10 +1,12 @@
 """Transforms of torchvision on planned images: the user's objects draw, and the image notes what to do.
 
 Pixels equal those of torchvision with PIL images: bit for bit, but for blurring, where at most one value in 10,000
-differs by 1 because torch sums in another order. Transforms that are not here call methods of the image.
+differs by 1 because torch sums in another order, and for AugMix, where under one value in 100 differs by 1, and few by
+more, since its operations are torch's. Transforms that are not here call methods of the image.
 
 torchvision's functions change colours of PIL images by Pillow's, which need pixels. So transforms that call them run as
-a subclass, whose methods find functions in their place that add a step to the image. No code of torchvision is changed.
+a subclass, whose methods find functions in their place that add a step to the image. AugMix calculates with tensors, so
+its methods find a stand-in for one. No code of torchvision is changed.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def call_transform(transform: Any, image: Any) -> Any:
 
 
 def has_steps(transform: Any) -> bool:
-    """Tells if the engine does a transform of torchvision by steps: of colours, and warps with the nearest pixels."""
+    """Tells if the engine does a transform of torchvision by steps: of colours, and warps with the nearest pixels, in
+    AugMix also bilinear ones."""
     way = getattr(transform, "interpolation", "nearest")
     way = getattr(way, "value", way)
     if type(transform).__name__ == "AugMix":
@@ -225,7 +228,7 @@ def _replace_globals(function: FunctionType) -> FunctionType:
     """Returns a copy of a function of torchvision that finds our functions."""
     names = dict(function.__globals__)
     own = vars(names["F"])
-    planning = {name: functools.partial(_recolour, code, own[name]) for name, code in _CODES.items()}
+    planning: dict[str, Any] = {name: functools.partial(_recolour, code, own[name]) for name, code in _CODES.items()}
     planning |= {"pad": functools.partial(_pad, own["pad"]), "pil_to_tensor": _Chain, "to_pil_image": _Chain.mix}
     names["F"] = SimpleNamespace(**own | planning)
     if function.__qualname__ == "AugMix.forward":
@@ -244,7 +247,12 @@ def _call_kernel(transform: Any, function: Callable[..., Any], image: Any, *valu
 
 
 class _Chain:
-    """Stands for a tensor in AugMix, and notes the steps that make it from a planned image."""
+    """Stands for a tensor in AugMix, and notes the steps that make it from a planned image.
+
+    Attributes:
+        image: The image that AugMix is called with.
+        steps: Steps so far: a chain of operations, or what a sum adds up.
+    """
 
     device, dtype, ndim = torch.device("cpu"), torch.uint8, 3
 
@@ -253,7 +261,7 @@ class _Chain:
         self.shape = 3, image.height, image.width
 
     def view(self, *shape: Any, **options: Any) -> _Chain:
-        """Returns the object itself: shapes with further dimensions of 1 are the same image."""
+        """Returns the object itself: AugMix adds a dimension of 1, and removes it."""
         return self
 
     reshape = to = view
@@ -263,17 +271,15 @@ class _Chain:
         return 1
 
     def note(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
-        """Returns the tensor after an operation of torchvision's first policies."""
+        """Returns the tensor after an operation, as ``_apply_op()`` of torchvision's first transforms."""
         share = magnitude / 255 if name == "Solarize" else magnitude
         way = INTERPOLATIONS.index(getattr(interpolation, "value", interpolation))
-        one = new_program(1)
-        write_steps(
-            one, np.arange(1), 0, name, np.array([share]), self.shape[1:], pack_warp_flags(way, _parse_fill(fill))
-        )
+        one, flags = new_program(1), pack_warp_flags(way, _parse_fill(fill))
+        write_steps(one, np.arange(1), 0, name, np.array([share]), self.shape[1:], flags)
         return _Chain(self.image, (*self.steps, one))
 
     def __rmul__(self, weight: torch.Tensor) -> _Chain:
-        code = Code.ADD if self.steps else Code.KEEP
+        code = Code.ADD if self.steps else Code.KEEP  # the sum begins with the image itself
         return _Chain(self.image, (*self.steps, step(1, code, weight.item())))
 
     def add_(self, other: _Chain) -> None:
@@ -285,7 +291,7 @@ class _Chain:
 
 
 def _note_operation(transform: Any, chain: _Chain, name: str, magnitude: float, **_options: Any) -> _Chain:
-    """Does what a method of torchvision's policies of version 2 does to a tensor."""
+    """Returns the tensor after an operation, as a method of torchvision's transforms v2."""
     value = magnitude * 255 if name == "Solarize" else magnitude
     return chain.note(name, value, transform.interpolation, transform.fill)
 

@@ -132,27 +132,32 @@ def list_pipelines() -> dict[str, tuple[Any, str]]:
     import_torchvision()
     from torchvision import transforms as T  # noqa: N812
 
-    crop, flip, policy = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.AugMix()
+    crop, flip, other = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomPerspective()
     rest = [T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)]
     return {
         "all": (T.Compose([crop, T.Compose([flip]), *rest]), "by the engine: RandomResized, RandomHor, ToTensor, Norm"),
         "erasing": (T.Compose([crop, *rest, T.RandomErasing()]), "by the engine: Rand, ToT, Norm; then: RandomErasing"),
         "colours": (T.Compose([crop, T.ColorJitter(0.4), *rest]), "by the engine: RandomRes, ColorJ, ToTensor, Norm"),
-        "policy": (T.Compose([crop, policy, *rest]), "by the engine: RandomRes; then: AugMix, ToTensor, Normalize"),
+        "other": (T.Compose([crop, other, *rest]), "by the engine: RandomRes; then: RandomPers, ToTensor, Normalize"),
+        "policies": (T.Compose([crop, T.AugMix(), *rest]), "by the engine: RandomRes, AugMix, ToTensor, Normalize"),
         "steps": (T.Compose([T.Pad(4), T.RandAugment(), *rest]), "by the engine: Pad, RandA, ToTensor, Normalize"),
         "filled": (T.Compose([crop, T.Pad(4, fill=9), *rest]), "by the engine: RandomRes; then: Pad, ToTensor"),
         "smooth": (
             T.Compose([crop, T.RandomRotation(9, T.InterpolationMode.BILINEAR), *rest]),
             "by the engine: RandomRes; then: RandomRot, ToTensor",
         ),
-        "policy first": (T.Compose([policy, crop, *rest]), "then: AugMix, RandomResizedCrop, ToTensor, Norm"),
+        "other first": (T.Compose([other, crop, *rest]), "then: RandomPers, RandomResizedCrop, ToTensor, Norm"),
         "unknown": (torch.neg, ""),
         "tensors": (T.Compose([torch.neg, flip]), ""),
     }
 
 
 @pytest.mark.parametrize(
-    "name", ["all", "erasing", "colours", "policy", "steps", "filled", "smooth", "policy first", "unknown", "tensors"]
+    "name",
+    [
+        *("all", "erasing", "colours", "other", "policies", "steps", "filled", "smooth", "other first", "unknown"),
+        "tensors",
+    ],
 )
 def test_a_dataset_says_what_the_engine_runs(stores: Stores, name: str) -> None:
     transform, said = list_pipelines()[name]
