@@ -36,7 +36,7 @@ class Code(IntEnum):
     POSTERIZE     p[0]: bits kept, 0 … 8
     SOLARIZE      p[0]: threshold
     SOLARIZE_ADD  p[0]: added to values below p[1], up to 255
-    AUTOCONTRAST  none; flags as of CONTRAST
+    AUTOCONTRAST  none; flags as of CONTRAST, or :data:`AS_FIRST`: torchvision's first version
     EQUALIZE      none
     SHARPNESS     p[0]: factor; flags as of CONTRAST
     BLUR          p[0], p[1]: width and height of the kernel, odd, 1 … 255; p[2], p[3]: sigma across and down, above 0
@@ -99,6 +99,9 @@ the colour: red, green, blue from the lowest."""
 
 AS_PILLOW = 1
 """Flag of colours: Pillow's arithmetic, where it is another than torch's."""
+
+AS_FIRST = 2
+"""Flag of autocontrast: the arithmetic of torchvision's first version of transforms, for tensors."""
 
 _PILLOW_FIXED, _PILLOW_SCALE = 16, 32
 

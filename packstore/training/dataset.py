@@ -240,6 +240,15 @@ class PackedDataset(ItemDataset):
         records = self._records_of_items(indices)
         return self._read_items(records)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises :class:`AttributeError` for an attribute that is read from the store, and names the ways out."""
+        if name in ("classes", "class_to_idx", "imgs", "samples", "targets"):
+            raise AttributeError(
+                f"{name} cannot be set, since it is read from the store: take some of the items by "
+                "torch.utils.data.Subset or packstore select, and make other labels by target_transform="
+            )
+        super().__setattr__(name, value)
+
     @property
     def reader(self) -> Reader:
         """Open reader of the store.

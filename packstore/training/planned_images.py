@@ -160,6 +160,10 @@ class PlannedImage(Image.Image):
     def copy(self) -> Image.Image:
         return super().copy() if self.is_made else self._change()
 
+    def convert(self, mode: str | None = None, *values: Any, **options: Any) -> Image.Image:
+        changes = mode != self.mode or values or options
+        return super().convert(mode, *values, **options) if changes else self.copy()
+
     def crop(self, box: tuple[float, float, float, float] | None = None) -> Image.Image:
         width, height = self.size
         if box is None or self.is_made or any(int(edge) != edge for edge in box):

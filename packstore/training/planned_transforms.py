@@ -25,6 +25,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from PIL.Image import Resampling, Transpose
 
 from packstore.images.programs import (
+    AS_FIRST,
     AS_PILLOW,
     INTERPOLATIONS,
     MOST_FACTOR,
@@ -61,7 +62,9 @@ def has_steps(transform: Any) -> bool:
     way = getattr(transform, "interpolation", "nearest")
     way = getattr(way, "value", way)
     if type(transform).__name__ == "AugMix":
-        return way in INTERPOLATIONS[:2] and (transform.fill is None or _parse_fill(transform.fill) is not None)
+        kind: Any = type(transform)
+        fills = transform.fill is None or _parse_fill(transform.fill) is not None
+        return way in INTERPOLATIONS[:2] and fills and _notes_all(kind)
     return way == "nearest" and not getattr(transform, "expand", False) and type(transform).__name__ in _COLOURS
 
 
@@ -232,7 +235,7 @@ def _replace_globals(function: FunctionType) -> FunctionType:
     planning |= {"pad": functools.partial(_pad, own["pad"]), "pil_to_tensor": _Chain, "to_pil_image": _Chain.mix}
     names["F"] = SimpleNamespace(**own | planning)
     if function.__qualname__ == "AugMix.forward":
-        names["_apply_op"] = _Chain.note
+        names["_apply_op"] = _Chain.note_first
     elif "_apply_op" in function.__code__.co_names:
         names["_apply_op"] = _replace_globals(names["_apply_op"])
     copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -270,8 +273,15 @@ class _Chain:
         """Returns the number of images."""
         return 1
 
-    def note(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
+    def note_first(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
         """Returns the tensor after an operation, as ``_apply_op()`` of torchvision's first transforms."""
+        chain = self.note(name, magnitude, interpolation, fill)
+        if name == "AutoContrast":
+            chain.steps[-1]["flags"] = AS_FIRST
+        return chain
+
+    def note(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
+        """Returns the tensor after an operation."""
         share = magnitude / 255 if name == "Solarize" else magnitude
         way = INTERPOLATIONS.index(getattr(interpolation, "value", interpolation))
         one, flags = new_program(1), pack_warp_flags(way, _parse_fill(fill))
@@ -288,6 +298,17 @@ class _Chain:
     def mix(self) -> PlannedImage:
         """Returns the planned image of the sum."""
         return self.image.turn_upright().run_steps(*self.steps, step(1, Code.MIX))
+
+
+@functools.cache
+def _notes_all(kind: Callable[[], Any]) -> bool:
+    """Tells if this version of AugMix does nothing to a tensor that :class:`_Chain` does not know."""
+    image = plan_pixels(np.zeros((9, 11, 3), np.uint8))
+    with _same_numbers():
+        try:
+            return isinstance(_plan_functions(kind(), image), PlannedImage)
+        except (AttributeError, TypeError):
+            return False
 
 
 def _note_operation(transform: Any, chain: _Chain, name: str, magnitude: float, **_options: Any) -> _Chain:

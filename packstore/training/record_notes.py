@@ -37,9 +37,8 @@ def note_records(error: Exception, reader: Reader, ids: Array) -> None:
 
 
 def note_need_of_pil(error: Exception, given: str) -> None:
-    """Adds a note to a user's function's :class:`TypeError` or :class:`AttributeError`: it may need PIL images instead
-    of what it was ``given``."""
-    if isinstance(error, TypeError | AttributeError):
+    """Adds a note to an exception of a user's function: it may need PIL images instead of what it was ``given``."""
+    if not isinstance(error, PackstoreError):
         error.add_note(
             f"The transform was given {given}, since packstore sees nothing in it that makes tensors of PIL images, "
             "such as ToTensor. With output='pil' it is given PIL images, as by ImageFolder."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from itertools import groupby, islice
@@ -33,7 +33,8 @@ from packstore.training.record_notes import note_need_of_pil
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""
-_CALLED_FOR_TENSORS = _FROM_PIL | {"to_tensor", "pil_to_tensor", "to_image"}
+_CALLED_FOR_TENSORS = _FROM_PIL | {"to_tensor", "pil_to_tensor", "to_image", "array", "asarray"}
+"""Names by which functions make tensors or arrays of PIL images."""
 _KEEP_BYTES = {"PILToTensor", "ToImage", "ToPureTensor", "Identity"}
 _CONVERSIONS = _KEEP_BYTES | {"ToTensor", "ConvertImageDtype", "ToDtype", "Normalize"}
 """Transforms of each value by itself, whatever its place. Those in the first set keep bytes as they are."""
@@ -63,11 +64,13 @@ class TransformPlan:
         steps: The transforms in order, with their roles.
         takes_pil: The first is called with a PIL image; otherwise with a tensor.
         given: The user's transforms, of which containers are copied for ``steps``.
+        tables: Results of :meth:`_tabulate` by number of channels.
     """
 
     steps: tuple[tuple[Callable[[Any], Any], _Role], ...]
     takes_pil: bool
     given: tuple[Any, ...]
+    tables: dict[int, torch.Tensor | None] = field(default_factory=dict)
 
     def split(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the user's transforms that the engine runs, and those from the first one that it does not run."""
@@ -171,7 +174,9 @@ class TransformPlan:
         if self.takes_pil and not conversions:
             return images
         channels = images[0].source.channels
-        table = self._tabulate(conversions, channels)
+        if channels not in self.tables:
+            self.tables[channels] = self._tabulate(conversions, channels)
+        table = self.tables[channels]
         if table is None:
             if self.takes_pil:
                 return [_run_all(conversions, image) for image in images]
@@ -210,7 +215,7 @@ def plan_transform(transform: Any) -> TransformPlan | None:
             role = _Role.REST
         elif _is_known(step, _CONVERSIONS) and (of_tensors or _is_known(step, _FROM_PIL)):
             role, of_tensors = _Role.CONVERSION, True
-            of_bytes = of_bytes and _is_known(step, _KEEP_BYTES)
+            of_bytes = of_bytes and (_is_known(step, _KEEP_BYTES) or getattr(step, "dtype", None) == torch.uint8)
         elif not of_tensors or _can_plan(step, takes_pil=False, of_bytes=of_bytes):
             role = _Role.PLANNED
         else:

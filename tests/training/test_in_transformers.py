@@ -52,6 +52,28 @@ def accelerator() -> Any:
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", ["torch", *KINDS])
+def test_gradients_are_accumulated_to_the_end_of_an_epoch(accelerator: Any, stores: Stores, kind: str) -> None:
+    loader = torch.utils.data.DataLoader(list(range(13))) if kind == "torch" else load(stores, kind)  # type: ignore[arg-type,var-annotated]
+    loader, model = accelerator.prepare(loader), torch.nn.Linear(1, 1)
+    accelerator.gradient_accumulation_steps, steps = 4, []
+    try:
+        for epoch in range(2):
+            for number, _ in enumerate(loader):
+                with accelerator.accumulate(model):
+                    for _ in load(stores, split="test"):  # an evaluation in between is not the end
+                        pass
+                    if accelerator.sync_gradients:
+                        steps.append((epoch, number))
+    finally:
+        accelerator.gradient_accumulation_steps = 1
+    assert steps == [(epoch, number) for epoch in range(2) for number in (3, 7, 11, 12)]
+    if kind != "torch":  # accelerate's own stay after a break
+        next(iter(loader))
+    assert not accelerator.gradient_state.in_dataloader
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_first_batches(accelerator: Any, stores: Stores, kind: str) -> None:
     whole = load(stores, kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,12 @@ def store(png_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stores") / "a.lmdb"
     packstore.convert(png_folder, out)
     return out
+
+
+@pytest.mark.parametrize("name", ["samples", "imgs", "targets", "classes", "class_to_idx"])
+def test_what_is_read_from_the_store_cannot_be_set(store: Path, name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^{name} cannot be set, .*Subset.* target_transform="):
+        setattr(PackedDataset(store, "train"), name, [])
 
 
 def test_samples_are_keys_and_labels(png_folder: Path, store: Path) -> None:
@@ -114,8 +119,13 @@ def convert_mode(picture: Any) -> Any:
     return picture.convert("L")
 
 
-@pytest.mark.parametrize("transform", [only_pil, convert_mode])
-def test_a_transform_that_wants_pil_images_is_told_how(store: Path, transform: Callable[[Any], Any]) -> None:
+def test_a_transform_that_makes_arrays_is_given_pil_images(store: Path) -> None:
+    only_pil(PackedDataset(store, "train", output="pil")[0][0])
+    PackedDataset(store, "train", transform=only_pil)[0]
+
+
+def test_a_transform_that_wants_pil_images_is_told_how(store: Path) -> None:
+    transform = convert_mode
     ds = PackedDataset(store, "train", transform=transform)
     with pytest.raises((TypeError, AttributeError), match="output='pil'"):
         ds[0]

@@ -401,7 +401,7 @@ MIXES: dict[str, Callable[[Any], Any]] = {
 
 def mix_exactly(module: Any) -> Any:
     """Returns an AugMix that has only operations whose result does not depend on the rounding of sums."""
-    transform, names = module.AugMix(10, 4, 3), ["TranslateX", "TranslateY", "Posterize", "Solarize", "Equalize"]
+    transform, names = module.AugMix(10, 4, 3), ["TranslateX", "Posterize", "Solarize", "AutoContrast", "Equalize"]
     if module is v2:
         transform._AUGMENTATION_SPACE = {name: transform._AUGMENTATION_SPACE[name] for name in names}
         return transform
@@ -668,6 +668,7 @@ def hidden(t: Any) -> dict[str, Any]:
         "made within": t.Compose([*crops, (lambda five: torch.stack([v1.ToTensor()(x) for x in five]))]),
         "function within": t.Compose([t.RandomCrop(50), lambda image: v1.functional.to_tensor(image)]),
         "method": t.Compose([t.RandomCrop(50), Converts()]),
+        "array": lambda image: torch.from_numpy(np.array(image)[..., ::-1].copy()).permute(2, 0, 1),
         "random": t.Compose([t.RandomCrop(50), t.RandomApply([t.ToTensor()], 1.0)]),
     }
 
@@ -685,10 +686,31 @@ def test_errors_of_tensors_say_how_to_get_images(stores: Any) -> None:
     def paste(image: Any) -> Any:
         return image.convert("L")
 
-    for transform in (paste, v2.Compose([v2.CenterCrop(20), paste])):
-        with pytest.raises(AttributeError) as raised:
+    def unpack(image: Any) -> Any:
+        _width, _height = image.shape
+
+    for transform in (paste, unpack, v2.Compose([v2.CenterCrop(20), paste])):
+        with pytest.raises((AttributeError, ValueError)) as raised:
             PackedDataset(stores(), transform=transform).__getitems__([1])
         assert any("With output='pil' it is given PIL images" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [v2.RGB(), v2.RandomResizedCrop(30), v2.ToImage()],
+        [v1.Lambda(lambda image: image.convert("RGB")), v1.RandomResizedCrop(30), v1.ToTensor()],
+        [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.RandomResizedCrop(30), v2.ToDtype(torch.float32)],
+    ],
+    ids=["RGB", "convert", "uint8"],
+)
+def test_what_changes_nothing_makes_no_pixels(
+    folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch, steps: list[Any]
+) -> None:
+    expected, *states = items(tv.datasets.ImageFolder(folder, v2.Compose(steps)))
+    dataset = PackedDataset(stores(), transform=v2.Compose(steps))
+    monkeypatch.setattr(PlannedImage, "load", lambda *a: pytest.fail("made the pixels of one image"))
+    assert_alike(items(dataset, batched=True), (expected, *states))
 
 
 @pytest.mark.parametrize("step", [v1.Normalize(*NORMAL), v2.Normalize(*NORMAL), v1.ToTensor(), v1.PILToTensor()])

@@ -55,6 +55,7 @@ enum { MOST_SHARE = 1000 };                 /* same limit for the share of an im
 enum { MOST_FACTOR = 1000000 };             /* of colour operations: products with bytes fit 32 bits */
 
 enum { AS_PILLOW = 1 };                        /* flag of colours */
+enum { AS_FIRST = 2 };                         /* of autocontrast: as torchvision's first version */
 enum { PILLOW_FIXED = 16, PILLOW_SCALE = 32 }; /* of STEP_AFFINE: nearest pixels as Pillow finds them */
 
 struct step {

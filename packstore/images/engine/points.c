@@ -164,8 +164,8 @@ static float mean_gray(const struct run *run, bool as_pillow)
     return (float)((double)sum / (double)pixels);
 }
 
-/* Does autocontrast_image(), or Pillow's autocontrast(). */
-static void autocontrast(struct run *run, bool as_pillow)
+/* Does autocontrast_image() of torchvision's second or first version, or Pillow's autocontrast(). */
+static void autocontrast(struct run *run, int flags)
 {
     int64_t pixels = run->image->height * run->image->width;
     uint8_t low[3] = {255, 255, 255}, high[3] = {0, 0, 0}, tables[3][256];
@@ -181,10 +181,12 @@ static void autocontrast(struct run *run, bool as_pillow)
         float scale = flat ? 1 : (float)(high[c] - low[c]) * (float)(1.0 / 255);
         double pillow_scale = 255.0 / (flat ? 255 : high[c] - low[c]);
         for (int i = 0; i < 256; i++)
-            if (as_pillow) /* only between the extremes, where it fits a byte */
+            if (flags & AS_PILLOW) /* only between the extremes, where it fits a byte */
                 tables[c][i] = flat || i < low[c] || i > high[c]
                                    ? (uint8_t)i
                                    : (uint8_t)(int)(i * pillow_scale - low[c] * pillow_scale);
+            else if (flags & AS_FIRST && !flat)
+                tables[c][i] = to_byte((float)(i - low[c]) * (1 / (float)(high[c] - low[c]) * 255));
             else
                 tables[c][i] = to_byte((float)(i - (flat ? 0 : low[c])) / scale);
     }
@@ -287,7 +289,7 @@ enum outcome run_points(struct decoder *decoder, const struct image *image, cons
             continue;
         case STEP_AUTOCONTRAST:
             flush(&run);
-            autocontrast(&run, step->flags & AS_PILLOW);
+            autocontrast(&run, step->flags);
             continue;
         case STEP_EQUALIZE:
             flush(&run);

@@ -34,6 +34,7 @@ from packstore.training.augment.views import parse_views
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
 from packstore.training.loader.description import describe_options
+from packstore.training.loader.epoch_end import announce_epoch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
@@ -293,7 +294,8 @@ class PackedLoader(LoaderParts):
             return
         process = os.getpid()
         stage = nullcontext() if self._stage is None else self._stage.start_threads()
-        with closing(self._producer.iterate_epoch(epoch, first)) as batches, stage as run_stage:
+        batches_of = self._producer.iterate_epoch(epoch, first)
+        with closing(batches_of) as batches, stage as run_stage, announce_epoch() as announced:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)
@@ -304,6 +306,8 @@ class PackedLoader(LoaderParts):
                         item = run_stage(item, ids, epoch)
                 if self.options.output == "numpy":
                     item = self._as_arrays(item)
+                if announced is not None:
+                    announced.end_of_dataloader = self._epochs.ends_after(first)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
                 yield item
                 if os.getpid() != process:
