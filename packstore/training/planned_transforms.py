@@ -47,9 +47,9 @@ def call_transform(transform: Any, image: Any) -> Any:
     """Calls a transform of torchvision with an image. Only plans what it does if it is known, and the image is one of
     PIL."""
     name = type(transform).__name__
-    planned = image if isinstance(image, PlannedImage) and not image.is_made else None
-    if planned is not None and name in _MOVES:
-        return _MOVES[name](transform, planned)
+    move = _MOVES.get(name)
+    if move is not None and isinstance(image, PlannedImage) and not image.is_made:
+        return move(transform, image)
     if not isinstance(image, Image.Image) or image.mode != "RGB" or not has_steps(transform) or not is_like_pillow():
         return transform(image)
     planned = _plan(image)

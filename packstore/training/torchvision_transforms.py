@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from types import CellType, CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -91,7 +91,7 @@ class TransformPlan:
             return can_plan(pictures) and pictures.dtype in (None, torch.uint8) and pictures.device.type == "cpu"
         if pictures.floats:
             return False
-        insists = any(_is_known(step, _FROM_PIL - {"ToImage"}) for step, _ in self.steps)
+        insists = any(_is_known(step, _FROM_PIL - {"ToImage"}) for step in self.given)
         return pictures.mode.dtype == "uint8" or (insists and has_pil_mode(pictures.mode))
 
     def run(self, batch: PlannedBatch, count: int, *, together: bool) -> Iterator[Any]:
@@ -150,7 +150,7 @@ class TransformPlan:
                 delayed.append(step)
                 image = image.as_tensor()
                 continue
-            image = _call(step, image)
+            image = step(image)
             if _is_planned(image) or not isinstance(image, Image.Image):
                 continue
             if delayed or not self.takes_pil:  # padded, for example: the rest needs a tensor
@@ -160,10 +160,11 @@ class TransformPlan:
 
     def _convert(self, images: Sequence[Any]) -> list[Any]:
         """Makes planned images, those of one size in one block of memory. Leaves other values as they are."""
-        results = [*images]
-        planned = [number for number, image in enumerate(images) if _is_planned(image)]
-        for _, some in groupby(sorted(planned, key=lambda n: _form_of(images[n])), key=lambda n: _form_of(images[n])):
-            numbers = [*some]
+        results, forms = [*images], dict[Any, list[int]]()
+        for number, image in enumerate(images):
+            if _is_planned(image):
+                forms.setdefault(_form_of(image), []).append(number)
+        for numbers in forms.values():
             for number, value in zip(numbers, self._make([images[n] for n in numbers]), strict=True):
                 results[number] = value
         return results
@@ -223,8 +224,11 @@ def plan_transform(transform: Any) -> TransformPlan | None:
         roles.append(role)
     if not takes_pil and roles[:1] != [_Role.PLANNED]:
         return None
-    seen = [_see_through(step) for step in steps] if takes_pil else steps
-    return TransformPlan(tuple(zip(seen, roles, strict=True)), takes_pil, tuple(steps))
+    called: list[Any] = [_see_through(step) if takes_pil else step for step in steps]
+    for number, role in enumerate(roles):
+        if role is _Role.PLANNED and is_of_torchvision(type(called[number])):
+            called[number] = partial(call_transform, called[number])
+    return TransformPlan(tuple(zip(called, roles, strict=True)), takes_pil, tuple(steps))
 
 
 def _see_through(step: Any) -> Any:

@@ -145,7 +145,8 @@ class Cut(NamedTuple):
         box = self.box[0] + top + y, x, rows, columns
         down, across, tall, wide = other.window
         across = _unmirror_left(across, wide, other.size[1], self.flip)
-        return other._replace(box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
+        window = down, across, tall, wide
+        return Cut(box, other.size, window, self.flip != other.flip, other.pads, other.fill, other.sampling)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``. May return a view.
