@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -91,7 +90,7 @@ def _draw_crop(transform: Any, image: PlannedImage) -> tuple[int, int, int, int]
         return box
     drawn = _draw_fitting_crop(image, transform.scale, transform.ratio)
     if drawn is None:
-        with _same_numbers():  # those of the attempts, none of which fits
+        with torch.random.fork_rng(devices=[]):  # those of the attempts, none of which fits
             drawn = transform.get_params(image, (100, 100), transform.ratio)
     return drawn
 
@@ -123,7 +122,7 @@ def _take_logarithms(*values: float) -> list[float]:
 def _draws_alike(get_params: Callable[..., Any]) -> bool:
     """Tells if a function draws the crops of :func:`_draw_fitting_crop`, from as many numbers."""
     image = plan_pixels(np.zeros((32, 41, 3), np.uint8))
-    with _same_numbers():
+    with torch.random.fork_rng(devices=[]):
         for seed in range(32):
             results = []
             for draw in (get_params, _draw_fitting_crop):
@@ -132,16 +131,6 @@ def _draws_alike(get_params: Callable[..., Any]) -> bool:
             if results[0] != results[1]:
                 return False
     return True
-
-
-@contextmanager
-def _same_numbers() -> Iterator[None]:
-    """Restores the state of torch's generator."""
-    state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
 
 
 def _mirror(transform: Any, image: PlannedImage) -> Image.Image:
@@ -275,17 +264,17 @@ class _Chain:
 
     def note_first(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
         """Returns the tensor after an operation, as ``_apply_op()`` of torchvision's first transforms."""
-        chain = self.note(name, magnitude, interpolation, fill)
+        share = magnitude / 255 if name == "Solarize" else magnitude
+        chain = self.note(name, share, interpolation, fill)
         if name == "AutoContrast":
             chain.steps[-1]["flags"] = AS_FIRST
         return chain
 
     def note(self, name: str, magnitude: float, interpolation: Any, fill: Any) -> _Chain:
-        """Returns the tensor after an operation."""
-        share = magnitude / 255 if name == "Solarize" else magnitude
+        """Returns the tensor after an operation, as a method of torchvision's transforms v2."""
         way = INTERPOLATIONS.index(getattr(interpolation, "value", interpolation))
         one, flags = new_program(1), pack_warp_flags(way, _parse_fill(fill))
-        write_steps(one, np.arange(1), 0, name, np.array([share]), self.shape[1:], flags)
+        write_steps(one, np.arange(1), 0, name, np.array([magnitude]), self.shape[1:], flags)
         return _Chain(self.image, (*self.steps, one))
 
     def __rmul__(self, weight: torch.Tensor) -> _Chain:
@@ -304,7 +293,7 @@ class _Chain:
 def _notes_all(kind: Callable[[], Any]) -> bool:
     """Tells if this version of AugMix does nothing to a tensor that :class:`_Chain` does not know."""
     image = plan_pixels(np.zeros((9, 11, 3), np.uint8))
-    with _same_numbers():
+    with torch.random.fork_rng(devices=[]):
         try:
             return isinstance(_plan_functions(kind(), image), PlannedImage)
         except (AttributeError, TypeError):
@@ -312,9 +301,7 @@ def _notes_all(kind: Callable[[], Any]) -> bool:
 
 
 def _note_operation(transform: Any, chain: _Chain, name: str, magnitude: float, **_options: Any) -> _Chain:
-    """Returns the tensor after an operation, as a method of torchvision's transforms v2."""
-    value = magnitude * 255 if name == "Solarize" else magnitude
-    return chain.note(name, value, transform.interpolation, transform.fill)
+    return chain.note(name, magnitude, transform.interpolation, transform.fill)
 
 
 def _parse_fill(fill: Any) -> tuple[int, ...] | None:
