@@ -6,7 +6,7 @@ module loads no objects and reads no entry points: the command line lists the bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +79,13 @@ class Registry:
         yield from self._places
         yield from (n for n in dict.fromkeys([*self._read_entry_points(), *self._objects]) if n not in self._places)
 
-    def values(self) -> Iterator[Any]:
-        """Yields all objects, built-in objects first; loads each when the loop reaches it.
+    def values(self, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Any]:
+        """Yields the objects whose names are ``wanted``, built-in objects first. Loads each when the loop reaches it.
 
         Skips plug-ins that do not load, and logs one warning for each.
         """
         for name in self:
-            if name not in self._broken:
+            if name not in self._broken and wanted(name):
                 try:
                     value = self[name]
                 except UsageError as error:

@@ -30,7 +30,7 @@ _NO_WORD = re.compile(
 """Endings of names that say nothing about the image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
 _ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
-_SUFFIXES = 64
+MOST_SUFFIXES = 64
 """Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
 ``""``."""
 
@@ -217,7 +217,7 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
             image_names.append(name)
         else:
             suffix = suffix_of(name)
-            others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
+            others.setdefault(suffix if suffix in others or len(others) < MOST_SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of_names(each) for suffix, each in others.items()}
     return FolderContents(path, NameSet.of_names(image_names), by_suffix, folders, _hash_stems_by_word(image_names))
 
@@ -233,6 +233,6 @@ def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         if stem[-1:].isdigit() and not _ENDS_IN_WORD.search(stem):
             continue
         divided = split_tail(stem)
-        if divided is not None and (divided[1] in hashes or len(hashes) < _SUFFIXES):
+        if divided is not None and (divided[1] in hashes or len(hashes) < MOST_SUFFIXES):
             hashes.setdefault(divided[1], []).append(hash(divided[0]))
     return {tail: _sort_unique(np.array(bases, np.int64)) for tail, bases in hashes.items()}

@@ -16,6 +16,7 @@ from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
 from packstore.sources.mask_folders import SuspectedAnnotation
+from packstore.sources.needs import PresentNames
 from packstore.sources.nested import (
     find_first_archive,
     find_nested,
@@ -82,9 +83,10 @@ def find_kind(path: Path) -> Kind | None:
     """Returns the first kind that recognises a path certainly or partially, or finds it damaged. Leaves ``store`` out.
     Returns None if there is none."""
     kind: Kind
-    for kind in SOURCES.values():
+    present = PresentNames(path)
+    for kind in SOURCES.values(lambda name: name != "store" and present.may_be(name)):
         try:
-            if kind.name != "store" and kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
+            if kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
                 return kind
         except SourceError:
             return kind  # the path is certainly meant for it
@@ -110,7 +112,9 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     kind: Kind
     if isinstance(path, RemotePath) and path.is_file():
         raise path.one_object_error()
-    for kind in SOURCES.values():  # plug-ins come last: they are not loaded if a built-in kind is certain
+    present = PresentNames(path)
+    # Plug-ins come last: they are not loaded if a built-in kind is certain.
+    for kind in SOURCES.values(present.may_be):
         if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):
             continue
         try:
@@ -190,7 +194,7 @@ def _find_certain_kind(path: Path) -> Kind | None:
             raise
         except SourceError:
             pass  # reported by the kinds
-    for kind in map(SOURCES.__getitem__, SOURCES.built_in):
+    for kind in map(SOURCES.__getitem__, filter(PresentNames(path).may_be, SOURCES.built_in)):
         if not kind.reads(path):
             continue
         try:

@@ -15,6 +15,7 @@ from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
 from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.needs import PresentNames
 from packstore.sources.records.shards import find_shards
 from packstore.sources.refusals import first_bytes
 from packstore.sources.webdataset_files import LABELS, has_image, has_image_pair, is_hidden
@@ -104,5 +105,5 @@ def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozense
     """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe).
 
     ``extensions``: those in the archive. Kinds whose annotations have none of these extensions are not asked."""
-    kinds = (kind for kind in SOURCES.values() if kind.sidecar_extensions & extensions)
+    kinds = (kind for kind in SOURCES.values(PresentNames(path).may_be) if kind.sidecar_extensions & extensions)
     return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)

@@ -1,0 +1,221 @@
+"""Names without which a path is of no kind: a kind whose names are missing is neither imported nor asked.
+
+The table states necessary conditions. Names that are present prove nothing, so the kind itself decides. A kind without
+a row, such as a plug-in, is always asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from packstore.core.errors import SourceError
+from packstore.sources.archives import open_tree
+from packstore.sources.contents import MOST_SUFFIXES, Contents, list_contents, suffix_of
+from packstore.sources.refusals import first_bytes
+from packstore.sources.tree import Tree
+
+ONE_FILE = "*"
+ODD_SUFFIX = "."
+_START = 512
+_USUAL = re.compile(r"\.[a-z][a-z0-9]*")
+_MAT, _GZIP = b"MATLAB", b"\x1f\x8b\x08"
+_LMDB = (".mdb", ".lmdb", ODD_SUFFIX, ONE_FILE)
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
+
+NEEDS: Mapping[str, Sequence[str | bytes]] = {
+    "exported": ("packstore.json",),
+    "tfds": ("dataset_info.json",),
+    "tfrecord": (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zlib", ODD_SUFFIX, ONE_FILE),
+    "arrayrecord": (".array_record", ".arrayrecord", ODD_SUFFIX, ONE_FILE),
+    "recordio": (".rec",),
+    "mds": ("index.json",),
+    "litdata": ("index.json",),
+    "beton": (".beton", ".ffcv"),
+    "cifar10": (
+        *("batches.meta", "batches.meta.txt", "cifar-10-batches-py/", "cifar-10-batches-bin/"),
+        *("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", _GZIP),
+    ),
+    "cifar100": (
+        *("meta", "fine_label_names.txt", "cifar-100-python/", "cifar-100-binary/"),
+        *("cifar-100-python.tar.gz", "cifar-100-binary.tar.gz", _GZIP),
+    ),
+    "lsun": _LMDB,
+    "folder2lmdb": _LMDB,
+    "ocr": _LMDB,
+    "basicsr": _LMDB,
+    "caffe": _LMDB,
+    "idx": (ODD_SUFFIX, ".gz"),
+    "svhn": (".mat",),
+    "imagenet32": ("train_data_batch_*", "val_data", "val_data.npz"),
+    "hdf5": (".h5", ".hdf5", ".he5", ".hdf", ONE_FILE),
+    "npz": (".npz", ".npy", b"PK\x03\x04", b"\x93NUMPY"),
+    "mat": (".mat", _MAT),
+    "zarr": (".zarray", "zarr.json", ".zgroup"),
+    "n5": ("attributes.json",),
+    "webdataset": (".tar", ".tgz", ".gz", ".zst", ".xz", ".bz2", ONE_FILE),
+    "coco": (".json",),
+    "yolo": (".txt", ".yaml", ".yml", ".data"),
+    "voc": (".xml", "jpegimages/", "imagesets/"),
+    "arrow": (".arrow", "state.json", "dataset_dict.json", b"ARROW1"),
+    "parquet": (".parquet", b"PAR1"),
+    "ilsvrc": ("ilsvrc*",),
+    "tinyimagenet": ("val_annotations.txt",),
+    "cub200": ("images.txt", "image_class_labels.txt"),
+    "flowers102": ("imagelabels.mat",),
+    "food101": ("train.json", "train.txt"),
+    "oxfordpet": ("trainval.txt",),
+    "stanfordcars": ("cars_meta.mat",),
+    "stanforddogs": ("annotation/",),
+    "fgvcaircraft": ("images_variant_train.txt", "images_variant_test.txt"),
+    "visa": ("1cls.csv",),
+    "sun397": ("classname.txt", "abbey/"),
+    "dtd": ("train1.txt",),
+    "eurosat": ("2750/",),
+    "places365": ("categories_places365.txt",),
+    "celeba": ("list_attr_celeba.txt",),
+    "gtsrb": ("gt-00000.csv",),
+    "stl10": ("train_x.bin",),
+    "market1501": ("bounding_box_train/",),
+    "dukemtmc": ("bounding_box_train/",),
+    "mars": ("bbox_train/",),
+    "omniglot": ("images_background*", "images_evaluation/", "character01/"),
+    "labelme": (".json",),
+    "cvat": (".xml",),
+    "via": (".json", ".csv"),
+    "label_studio": (".json",),
+    "kitti": (".txt",),
+    "createml": (".json",),
+    "datumaro": (".json",),
+    "fiftyone": ("labels.json", "samples.json"),
+    "supervisely": (".json",),
+    "vott": (".json",),
+    "sa1b": (".json",),
+    "dota": (".txt",),
+    "visdrone": (".txt",),
+    "widerface": ("wider_face_*",),
+    "bdd100k": (".json",),
+    "crowdhuman": (".odgt",),
+    "mot": ("gt.txt",),
+    "mots": (".txt",),
+    "icdar": (".txt",),
+    "mlt": (".txt",),
+    "sroie": (".txt", ".csv", ".json"),
+    "cord": (".json",),
+    "textocr": (".json",),
+    "art": (".json",),
+    "line_boxes": (".txt",),
+    "openmmlab": (".json",),
+    "wildreceipt": (".txt", ".json", ".jsonl"),
+    "funsd": (".json",),
+    # One marker of each set in named/published.py.
+    "published": (
+        *("lfw/", "lfw_funneled/", "lfw-deepfunneled/", "identity_meta.csv", "ground_truth/", "101_objectcategories/"),
+        *("256_objectcategories/", "ucmerced_landuse/", "agricultural/", "nwpu-resisc45/", "clipart/", "quickdraw/"),
+        *("infograph/", "amazon/", "dslr/", "art_painting/", "imagenet-*", "sketch/", "imagenetv2*", "1/", "5/"),
+        *("image_2/", "instances/", "v2.0/", "gt/", "1st_manual/", "image_0*", "trainannot/", "testannot/"),
+        *("valannot/", "stuffthingmaps/", "training/", "validation/", "labels/", "targets/", "train.txt", "onera*"),
+        *("label/", "s1*", "s2*", "airport/", "zoo/", "3band/", "rgb-pansharpen/", "ps-rgb/"),
+    ),
+    "hf_imagefolder": (".csv", ".jsonl", ".parquet", "readme.md"),
+    "conversations": (".json", ".jsonl"),
+    "captions": (".csv", ".tsv", ".txt", ".jsonl", ".token"),
+    "caption_files": (".txt", ".caption", ".cap"),
+    "pixel_table": (".csv", ".tsv"),
+    "table": _TABLES,
+    "dicom": (".dcm", ".dicom", ".dic", ".ima", ODD_SUFFIX),
+    "nifti": (".nii", ".gz"),
+}
+"""Names by kind, one of which must be at the path or below it, in lower case:
+
+- ``.json``: a file with this last suffix.
+- :data:`ODD_SUFFIX`: a file without suffix, a shard (``a-00000-of-00002``), or a file with a suffix other than a letter
+  and further letters and digits: ``.0001``, ``.idx3-ubyte``.
+- ``index.json``: a file of this name.
+- ``images/``: a folder of this name. The path itself counts, too.
+- ``ilsvrc*``: a file, an image or a folder whose name begins like this.
+- :data:`ONE_FILE`: the path is a file.
+- Bytes: the path is a file that begins with them.
+"""
+
+
+class PresentNames:
+    """Names of the files and folders at a path, for comparison with :data:`NEEDS`. The path is listed once, and not at
+    all if it is a file but no archive.
+
+    If the path cannot be listed, or has too many suffixes to know all of them, every kind may match.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._suffixes, self._files, self._folders = set[str](), set[str](), set[str]()
+        self._crowded = set[str]()
+        self._start: bytes | None = None
+        self._tree: Tree | None = None
+        self._contents = Contents({})
+        self._unknown = False
+        try:
+            self._list()
+        except (SourceError, OSError):  # reported by the kinds
+            self._unknown = True
+
+    def may_be(self, kind: str) -> bool:
+        """Tells if the path may be of a kind, by the kind's row in :data:`NEEDS`."""
+        needs = NEEDS.get(kind)
+        return needs is None or self._unknown or any(map(self._has, needs))
+
+    def _list(self) -> None:
+        """Lists the path. Raises :class:`SourceError` or :class:`OSError` if it cannot be listed."""
+        path = self._path
+        if path.is_file():
+            self._start = first_bytes(path, _START)
+            self._add_files([path.name])
+        else:
+            self._folders.add(path.resolve().name.lower())
+        self._tree = open_tree(path)
+        if self._tree is None:
+            return
+        self._contents = list_contents(self._tree)
+        self._add_files(self._tree.names("").files)  # hidden ones, too
+        for folder in self._contents.folders.values():
+            self._folders.add(folder.name)
+            for suffix, names in folder.others.items():
+                self._add_files(names.first)
+                if names.count > len(names.first):
+                    self._crowded.add(suffix)
+            self._unknown |= len(folder.others) >= MOST_SUFFIXES
+
+    def _add_files(self, names: Sequence[str]) -> None:
+        """Adds names of files, and their suffixes."""
+        for name in map(str.lower, names):
+            suffix = suffix_of(name)
+            self._files.add(name)
+            self._suffixes.add(suffix)
+            if "-of-" in name or not _USUAL.fullmatch(suffix):
+                self._suffixes.add(ODD_SUFFIX)
+
+    def _has(self, need: str | bytes) -> bool:
+        """Tells if the path has what one entry of :data:`NEEDS` names."""
+        if isinstance(need, bytes):
+            return self._start is not None and self._start.startswith(need)
+        if need == ONE_FILE:
+            return self._start is not None
+        if need.endswith("/"):
+            return need[:-1] in self._folders
+        if need.endswith("*"):
+            return self._has_beginning(need[:-1])
+        return need in self._suffixes or need in self._files or suffix_of(need) in self._crowded
+
+    def _has_beginning(self, beginning: str) -> bool:
+        """Tells if the name of a file, an image or a folder begins with a text."""
+        if self._crowded or any(name.startswith(beginning) for names in (self._files, self._folders) for name in names):
+            return True
+        for path, folder in self._contents.folders.items():
+            images = folder.images
+            if images.count == len(images.first):
+                if any(name.lower().startswith(beginning) for name in images.first):
+                    return True
+            elif self._tree is not None and f"\0{beginning}" in self._tree.names(path).text.lower():
+                return True
+        return False
