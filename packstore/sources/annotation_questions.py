@@ -10,7 +10,6 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import Contents, FolderContents, list_contents
 from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.labels import LabelsFile
@@ -21,6 +20,7 @@ from packstore.sources.mask_folders import (
     list_ending_patterns,
     mask_ignore_pattern,
 )
+from packstore.sources.splits import find_split, find_split_folders
 
 _NAMED = 4
 
@@ -116,14 +116,14 @@ def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str
         return f"once the masks are elsewhere (--source {kind} packs both)", []
     if not holding:
         return "once they are there (masks and annotations seem to be all)", []
-    shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))
+    shared = takewhile(lambda part: not find_split(part), os.path.commonpath(holding or [""]).split("/"))
     if common := "/".join(shared):
         return f"from their folder, {_printable_path(path, common)}", _folder_answers(path, [common])
     tops = {place.split("/")[0] for place in holding}
     others = set(contents.folders[""].folders) - tops if contents.folders else set()
     if holding == [""]:
         return "with --source flat", [Answer(("--source", "flat"))]
-    if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
+    if not masks and (not others or len(find_split_folders(tops)) == len(tops)):
         return f"with --source {kind}", [Answer(("--source", kind))]
     if len(holding) <= _NAMED:
         places = ", ".join(_printable_path(path, place) for place in holding)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import (
     Contents,
     FolderContents,
@@ -42,6 +41,7 @@ from packstore.sources.mask_folders import (
     mask_ignore_pattern,
     printable_folder,
 )
+from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
@@ -202,7 +202,7 @@ def _find_annotation_files(
     others = list(others)
     known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)
-    splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
+    splits = [f.images.stems for f in images.folders.values() if f.images.count and is_split(f.path)]
     counts = _image_counts(images)
     for folder in others:
         for suffix, names in folder.others.items():

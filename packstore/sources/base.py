@@ -219,8 +219,9 @@ class Survey:
     """Content of a source, from one pass over its listing; no image is read.
 
     Attributes:
-        splits: Number of samples by split, in packing order: first the names of :data:`SPLIT_ORDER`, then others by
-            name. In a source without splits, the only name is ``""``.
+        splits: Number of samples by split, in packing order: first the names of
+            :data:`packstore.sources.splits.SPLIT_ORDER`, then others by name. In a source without splits, the only name
+            is ``""``.
         columns: All columns except the main image, in order. Those of ``Entry.labels`` are fixed int64 with classes.
             The others are the columns of :attr:`sampled` with their companions.
         encoding: Encoding of the images that :meth:`Source.read` returns. ``original`` for image files, the dtype for
@@ -468,16 +469,6 @@ def stamp_files(paths: Iterable[Path]) -> str:
             raise SourceError(f"{printable(str(path))} cannot be reached: {error.strerror or error}") from None
         parts.append(f"{status.st_size}@{status.st_mtime_ns}/{status.st_ctime_ns}")
     return " ".join(parts)
-
-
-SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
-"""Directory names that mean splits, not classes, in packing order."""
-
-
-def find_split_in_path(path: str) -> str:
-    """Returns the first part of a folder's path that is the name of a split. The result is in lower case; ``""`` if
-    there is none."""
-    return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 
 def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:

@@ -13,13 +13,14 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Text
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, find_split_in_path
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.encodings import try_utf8
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_splits_of_folders, is_split
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".txt", ".caption", ".cap")
@@ -46,14 +47,13 @@ class CaptionFilesSource(FileRowSource):
             raise SourceError(f"{printable(str(path))} has no images with a text each (a.jpg, a.txt)")
         self._suffix = suffix
         holding = [folder for folder, _ in self._list_images()]
-        splits = {find_split_in_path(folder) for folder in holding}
-        self._splits = splits if "" not in splits else {""}
-        self._folders = len({folder.rpartition("/")[2] for folder in holding} - {*SPLIT_ORDER}) > 1
+        self._splits = find_splits_of_folders(holding)
+        self._folders = len({name for folder in holding if not is_split(name := folder.rpartition("/")[2])}) > 1
         self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order; ``("",)`` unless each folder of images is in a split."""
-        return in_packing_order(self._splits)
+        return in_packing_order(self._splits.values()) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields ``image``, ``caption``, and ``folder`` if images are in folders of several names."""
@@ -62,7 +62,7 @@ class CaptionFilesSource(FileRowSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split, with the path of its caption file. That file may be missing."""
         for folder, images in self._list_images():
-            if (find_split_in_path(folder) if self._splits != {""} else "") != split:
+            if self._splits.get(folder, "") != split:
                 continue
             more = {"folder": folder.rpartition("/")[2]} if self._folders else {}
             for name in images:
@@ -156,7 +156,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     except SourceError:
         return Certainty.NO
     holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
-    plain = {f for f in holding if not find_split_in_path(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    splits = find_splits_of_folders(holding)
+    plain = {f for f in holding if f not in splits and not _REPEATS.fullmatch(f.rpartition("/")[2])}
     return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
 
 

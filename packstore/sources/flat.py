@@ -25,7 +25,7 @@ from packstore.sources.base import (
 from packstore.sources.beside import join
 from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
-from packstore.sources.labels import LabelRow, LabelsFile, LabelsSummary, lower_known_split, parse_number
+from packstore.sources.labels import LabelRow, LabelsFile, LabelsSummary, parse_number
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import (
     IMAGE_SUFFIXES,
@@ -35,6 +35,7 @@ from packstore.sources.listing import (
     no_images_message,
 )
 from packstore.sources.npy_files import accept_arrays
+from packstore.sources.splits import lower_known_split
 
 _REPORT_EVERY = 5000
 

@@ -1,7 +1,7 @@
 """Reads an image folder: ``root/class/…/file``, or ``root/split/class/…/file``, nested to any depth.
 
 Classes, labels and the order of files are those of torchvision's ``ImageFolder``. Top folders with names of splits
-(``train``, ``val`` …) are splits, which share one list of classes; see :data:`packstore.sources.base.SPLIT_ORDER`,
+(``train``, ``val`` …) are splits, which share one list of classes; see :data:`packstore.sources.splits.SPLIT_ORDER`,
 and :mod:`.splits` for other folders beside them.
 """
 
@@ -19,18 +19,10 @@ from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import describe_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import (
-    SPLIT_ORDER,
-    Certainty,
-    Entry,
-    Kind,
-    SourceOptions,
-    Survey,
-    count_sizes,
-    readable_sizes,
-)
+from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, count_sizes, readable_sizes
 from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
     NO_SOURCE,
@@ -209,8 +201,8 @@ class ImageFolderSource(FolderSource):
             if self.options.named:
                 split_folders = None
             elif split is None:
-                answers = [Answer(("--split", name.lower())) for name in split_folders.splits]
-                answers.append(Answer(("--source", self.kind)))
+                answers = [Answer(ignore_paths(split_folders.others))]
+                answers += [Answer(("--split", split)) for split in split_folders.splits.values()]
                 raise AmbiguousSourceError(split_folders.describe_others(self.name()), answers, self.path)
         if split_folders is None:
             _count_loose_images(ignored, loose if root.directories else 0, "class")
@@ -225,8 +217,7 @@ class ImageFolderSource(FolderSource):
             )
         folders: dict[str, _SplitFolder] = {}
         cycles: list[Listing] = []
-        for directory in sorted(split_folders.splits, key=lambda name: (SPLIT_ORDER.index(name.lower()), name)):
-            split = directory.lower()
+        for directory, split in split_folders.splits.items():
             if split in folders:
                 raise SourceError(
                     f"{self.name(directory)} and {self.name(folders[split].directory)} are the same split: rename one"

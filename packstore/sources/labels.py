@@ -21,8 +21,8 @@ import numpy as np
 import xxhash
 
 from packstore.core.errors import NotInSourceError, SourceError, printable
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.encodings import active_encoding, detect_encoding, to_utf8
+from packstore.sources.splits import MEANINGS, lower_known_split
 from packstore.sources.tree import describe_mode
 
 FILE_COLUMNS = (
@@ -250,7 +250,7 @@ class LabelsFile:
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):
             self._repeats = self._find_repeats({int(value) for value in twice})
-        known = {name: number for number, name in enumerate(SPLIT_ORDER)}
+        known = {name: number for number, name in enumerate(MEANINGS)}
         return LabelsSummary(
             tuple(sorted(names)) if names else None,
             tuple(sorted(splits, key=lambda name: (known.get(name, len(known)), name))),
@@ -291,11 +291,6 @@ def parse_number(label: str) -> int | None:
 def _shorten(text: str) -> str:
     """Formats a text for messages, cut after 80 characters."""
     return printable(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
-
-
-def lower_known_split(name: str) -> str:
-    """Returns the name of a split, in lower case if it is a known one."""
-    return name.lower() if name.lower() in SPLIT_ORDER else name
 
 
 def hash_path(file: str) -> int:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from packstore.core.errors import printable
 from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import is_file, join
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.mask_folders import DRAWN
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_split, find_split_folders, is_split
 from packstore.sources.tree import Tree
 
 _IMAGES = re.compile(r"images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb|701_stillsraw_full", re.I)
@@ -96,25 +96,26 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     for kind in ("gtFine", "gtCoarse"):
         if {"leftImg8bit", kind} <= set(folders):
             ends = {name: end.format(kind) for name, end in _CITYSCAPES.items()}
-            splits = _list_folders(tree, "leftImg8bit")
             return {split: MaskPair(f"leftImg8bit/{split}", f"{kind}/{split}", "_leftImg8bit", ends)
-                    for split in in_packing_order(splits)}  # fmt: skip
-    splits = [name for name in folders if name.lower() in SPLIT_ORDER]
+                    for split in in_packing_order(_list_folders(tree, "leftImg8bit"))}  # fmt: skip
+    splits = find_split_folders(folders)
     pair = _pair_by_names(tree, "")
-    if pair is None and not splits and (by_name := _pair_by_split_names(tree, folders)):
+    if pair is None and not any(map(is_split, folders)) and (by_name := _pair_by_split_names(tree, folders)):
         return by_name
     if pair is not None:
         inside = _list_folders(tree, pair.images)
-        if inside and all(name.lower() in SPLIT_ORDER for name in inside):
+        found = find_split_folders(inside)
+        if inside and len(found) == len(inside):
             by_split = {
-                name.lower(): _pair_folders(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside
+                split: _pair_folders(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}")
+                for name, split in found.items()
             }
         else:
             by_split[""] = pair
     elif splits:
-        for name in splits:
+        for name, split in splits.items():
             beside = [place for place in (end.format(name) for end in _BESIDE_SPLIT) if place in folders]
-            by_split[name.lower()] = _pair_by_names(tree, name) or _pair_folders(
+            by_split[split] = _pair_by_names(tree, name) or _pair_folders(
                 tree, name, beside[0] if len(beside) == 1 else name
             )
         _add_splits_without_masks(tree, splits, by_split)
@@ -125,7 +126,7 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     known = next(filter(None, by_split.values()), None)
     if known is not None and pair is not None:  # a split whose images have no masks, such as many test splits
         for split in [split for split, each in by_split.items() if each is None]:
-            place = next(name for name in _list_folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
+            place = next(name for name, its in found.items() if its == split)
             images, masks = (join(top.rpartition("/")[0], place) for top in (known.images, known.masks))
             if not next(_find_images_below(tree, masks), None):
                 by_split[split] = replace(known, images=images, masks=masks)
@@ -133,19 +134,19 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(by_split) else {}
 
 
-def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, MaskPair | None]) -> None:
+def _add_splits_without_masks(tree: Tree, splits: Mapping[str, str], found: dict[str, MaskPair | None]) -> None:
     """Adds a pair to ``found`` for each split that has neither a pair nor folders. The new pair is like that of another
-    split. Adds none if no split has a pair."""
+    split. Adds none if no split has a pair. ``splits``: split of each folder."""
     # Many test splits have no masks.
     known = next(filter(None, found.values()), None)
-    for name in splits:
-        if known is None or found[name.lower()] is not None or _list_folders(tree, name):
+    for name, split in splits.items():
+        if known is None or found[split] is not None or _list_folders(tree, name):
             continue
         if known.images == known.masks:
-            found[name.lower()] = replace(known, images=name, masks=name)
+            found[split] = replace(known, images=name, masks=name)
         elif known.masks.startswith(f"{known.images.rpartition('/')[0]}/"):
             place = join(name, known.masks.rpartition("/")[2])
-            found[name.lower()] = replace(known, images=name, masks=place, tail="")
+            found[split] = replace(known, images=name, masks=place, tail="")
 
 
 def list_unpaired_folders(tree: Tree, pairs: Mapping[str, MaskPair]) -> list[str]:
@@ -183,7 +184,7 @@ def _read_folder_name(name: str) -> tuple[str | None, str]:
     is ``""`` if there is none."""
     words = [word.lower() for word in _WORDS.findall(name)]
     role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
-    return role, next((word for word in words if word in SPLIT_ORDER), "")
+    return role, find_split(name)
 
 
 def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPair]:

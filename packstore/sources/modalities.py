@@ -14,13 +14,14 @@ from pathlib import Path
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Mask
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_split, find_split_folders
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
@@ -80,7 +81,7 @@ class ModalitiesSource(FileRowSource):
 
     def splits(self) -> Sequence[str]:
         """Returns the splits whose folders contain the modalities, in packing order; ``""`` for the root."""
-        return in_packing_order(place.lower() for place in self._groups)
+        return in_packing_order(map(find_split, self._groups))
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the main image, and of a column for each other folder."""
@@ -90,7 +91,7 @@ class ModalitiesSource(FileRowSource):
         """Yields one row for each main image. The row has the images of the same stem in other folders. Raises
         :class:`SourceError` for two images of one stem in a folder."""
         for place, folders in self._groups.items():
-            if place.lower() != split:
+            if find_split(place) != split:
                 continue
             files = {name: self._list_by_stem(join(place, name)) for name in folders}
             for stem, file in files[self._main].items():
@@ -137,8 +138,9 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
     contents = list_contents(tree).folders
     groups: dict[str, tuple[str, ...]] = {}
     used = 0
+    splits = find_split_folders(contents[""].folders)
     for place, folder in contents.items():
-        if place and place.lower() not in SPLIT_ORDER:
+        if place and place not in splits:
             continue
         # A link to a folder above is among the names, but not among the contents.
         children = [name for name in folder.folders if join(place, name) in contents]

@@ -11,18 +11,19 @@ from pathlib import Path
 
 from packstore.core.errors import PackstoreError, printable
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Kind
+from packstore.sources.base import Kind
 from packstore.sources.contents import Contents, path_and_parents
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
+from packstore.sources.splits import SPLIT_ORDER, find_split_folders, is_split
 
 _TRIED, _DEPTH, _SHOWN = 16, 3, 4
 _NO_CLASS = re.compile(
     r"images?(_\d+)?|imgs?(_\d+)?|jpegimages|photos?|pictures?|frames?|rgb|nir|swir|depths?|thermal|infrared|sketch(es)?|"
     r"masks?|labels?|annotations?|targets?|instances?|semantic(_rgb)?|segmentations?|gt(_.*)?|ground_?truth|"
     r"(\d\w\w_)?manual|before|after|pre|post|inputs?|outputs?|query|queries|gallery|multi-?query|"
-    r"(images|labels)(tr|ts|va)|(.*[_-])?(train|test|val|training|testing|validation)(ing)?([_-]?(\d+|images?|imgs?|data|set|gt))*"
+    rf"(images|labels)(tr|ts|va)|(.*[_-])?({'|'.join(SPLIT_ORDER)})([_-]?(\d+|images?|imgs?|data|set|gt))*"
 )
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst")
 _OF_IMAGES = {"images", "image", "imgs", "img", "jpegimages"}
@@ -86,7 +87,7 @@ def find_only_folder(path: Path) -> Path | None:
     """Returns the only folder in a folder. Returns None if there are others, or if it has the name of a split or
     contains no folders. Also returns None if images are directly in one of the two."""
     folders = [place for place in _list_visible(path) if place.is_dir()]
-    if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
+    if len(folders) != 1 or is_split(folders[0].name):
         return None
     inside = _list_visible(folders[0])
     bare = all(is_image_name(place.name) is not True for place in (*inside, *_list_visible(path)))
@@ -94,13 +95,12 @@ def find_only_folder(path: Path) -> Path | None:
 
 
 def find_split_like_folders(path: Path) -> list[str]:
-    """Returns all folders in a folder or archive if their names are like those of splits. Examples are ``train2017``,
-    ``test_images`` and ``fold_1``. Returns an empty list for other names, and if all are exactly names of splits."""
+    """Returns all folders in a folder or archive if their names are like those of splits. Examples are ``train_A``,
+    ``test_B`` and ``fold_1``. Returns an empty list for other names, and if all are splits."""
     tree = open_tree(path)
     folders = [] if tree is None else tree.names("").folders
     names = [name for name in folders if not is_passed_over(name)]
-    lower = [name.lower() for name in names]
-    if all(map(_LIKE_SPLIT.fullmatch, lower)) and not all(name in SPLIT_ORDER for name in lower):
+    if all(_LIKE_SPLIT.fullmatch(name.lower()) for name in names) and len(find_split_folders(names)) < len(names):
         return names
     return []
 
@@ -121,7 +121,8 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] |
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }
     tops = [name for name in contents.folders[""].folders if name in holding]
-    splits = bool(tops) and all(name.lower() in SPLIT_ORDER for name in tops)
+    found = find_split_folders(tops, lambda name: contents.folders[name].folders)
+    splits = bool(tops) and len(found) == len(tops)
     bases = tops if splits else [""]
     classes = [f"{base}/{name}" if base else name for base in bases for name in contents.folders[base].folders]
     classes = [path for path in classes if path in holding]
@@ -140,7 +141,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] |
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow
-    if len(hollow) > 1 and len(hollow) == len(classes) and not splits and not clips:
+    if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:
         shared = set.intersection(*(below[path] for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
             return (

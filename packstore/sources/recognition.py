@@ -11,7 +11,7 @@ from packstore.core.registry import SOURCES
 from packstore.sources.annotation_questions import unread_annotations_error
 from packstore.sources.annotations import find_left_annotations, find_left_images
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions, Survey
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
@@ -38,6 +38,7 @@ from packstore.sources.refusals import (
     unrecognised_error,
 )
 from packstore.sources.remote import NeedsCopyError, RemotePath
+from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 from packstore.stores.opening import holds_store
 
@@ -239,7 +240,10 @@ def _refuse_few_annotations(path: Path, kind: Kind) -> None:
     if tree is None:
         return
     folders = [folder for folder in list_contents(tree).folders.values() if folder.images.count]
-    if any(not folder.path for folder in folders) or len({folder.name for folder in folders} - {*SPLIT_ORDER}) < 2:
+    if (
+        any(not folder.path for folder in folders)
+        or len({folder.name for folder in folders if not is_split(folder.name)}) < 2
+    ):
         return
     suffixes = {f".{extension.rpartition('.')[2]}" for extension in kind.sidecar_extensions}
     count = sum(

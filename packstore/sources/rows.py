@@ -22,11 +22,12 @@ from packstore.core.errors import SampleError, SourceError, UsageError, printabl
 from packstore.core.fields import Field, Labels
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, Survey, round_up_size, stamp_files
+from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size, stamp_files
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import key_size
 from packstore.sources.schema import Schema
 from packstore.sources.schema_inference import make_schema
+from packstore.sources.splits import SPLIT_ORDER
 from packstore.stores.link_files import Location
 
 PROBED = 16

@@ -1,51 +1,171 @@
-"""Distinguishes splits from classes, by names and contents of the top folders."""
+"""Reads splits from the names of folders and files: the one table of words, and the one function, of all sources.
+
+Formats whose own tools read names differently have a table of their own: :mod:`packstore.sources.huggingface.splits`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from packstore.core.errors import printable
-from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.listing import Identity
-from packstore.sources.tree import Tree
 
+if TYPE_CHECKING:
+    from packstore.sources.listing import Identity
+    from packstore.sources.tree import Tree
+
+_WORDS = {
+    "train": ("train", "training"),
+    "trainval": ("trainval",),
+    "val": ("val", "valid", "validate", "validation", "dev"),
+    "test": ("test", "testing", "eval", "evaluate", "evaluation", "holdout", "heldout"),
+}
+"""Words of each split, in packing order."""
+MEANINGS: Mapping[str, str] = {word: split for split, words in _WORDS.items() for word in words}
+"""Split that each word means, in packing order: ``validation`` is ``val``."""
+SPLIT_ORDER = tuple(MEANINGS)
+"""Words that name a split, in packing order."""
+_FILLERS = frozenset(
+    ("set", "sets", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "photos", "pictures")
+)
+"""Words beside the word of a split that tell nothing: ``train_set``."""
+_FILLED = re.compile(rf"^({'|'.join(SPLIT_ORDER)})({'|'.join(_FILLERS)})$")
+_APART = re.compile(r"[\W\d_]+")
 _NAMED = 5
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def find_split(name: str) -> str:
+    """Returns the split in the name of a file or folder: the word of :data:`SPLIT_ORDER` that is in it, in lower case.
+
+    Only whole words count; case, digits and other characters separate them. ``train2017`` and ``TrainImages`` are
+    ``train``, ``training_set`` is ``training``, ``test-dev`` is ``test``, ``train_val`` is ``trainval``. Returns
+    ``""`` for no split, such as ``trains``, and for words of different splits.
+    """
+    return _read_name(name)[0]
+
+
+def find_split_in_path(path: str) -> str:
+    """Returns the split in a folder's path; ``""`` if there is none. Takes the first part that names nothing but a
+    split (``train``, ``TrainImages``), else the first part with any split (``seg_train``)."""
+    read = [_read_name(part) for part in path.split("/")]
+    return next((split for split, rest in read if split and not rest), next((s for s, _ in read if s), ""))
+
+
+def find_split_of_file(path: str) -> str:
+    """Returns the split in the name of a file, else that in its folder's path, else ``""``."""
+    folder, _, name = path.rpartition("/")
+    return find_split(name.rpartition(".")[0] or name) or find_split_in_path(folder)
+
+
+def find_meanings(path: str) -> set[str]:
+    """Returns what the splits in the parts of a path mean: ``train``, ``trainval``, ``val``, ``test``."""
+    return {MEANINGS[split] for part in path.split("/") if (split := find_split(part))}
+
+
+def is_split(name: str) -> bool:
+    """Tells if a name is a split and nothing else, whatever its case: ``Train``."""
+    return name.lower() in MEANINGS
+
+
+def lower_known_split(name: str) -> str:
+    """Returns the name of a split, in lower case if it is a word of :data:`SPLIT_ORDER`."""
+    return name.lower() if is_split(name) else name
+
+
+def find_split_folders(
+    names: Iterable[str], list_folders: Callable[[str], Iterable[str]] | None = None
+) -> dict[str, str]:
+    """Finds the splits among folders side by side, which may also be classes. Returns their splits by name, in packing
+    order.
+
+    - ``Train`` always is a split.
+    - ``seg_train`` and ``seg_test`` are splits, since their names differ in the split alone. Further words such as
+      ``images`` and ``set`` do not count: ``train_set`` goes with ``test``.
+    - ``OldTest`` and ``seg_train`` are splits if ``list_folders``, which lists the folders in a folder, shows that at
+      least half of those in each are in all of them.
+
+    ``test_tubes`` alone, or beside ``train_tracks``, is a class. So are names of which two have one split, and groups
+    of names that contradict each other: ``trainA``, ``trainB``, ``testA``, ``testB``.
+    """
+    read = {name: _read_name(name) for name in names}
+    exact = {name: split for name, (split, _) in read.items() if is_split(name)}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
+    for name, (split, rest) in read.items():
+        if split:
+            groups.setdefault(rest, {})[name] = split
+    fitting = [group for group in groups.values() if len({*map(MEANINGS.get, group.values())}) > 1]
+    every = {name: split for name, (split, _) in read.items() if split}
+    if exact:
+        fitting = [group for group in fitting if exact.keys() <= group.keys()]
+    elif len(fitting) != 1 and len(every) > 1 and list_folders is not None:
+        inside = [set(list_folders(name)) for name in every]
+        shared = set.intersection(*inside)
+        fitting = [every] if shared and all(2 * len(shared) >= len(each) for each in inside) else []
+    found = fitting[0] if len(fitting) == 1 and max(Counter(fitting[0].values()).values()) == 1 else exact
+    return dict(sorted(found.items(), key=lambda item: (SPLIT_ORDER.index(item[1]), item[0])))
+
+
+def find_splits_of_folders(folders: Iterable[str], *, some: bool = False) -> dict[str, str]:
+    """Finds the split of each of several folders by their paths. Returns ``{}`` unless all have one; with ``some``,
+    leaves out folders without a split.
+
+    The words of a path that name nothing but a split decide. Else the folders at one level decide together, see
+    :func:`find_split_folders`.
+    """
+    folders = dict.fromkeys(folders)
+    parts = {folder: folder.split("/") for folder in folders}
+    plain = {
+        folder: next((split for split, rest in map(_read_name, its) if split and not rest), "")
+        for folder, its in parts.items()
+    }
+    if all(plain.values()):
+        return plain
+    for level in range(min(map(len, parts.values()), default=0)):
+        found = find_split_folders({its[level] for its in parts.values()})
+        if all(its[level] in found for its in parts.values()):
+            return {folder: found[its[level]] for folder, its in parts.items()}
+    return {folder: split for folder, split in plain.items() if split} if some else {}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFolders:
-    """Top folders of an image folder with splits; each tuple is sorted.
+    """Top folders of an image folder with splits.
 
     Attributes:
-        splits: Folders that are splits.
+        splits: Split of each folder that is one, in packing order.
         others: Other folders with images, which may be splits or classes.
         empty: Folders without images: annotations, tools, text.
     """
 
-    splits: tuple[str, ...]
+    splits: Mapping[str, str]
     others: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
 
     def describe_others(self, root: str) -> str:
         """Returns the error text about :attr:`others`, with advice; ``root`` is the printable path of the folder."""
-        one = self.splits[0].lower()
         return (
-            f"{root} holds splits ({_join_names(self.splits)}) and beside them other folders with images "
-            f"({_join_names(self.others)}): pack one split alone with --split {one}, take all of these folders as "
-            "classes with --source imagefolder, or move the other folders out"
+            f"{root} holds splits ({_join_names(sorted(self.splits))}) and beside them other folders with images "
+            f"({_join_names(self.others)}): leave the others out with --ignore, or pack one split alone with --split "
+            f"{self.splits[min(self.splits)]}"
         )
 
 
 def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> SplitFolders | None:
-    """Finds the splits among the top ``directories`` of ``tree``; None if all are classes.
+    """Finds the splits among the top ``directories`` of ``tree``, as :func:`find_split_folders` does; None if all are
+    classes.
 
-    If all top folders have names of splits, they are splits. If there are others, one folder with the name of a split
-    must contain folders of images. Without such a folder, all are classes: a class named ``train`` contains its images
-    directly. ``above`` identifies the root of ``tree`` and the directories above it.
+    If there are other folders, one split must contain folders of images. Without such a split, all are classes: a class
+    named ``train`` contains its images directly. ``above`` identifies the root of ``tree`` and the directories above
+    it.
     """
     names = sorted(directories)
-    splits = tuple(name for name in names if name.lower() in SPLIT_ORDER)
+    splits = find_split_folders(names, lambda name: tree.list(name).directories)
     unknown = [name for name in names if name not in splits]
     if not splits or (unknown and not any(_contains_classes(tree, name, above) for name in splits)):
         return None
@@ -64,3 +184,19 @@ def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> boo
 def _join_names(names: Sequence[str]) -> str:
     """Joins the first five names for messages."""
     return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")
+
+
+@lru_cache(1 << 12)
+def _read_name(name: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the split in a name, ``""`` for none or several, and its other words. Words of :data:`_FILLERS` are left
+    out."""
+    words = [_FILLED.sub(r"\1", each.lower()) for run in _APART.split(name) for each in _CAMEL.split(run) if each]
+    for number, pair in enumerate(map("".join, pairwise(words))):
+        if pair in MEANINGS:  # train_val, hold-out
+            words[number : number + 2] = [pair]
+            break
+    splits = [word for word in words if word in MEANINGS]
+    if "test" in splits:
+        splits = [word for word in splits if word != "dev"]  # test-dev
+    split = splits[0] if len({MEANINGS[word] for word in splits}) == 1 else ""
+    return split, tuple(word for word in words if word not in MEANINGS and word not in _FILLERS)

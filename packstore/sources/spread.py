@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_split, find_split_in_path, find_splits_of_folders
 from packstore.sources.tree import Tree
 
-_YEAR = re.compile(r"(19|20)\d\d$")
 _WORDS = re.compile(r"[/_. -]+")
-_SPLIT = re.compile("|".join(sorted(SPLIT_ORDER, key=len, reverse=True)))
 _NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
 """Words in the names of folders whose files may have names of images but are not images."""
 _SHOWN = 4
@@ -78,20 +75,11 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
     """Groups folders by the split in their path, in packing order. Unless each path names one split, the only group is
     ``""``."""
     folders = sorted(set(places))
-    splits = [split_of_folder(folder) for folder in folders]
+    splits = find_splits_of_folders(folders)
     groups: dict[str, list[str]] = {}
-    for folder, split in zip(folders, splits, strict=True):
-        groups.setdefault(split if all(splits) else "", []).append(folder)
+    for folder in folders:
+        groups.setdefault(splits.get(folder, ""), []).append(folder)
     return {split: groups[split] for split in in_packing_order(groups)}
-
-
-@lru_cache
-def split_of_folder(folder: str) -> str:
-    """Returns the only split in the words of a folder's path. Returns ``""`` for none or several. ``train2017`` is
-    ``train``, and ``test-dev`` is ``test``."""
-    splits = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
-    splits -= {"dev"} if "test" in splits else set()  # test-dev
-    return splits.pop() if len(splits) == 1 else ""
 
 
 def _list_names_by_folder(
@@ -112,7 +100,7 @@ def _list_names_by_folder(
                 continue
             base = folder.removesuffix(within).rstrip("/")
             others = {*base.lower().split("/"), *_folder_words(base.rpartition("/")[2])} & _NO_IMAGES
-            if others or (splits and not {word for word in _folder_words(base) if word in SPLIT_ORDER} <= {*splits}):
+            if others or (splits and find_split_in_path(base) not in ("", *splits)):
                 continue
             if there is None:
                 images = listed.ending(*IMAGE_SUFFIXES) if stems else ()
@@ -139,9 +127,15 @@ def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
     differ in the split is left out for a folder without a split."""
     yield "is", folder
     yield "in", folder.rpartition("/")[0]
-    if split_of_folder(folder):
-        yield "splits", _SPLIT.sub("", folder.lower())
+    if find_split_in_path(folder):
+        yield "splits", "/".join(_drop_split(part) for part in folder.split("/"))
     yield "in", "*"
+
+
+def _drop_split(name: str) -> str:
+    """Removes the word of the split from the name of a folder."""
+    split = find_split(name)
+    return name.lower().replace(split, "", 1) if split else name
 
 
 def _folder_words(folder: str) -> list[str]:

@@ -80,9 +80,6 @@ def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ["train2017", "val2017"],
-        ["train", "test1"],
-        ["test_images", "train_images"],
         ["train2017"],
         ["trainA", "trainB", "testA", "testB"],
         ["train_A", "train_B"],

@@ -18,7 +18,7 @@ from packstore.sources.annotation_formats.objects import parse_json
 from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_text
 from packstore.sources.contents import path_and_parents
 from packstore.sources.encodings import convert_start
@@ -26,6 +26,7 @@ from packstore.sources.file_rows import FileRow
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import Row, in_packing_order
+from packstore.sources.splits import find_split_of_file
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
@@ -181,7 +182,7 @@ class DocumentSource(AnnotatedSource):
                 else:
                     seen[image] = file
                 self.max_further = max(self.max_further, len(further))
-                split = (split_from_file(file) if entry.split is None else entry.split).lower()
+                split = (find_split_of_file(file) if entry.split is None else entry.split).lower()
                 if split not in self._splits:
                     self._splits.append(split)
                 if len(self._splits) > 255:
@@ -234,7 +235,7 @@ class DocumentSource(AnnotatedSource):
         """
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
-        split = split_from_file(file)
+        split = find_split_of_file(file)
         bases = [join(base, place) if place else base for base in (beside, above) for place in _IMAGES]
         folders = [*(join(base, split) for base in bases if split), *bases]
         deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
@@ -370,14 +371,6 @@ def _clean_image_path(name: Any) -> str:
     if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
         bare = re.split(r"[\\/]", re.split("[?#]", name)[0])[-1]
     return clean_path(bare)
-
-
-def split_from_file(file: str) -> str:
-    """Returns the split of a file by its path, in lower case. Takes the first word of the file's name that is a split.
-    Else takes the nearest folder above the file whose name is a split. Else returns ``""``."""
-    *folders, name = file.lower().split("/")
-    words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
-    return next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def make_document_kind(source: type[DocumentSource], help: str) -> Kind:

@@ -18,14 +18,14 @@ from typing import Any, ClassVar, NamedTuple
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, find_split_in_path
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_text
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import in_packing_order
-from packstore.sources.spread import places_by_split
+from packstore.sources.splits import find_splits_of_folders, is_split
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 256 << 20
@@ -115,25 +115,18 @@ class SidecarSource(AnnotatedSource):
             if match is None:
                 unpaired.append(path)
             else:
-                folders.append(AnnotatedFolder(path, match[1], find_split_in_path(path)))
+                folders.append(AnnotatedFolder(path, match[1], ""))
                 used.add(match[0])
         taken = {folder.annotations for folder in folders}
         alike = [
             path
             for path in unpaired
             if path not in taken
-            and any(
-                image.lower() in map(str.lower, path.split("/")) if image else path.lower() in SPLIT_ORDER
-                for image, _ in used
-            )
+            and any(image.lower() in map(str.lower, path.split("/")) if image else is_split(path) for image, _ in used)
         ]
-        folders += [AnnotatedFolder(path, None, find_split_in_path(path)) for path in alike]
-        if any(folder.split for folder in folders):
-            return folders
-        splits = {
-            path: split for split, some in places_by_split(each.images for each in folders).items() for path in some
-        }
-        return [folder._replace(split=splits[folder.images]) for folder in folders]
+        folders += [AnnotatedFolder(path, None, "") for path in alike]
+        splits = find_splits_of_folders((each.images for each in folders), some=True)
+        return [folder._replace(split=splits.get(folder.images, "")) for folder in folders]
 
     @classmethod
     def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:

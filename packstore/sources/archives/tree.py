@@ -16,12 +16,13 @@ from packstore.core.files import beyond_standard_streams
 from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
-from packstore.sources.base import SPLIT_ORDER, stamp_files
+from packstore.sources.base import stamp_files
 from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
+from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.tree import FileStat, Tree
 from packstore.stores.link_files import Location
 

@@ -13,9 +13,10 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.modes import MAX_CHANNELS
 from packstore.sources.arrays.flat import may_be_flat_images, parse_layout, unflatten_images
 from packstore.sources.arrays.stored import ArrayInfo
-from packstore.sources.base import SPLIT_ORDER, SourceOptions
+from packstore.sources.base import SourceOptions
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.text_labels import name_words
 
 IMAGE_WORDS = frozenset(

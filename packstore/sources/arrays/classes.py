@@ -16,7 +16,7 @@ from packstore.core.errors import printable
 from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays, unused_column_name
 from packstore.sources.arrays.stored import BlockCache
 from packstore.sources.arrays.values import decode_text
-from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.text_labels import LabelTexts, is_label_name, name_words
 
 ATTRIBUTES = ("classes", "class_names", "label_names", "names")

@@ -33,11 +33,12 @@ from packstore.sources.arrays.values import (
     pixel_mode,
     to_class_number,
 )
-from packstore.sources.base import SPLIT_ORDER, Certainty, Source, SourceOptions
+from packstore.sources.base import Certainty, Source, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
+from packstore.sources.splits import find_split_folders
 from packstore.sources.text_labels import name_words
 
 _PROBED = 4
@@ -103,7 +104,8 @@ class ArraySource(RowSource):
                 raise SourceError(f"{printable(str(path))} is not a file")
             return [path]
         files = []
-        for folder in [path, *_find_split_folders(path)]:
+        splits = _find_split_folders(path)
+        for folder in [path, *splits]:
             for file in sorted(visible_paths(folder)):
                 if not is_passed_over(file.name) and cls.is_array_file(file):
                     files.append(file)
@@ -132,10 +134,11 @@ class ArraySource(RowSource):
         ``NO`` if there are none. Images, data files of other kinds and further folders give ``NO`` as well. Empty
         folders do not count."""
         has_arrays = False
-        for folder in [path, *_find_split_folders(path)]:
+        splits = _find_split_folders(path)
+        for folder in [path, *splits]:
             for file in visible_paths(folder):
                 name = file.name.lower()
-                if is_passed_over(file.name) or (folder == path and name in SPLIT_ORDER):
+                if is_passed_over(file.name) or file in splits:
                     continue
                 if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
                     if cls.is_array_file(file):
@@ -433,8 +436,9 @@ def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, 
 
 
 def _find_split_folders(path: Path) -> list[Path]:
-    """Finds the folders in a folder that have names of splits, sorted."""
-    return sorted(folder for folder in visible_paths(path) if folder.name.lower() in SPLIT_ORDER and folder.is_dir())
+    """Finds the folders of splits in a folder, sorted."""
+    found = find_split_folders(each.name for each in visible_paths(path))
+    return sorted(path / name for name in found if (path / name).is_dir())
 
 
 def _make_optional(field: Field) -> Field:

@@ -42,7 +42,8 @@ from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import Row, in_packing_order
-from packstore.sources.spread import find_spread, places_by_split, split_of_folder
+from packstore.sources.splits import find_split_in_path
+from packstore.sources.spread import find_spread, places_by_split
 
 _CUT = 3
 """Most folders of another machine to remove from the names of images."""
@@ -70,7 +71,7 @@ class _CocoSplit(NamedTuple):
         """Yields number in ``documents``, folder and name of each image of the split."""
         for number, name in enumerate(self.documents.walk_image_names()):
             folder = self.folder if self.places is None else self.places[number]
-            if self.chosen is None or self.chosen == split_of_folder(_holding_folder(folder, name)):
+            if self.chosen is None or self.chosen == find_split_in_path(_holding_folder(folder, name)):
                 yield number, folder, name
 
 
@@ -352,8 +353,8 @@ class CocoSource(FileRowSource):
         splits = places_by_split(folders)
         if splits.keys() - {""}:
             self._splits = {split: only._replace(chosen=split) for split in splits}
-        elif not self.options.named and (known := sorted(filter(split_of_folder, folders))):
-            other = next(folder for folder in sorted(folders) if not split_of_folder(folder))
+        elif not self.options.named and (known := sorted(filter(find_split_in_path, folders))):
+            other = next(folder for folder in sorted(folders) if not find_split_in_path(folder))
             raise AmbiguousSourceError(
                 f"{self.tree.name()}: {printable(self._files[0])} has images of a split in {printable(known[0])}, and "
                 f"others in {printable(other) or 'the top folder'}, whose name has no split: --source coco packs all "

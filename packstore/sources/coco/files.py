@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import find_base_folder, join, read_whole
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_split
 from packstore.sources.tree import Tree
 
 _START = 1 << 16
@@ -197,7 +197,7 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
         kind, token = (match[1] or "", match[2]) if match else ("", "")
         if not kind and not _ENTRIES.search(start):
             continue
-        yield AnnotationFile(path, _KINDS.get(kind, kind), _split_from_name(kind, token, folder), token, bool(kind))
+        yield AnnotationFile(path, _KINDS.get(kind, kind), _find_split(kind, token, folder), token, bool(kind))
 
 
 def _has_coco_name(name: str) -> bool:
@@ -206,18 +206,16 @@ def _has_coco_name(name: str) -> bool:
     return match is not None and (match[1] is not None or match[2] == "annotations.coco") and name[:2] != "._"
 
 
-def _split_from_name(kind: str, token: str, folder: str) -> str:
+def _find_split(kind: str, token: str, folder: str) -> str:
     """Returns the split of a file of annotations. ``token`` is the part of the file's name after the kind. Takes the
     first of these that exists:
 
-    - a word of ``token`` that is a known split
+    - the split in ``token``
     - ``token`` without its year, if the name has a kind, and ``token`` is no word such as ``default``
-    - the folder's name, if it is a known split
+    - the split in the folder's name
     - ``""``
     """
-    name = re.sub(r"[_-]?(19|20)\d\d$", "", token)
-    known = next((part for part in re.split(r"[_.-]", name) if part in SPLIT_ORDER), "")
+    known = find_split(token)
     if known or (kind and token not in _NO_SPLIT):
-        return known or name
-    last = folder.rpartition("/")[2].lower()
-    return last if last in SPLIT_ORDER else ""
+        return known or re.sub(r"[_-]?(19|20)\d\d$", "", token)
+    return find_split(folder.rpartition("/")[2])

@@ -30,11 +30,12 @@ from packstore.sources.huggingface.objects import (
     merge_kinds,
 )
 from packstore.sources.huggingface.splits import Patterns, choose_word_patterns, find_splits, matches_pattern
-from packstore.sources.labels import hash_path, lower_known_split
+from packstore.sources.labels import hash_path
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
 from packstore.sources.schema import RELATIVE
+from packstore.sources.splits import lower_known_split
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 

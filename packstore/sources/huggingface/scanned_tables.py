@@ -32,9 +32,9 @@ from packstore.sources.huggingface.open_table import (
     pyarrow_errors,
     unreadable_message,
 )
-from packstore.sources.labels import lower_known_split
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import PROBED
+from packstore.sources.splits import lower_known_split
 from packstore.sources.text_labels import LabelTexts
 
 

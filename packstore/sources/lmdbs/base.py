@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.folder_names import is_directory
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import RowSource, in_packing_order
+from packstore.sources.splits import find_split
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, TreeEntry
 
 _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"
@@ -137,7 +138,7 @@ class LmdbSource(RowSource):
         :class:`AmbiguousSourceError`."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
-        databases = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
+        databases = [SplitDatabase(find_split(each.name), each) for each in find_lmdbs(path)]
         if len(databases) > 1 and len({each.split for each in databases} - {""}) != len(databases):
             names = ", ".join(printable(each.path.name) for each in databases)
             raise AmbiguousSourceError(
@@ -239,13 +240,6 @@ def find_lmdbs(path: Path) -> list[Path]:
             elif is_directory(entry):
                 return []
     return sorted(paths)
-
-
-def _split_from_name(path: Path) -> str:
-    """Returns the first word in the name of an LMDB that is a split, else ``""``."""
-    name = path.name.lower().removesuffix(".lmdb").removesuffix("_lmdb").removesuffix(".mdb")
-    words = name.replace("-", "_").replace(".", "_").split("_")
-    return next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def decode_key(key: bytes) -> str:

@@ -18,7 +18,7 @@ from packstore.core.modes import Mode, mode_of
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import excess_pixels_message
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, Survey
+from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
@@ -36,6 +36,7 @@ from packstore.sources.medical.nifti_files import (
 )
 from packstore.sources.medical.recent import RecentCache
 from packstore.sources.rows import Row, in_packing_order
+from packstore.sources.splits import find_split_in_path
 
 _SUFFIXES = (".nii", ".nii.gz")
 _AS = ("slices", "volumes")
@@ -341,13 +342,9 @@ def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
 
 def _find_split(path: str) -> str:
     """Finds the split in a path: ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``; ``""`` for none."""
-    for folder in path.lower().split("/")[:-1]:
-        match = _FOLDER.fullmatch(folder)
-        if folder in SPLIT_ORDER:
-            return folder
-        if match is not None and match[2]:
-            return _SPLITS[match[2]]
-    return ""
+    folders = path.split("/")[:-1]
+    named = filter(None, map(_FOLDER.fullmatch, folders))
+    return next((_SPLITS[match[2].lower()] for match in named if match[2]), find_split_in_path("/".join(folders)))
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -18,13 +18,14 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, Sou
 from packstore.core.fields import Field, Image, Label, Text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import is_folder, join
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import Listing, is_passed_over
 from packstore.sources.named.ilsvrc_devkit import DEVKITS, META, TRUTH, Devkit, find_devkit, read_devkit
 from packstore.sources.named.kaggle import KaggleSource
 from packstore.sources.rows import Row, RowSource
+from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _TARS = {
@@ -315,7 +316,7 @@ def _find_stray_val(tree: Tree) -> str | None:
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
         for name in inside:
             alone = len(inside) == 1 and not _WNID.fullmatch(name)
-            if (alone or name.lower() in SPLIT_ORDER) and _has_val_images(tree, join(folder, name)):
+            if (alone or is_split(name)) and _has_val_images(tree, join(folder, name)):
                 return join(folder, name)
         if len(inside) != 1:
             return None

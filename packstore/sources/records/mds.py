@@ -26,7 +26,7 @@ from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
 from packstore.core.files import read_bounded
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import detect_compression
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.names import make_column_names
@@ -44,6 +44,7 @@ from packstore.sources.records.mds_layout import (
 )
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row, in_packing_order
+from packstore.sources.splits import find_split_folders
 from packstore.sources.values import LABEL_NAMES, infer_field, names_an_image
 from packstore.stores.link_files import Location
 
@@ -326,10 +327,10 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
     if not path.is_dir():
         return []
     try:
-        names = sorted(each.name for each in visible_paths(path) if each.name.lower() in SPLIT_ORDER)
+        splits = find_split_folders(each.name for each in visible_paths(path))
     except OSError:
         return []
-    return [(name.lower(), path / name / INDEX) for name in names if (path / name / INDEX).is_file()]
+    return [(split, path / name / INDEX) for name, split in splits.items() if (path / name / INDEX).is_file()]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty
+from packstore.sources.base import Certainty
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.splits import find_split, find_split_folders
 
 _NAMED_MISSING = 1000
 _TRIED = 4
@@ -89,8 +90,8 @@ def find_shards(
     counted: dict[tuple[Path, str, int, str], set[int]] = {}
     try:
         top = _list_sorted(path)
-        folders = [each for each in top if each.name.lower() in SPLIT_ORDER and each.is_dir()]
-        for folder in (path, *folders):
+        splits = find_split_folders(each.name for each in top if find_split(each.name) and each.is_dir())
+        for folder in (path, *(path / name for name in splits)):
             for file in top if folder is path else _list_sorted(folder):
                 of = _OF.fullmatch(file.name) if "-of-" in file.name else None
                 named = file.name.lower().endswith(suffixes)
@@ -100,7 +101,7 @@ def find_shards(
                     continue
                 if of:
                     counted.setdefault((folder, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
-                shards.files.append((find_split_in_name(file.name) if folder is path else folder.name.lower(), file))
+                shards.files.append((find_split(file.name) if folder is path else splits[folder.name], file))
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
     for (_, stem, total, suffix), numbers in counted.items():
@@ -132,7 +133,7 @@ def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     tree = open_tree(path)
     if tree is None:
         return []
-    splits = [name for name in tree.names("").folders if name.lower() in SPLIT_ORDER]
+    splits = find_split_folders(tree.names("").folders)
     files = [path / folder / name for folder in ("", *splits) for name in tree.names(folder).files]
     files = [file for file in files if not is_passed_over(file.name)]
     named = [file for file in files if file.name.lower().endswith(suffixes) or _OF.fullmatch(file.name)]
@@ -148,13 +149,6 @@ def refuse_missing_shards(path: Path, kind: str, missing: Sequence[str]) -> None
             [Answer(("--source", kind))],
             path,
         )
-
-
-def find_split_in_name(name: str) -> str:
-    """Returns the first part of a file's name that is a split, in lower case. Parts are separated by ``-``, ``_`` and
-    ``.``. Returns ``""`` if there is no split."""
-    parts = [part.lower() for part in re.split(r"[-_.]", name)]
-    return next((part for part in parts if part in SPLIT_ORDER), "")
 
 
 def folder_has_images(path: Path) -> bool:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
-from packstore.sources.annotation_formats.documents import split_from_file
 from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.splits import find_split_of_file
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, batch_rows, split_path
 from packstore.sources.table.open_images import is_open_images_boxes
 from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, name_columns, read_table
@@ -209,7 +209,7 @@ def examine_table(
         for name, other in likely.items()
         if name != main and not other.by_stem and not _name_same_images(counters, names, name, main)
     }
-    return Table(file, header, main, way, further, split_from_file(file))
+    return Table(file, header, main, way, further, find_split_of_file(file))
 
 
 def _limit_columns(names: Mapping[str, Any]) -> list[str]:

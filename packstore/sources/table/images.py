@@ -15,6 +15,7 @@ from packstore.core.errors import SourceError
 from packstore.sources.beside import join
 from packstore.sources.contents import stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.splits import find_meanings
 from packstore.sources.tree import Tree
 
 _MOST_ALIKE = 64
@@ -227,8 +228,8 @@ def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
     ``hint``: path of the table.
     """
     words = words_of_path(hint)
-    splits = find_split_words(words)
-    fitting = [base for base in bases if not splits or not find_split_words(words_of_path(base)) - splits]
+    splits = find_meanings(hint)
+    fitting = [base for base in bases if not splits or not find_meanings(base) - splits]
     beside = hint.rpartition("/")[0]
     return sorted(
         fitting or bases,
@@ -256,20 +257,9 @@ def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) 
     return (one, other) if alike and bases[one] == bases[other] and bases[one] + bases[other] > hits else ()
 
 
-_SPLIT_WORDS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
-
-
 def words_of_path(path: str) -> set[str]:
     """Returns the words of a path in lower case: runs of the letters a–z, so that ``train2017`` gives ``train``."""
     return set(re.split(r"[^a-z]+", path.lower())) - {""}
-
-
-def find_split_words(words: Iterable[str]) -> set[str]:
-    """Returns the splits that words mean: ``train``, ``val``, ``test``."""
-    return {_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS}
 
 
 def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:

@@ -8,8 +8,8 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents, suffix_of
+from packstore.sources.splits import find_meanings
 from packstore.sources.table.finding import find_tables, has_unread_lists, separate_repeated_tables
-from packstore.sources.table.images import find_split_words, words_of_path
 from packstore.sources.table.joining import join_tables
 from packstore.sources.table.open_images import is_open_images_boxes
 from packstore.sources.table.source import TableSource
@@ -35,11 +35,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     # and several tables, are often a part of a dataset of many files, so they must name all images.
     lists = any(suffix_of(table.file) in (".txt", ".lst") for table in groups)
     whole = lists or len(groups) > 1
-    splits = {split for table in groups for split in find_split_words(words_of_path(table.file))}
+    splits = {split for table in groups for split in find_meanings(table.file)}
     folders = list_contents(tree).folders.values()
-    others = sum(
-        folder.images.count for folder in folders if whole or not find_split_words(words_of_path(folder.path)) - splits
-    )
+    others = sum(folder.images.count for folder in folders if whole or not find_meanings(folder.path) - splits)
     named = sum(each.images for table in groups for each in (table.naming, *table.further.values()))
     enough = named * (1 if whole else 2) >= others
     if options.named or options.columns or all(is_open_images_boxes(table.file) for table in groups):

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Image
-from packstore.sources.annotation_formats.documents import split_from_file
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -33,6 +32,7 @@ from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
+from packstore.sources.splits import find_split_of_file
 from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables
 from packstore.sources.table.image_rows import NamedRow
 from packstore.sources.table.reading import read_cells
@@ -236,7 +236,7 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
         return None
     lines = read_cells(tree, file, start[: start.rfind(b"\n") + 1] or start)
     first = next(lines, (0, []))[1]
-    split = split_from_file(file)
+    split = find_split_of_file(file)
     one = [n for n, name in enumerate(first) if name.lower() in ("pixels", "pixel", "image_pixels")]
     if len(one) == 1:
         second = next(lines, (0, []))[1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from packstore.core.errors import SourceError
-from packstore.sources.base import find_split_in_path
-from packstore.sources.labels import lower_known_split
+from packstore.sources.splits import find_splits_of_folders, lower_known_split
 from packstore.sources.table.finding import Table
 from packstore.sources.table.image_rows import RowsByImage
 
@@ -30,7 +29,8 @@ def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column
     of_tables = [table.split for table in tables]
     by_path = not column and not any(of_tables)
     folders = (rows.image_path(number).rpartition("/")[0] for number in range(rows.image_count))
-    own = list(map(find_split_in_path, folders)) if by_path else []
+    own = list(folders) if by_path else []
+    of_folders = find_splits_of_folders(own)
     names: list[str] = []
     split_of = bytearray()
     for number in range(rows.image_count):
@@ -40,8 +40,8 @@ def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column
             split = lower_known_split(min(values)) or split
             if len(values) > 1:
                 raise SourceError(f"{rows.rows_of(number)[-1][0]}: its image is in two splits")
-        elif own and all(own):
-            split = own[number]
+        elif of_folders:
+            split = of_folders[own[number]]
         if split not in names:
             names.append(split)
         if len(names) > _MAX_SPLITS:

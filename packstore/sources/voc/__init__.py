@@ -14,7 +14,7 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Image
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import (
     clean_path,
     find_suffixes_other_than_jpg,
@@ -29,6 +29,7 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
 from packstore.sources.voc.objects import CLASSES, declare_annotation_fields
@@ -273,7 +274,7 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
         folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
-        lists = {name[:-4]: join(folder, name) for name in names if name[:-4] in (*SPLIT_ORDER, _UNION)}
+        lists = {name[:-4].lower(): join(folder, name) for name in names if is_split(name[:-4])}
         if {"train", "val"} <= lists.keys():
             lists.pop(_UNION, None)
         if lists:

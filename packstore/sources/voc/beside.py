@@ -10,12 +10,13 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field
 from packstore.sources.annotations import describe_annotations
-from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.beside import is_folder, join
 from packstore.sources.encodings import convert_start
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_split_folders, is_split
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import declare_annotation_fields
@@ -84,9 +85,7 @@ def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
     of folders have its images.
     """
     folders = tree.names("").folders
-    splits = {
-        name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _find_pair(tree, name))
-    }
+    splits = {split: pair for name, split in find_split_folders(folders).items() if (pair := _find_pair(tree, name))}
     if splits:
         return {split: [splits[split]] for split in in_packing_order(splits)}
     pair = _find_pair(tree, "")
@@ -139,7 +138,7 @@ def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
     Tries ``base`` itself, folders in it with usual names, and any two of the first 16 folders in it.
     """
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
-    folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if name.lower() not in SPLIT_ORDER]
+    folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if not is_split(name)]
     below += [(images, xml) for xml in folders if _has_annotations(tree, join(base, xml)) for images in folders]
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
         stems = {_stem(name) for name in tree.names(images).files if _is_image(name)}

@@ -12,7 +12,6 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import is_yaml_null, load_yaml, parse_yaml_int
 from packstore.sources.annotation_formats.objects import as_list
-from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import (
     clean_path,
     has_yolo_beside,
@@ -26,6 +25,7 @@ from packstore.sources.beside import (
 )
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_split_folders
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 
@@ -90,17 +90,19 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
     ``images`` is the split ``""``.
     """
     names = tree.names("").folders
-    folders = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
-               and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
+    splits = find_split_folders(names)
+    folders = {split: [f"{name}/images"] for name, split in splits.items()
+               if is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
     if not folders and is_folder(tree, "images") and is_folder(tree, "labels"):
         inside = tree.names("images").folders
-        known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
-        folders = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
+        known = find_split_folders(inside)
+        whole = not inside or len(known) < len(inside)
+        folders = {"": ["images"]} if whole else {split: [f"images/{name}"] for name, split in known.items()}
     if not folders and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
         folders = {"": [""]}  # as from LabelImg
     if not folders:  # as Roboflow exports them for Darknet
-        folders = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
-                   and (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
+        folders = {split: [name] for name, split in splits.items()
+                   if (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
     return {split: folders[split] for split in in_packing_order(folders)}
 
 

@@ -1,0 +1,192 @@
+"""Splits by names: one reading for all kinds of sources, and folders of classes that are none."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from packstore import AmbiguousSourceError
+from packstore.sources import open_source
+from packstore.sources.huggingface.splits import IN_FOLDER, find_splits
+from packstore.sources.splits import (
+    SPLIT_ORDER,
+    find_meanings,
+    find_split,
+    find_split_folders,
+    find_split_in_path,
+    find_split_of_file,
+    find_splits_of_folders,
+    lower_known_split,
+)
+from tests.makers.annotated import fill, jpeg
+
+NAMES = {
+    **{word: word for word in SPLIT_ORDER},
+    "Train": "train",
+    "VAL": "val",
+    "Holdout": "holdout",
+    "Evaluation": "evaluation",
+    "hold-out": "holdout",
+    "train2017": "train",
+    "val_2014": "val",
+    "test1": "test",
+    "TrainImages": "train",
+    "val-images": "val",
+    "training_set": "training",
+    "trainset": "train",
+    "testdata": "test",
+    "test_dev": "test",
+    "dev-test": "test",
+    "seg_train": "train",
+    "ILSVRC2012_val": "val",
+    "VOC_trainval": "trainval",
+    "train_val": "trainval",
+    "train_images": "train",
+    "images_train": "train",
+    "original.validation": "validation",
+}
+NOT_SPLITS = (
+    "",
+    "trains",
+    "trainer",
+    "contest",
+    "attest",
+    "interval",
+    "latest",
+    "devkit",
+    "train_test",
+    "images",
+    "dévalué",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_function_reads_the_same_split_from_a_name(name: str) -> None:
+    split = NAMES[name]
+    assert find_split(name) == split
+    assert find_split_in_path(name) == find_split_in_path(f"x/{name}/images") == split
+    assert find_split_of_file(f"{name}.json") == find_split_of_file(f"{name}/annotations.json") == split
+    others = (re.sub(split, other, name.lower()) for other in ("train", "test"))
+    assert next(filter(None, (find_splits_of_folders([name, other]) for other in others)))[name] == split
+
+
+@pytest.mark.parametrize("name", NOT_SPLITS)
+def test_a_part_of_a_word_is_no_split(name: str) -> None:
+    assert (find_split(name), find_split_in_path(name), find_meanings(name)) == ("", "", set())
+    assert find_split_folders([name, "test"]) == {"test": "test"}
+
+
+@pytest.mark.parametrize("name", ["dev", "eval", "valid", "testing", "train2017", "val-images"])
+def test_hugging_face_reads_what_datasets_reads(name: str) -> None:
+    alias = {"train": "train", "val": "validation", "test": "test"}
+    assert find_splits(f"{name}/x", IN_FOLDER) == tuple(alias[meaning] for meaning in find_meanings(name))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train_data", "test_data"),
+        ("seg_train", "seg_test"),
+        ("training_set", "val"),
+        ("Train", "Holdout"),
+        ("train2017", "val2017", "test2017"),
+        ("TrainImages", "ValImages"),
+        ("train", "test_images"),
+    ],
+)
+def test_names_that_differ_in_the_split_alone_are_splits(names: tuple[str, ...]) -> None:
+    assert find_split_folders(names) == {name: find_split(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("test_tubes", "cats"),
+        ("test_tubes", "train_tracks", "evaluation_boards"),
+        ("trains", "tests"),
+        ("train2014", "train2017", "val2014"),
+        ("trainA", "trainB", "testA", "testB"),
+        ("train_a", "train_b"),
+        ("train_rgb", "train_depth", "test_rgb", "test_depth"),
+    ],
+)
+def test_classes_do_not_become_splits(names: tuple[str, ...]) -> None:
+    assert find_split_folders(names) == {}
+
+
+def test_a_folder_called_as_a_split_decides_over_longer_names() -> None:
+    assert find_split_folders(["train", "val", "train_masks", "val_masks"]) == {"train": "train", "val": "val"}
+    assert find_split_folders(["Train", "train"]) == {"Train": "train", "train": "train"}
+    assert find_split_folders(["OldTest", "seg_train"], lambda folder: ["cat"]) == {
+        "seg_train": "train",
+        "OldTest": "test",
+    }
+
+
+def test_folders_at_one_level_decide_together() -> None:
+    assert find_splits_of_folders(["x/seg_train/a", "x/seg_test/a"]) == {
+        "x/seg_train/a": "train",
+        "x/seg_test/a": "test",
+    }
+    assert find_splits_of_folders(["test_tubes", "train_tracks"]) == {}
+    assert find_splits_of_folders(["train/a", "other/a"]) == {}
+    assert find_splits_of_folders(["coco/train2017", "val2017"]) == {"coco/train2017": "train", "val2017": "val"}
+
+
+def test_names_of_splits_in_a_column_keep_their_words() -> None:
+    assert [lower_known_split(name) for name in ("TRAIN", "Holdout", "Train2017")] == ["train", "holdout", "Train2017"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train", "validate", "test"),
+        ("training_set", "test_set"),
+        ("train_data", "test_data"),
+        ("Train", "Holdout"),
+        ("Training", "Validation", "Evaluation"),
+        ("train", "dev", "eval"),
+        ("my_train", "final_test"),
+    ],
+)
+def test_split_words(names: tuple[str, ...], tmp_path: Path) -> None:
+    """``my_train`` and ``final_test`` are splits because they contain the same classes."""
+    fill(tmp_path, {f"{name}/{label}/{n}.jpg": jpeg(n) for name in names for label in ("cat", "dog") for n in range(2)})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {find_split(name): 4 for name in names}
+        assert survey.columns[0].classes == ("cat", "dog")
+        entries = [entry for split in survey.splits for entry in source.entries(split)]
+        assert len(entries) == survey.records
+
+
+@pytest.mark.parametrize("names", [("test_tubes", "trains", "evaluation_boards"), ("train_tracks", "test_tubes")])
+def test_classes_with_words_of_splits_stay_classes(names: tuple[str, ...], tmp_path: Path) -> None:
+    fill(tmp_path, {f"{name}/{n}.jpg": jpeg(n) for name in names for n in range(3)})
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().columns[0].classes == tuple(sorted(names))
+
+
+@pytest.mark.parametrize("names", [("train2017", "val2017"), ("train", "test1"), ("test_images", "train_images")])
+def test_splits_of_images_without_classes(names: tuple[str, ...], tmp_path: Path) -> None:
+    fill(tmp_path, {f"{name}/{n}.jpg": jpeg(n) for name in names for n in range(3)})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert (dict(survey.splits), survey.columns) == ({find_split(name): 3 for name in names}, ())
+
+
+@pytest.mark.parametrize("other", ["iconic-images", "seg_pred"])
+def test_a_further_folder_of_the_same_classes(other: str, tmp_path: Path) -> None:
+    """The first answer packs all splits together; none makes classes of splits."""
+    names = ("seg_train", "seg_test") if other == "seg_pred" else ("train", "val", "test")
+    fill(tmp_path, {f"{name}/{label}/1.jpg": jpeg(1) for name in (*names, other) for label in ("cat", "dog")})
+    with pytest.raises(AmbiguousSourceError, match=f"other folders with images .{other}") as caught:
+        open_source(tmp_path).survey()
+    first, *others = caught.value.answers
+    assert first.options == ("--ignore", f"/{other}")
+    assert {each.options for each in others} == {("--split", find_split(name)) for name in names}
+    with closing(open_source(tmp_path, ignore=first.options[1])) as source:
+        assert dict(source.survey().splits) == {find_split(name): 2 for name in names}
