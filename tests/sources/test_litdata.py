@@ -106,8 +106,8 @@ def test_wrong_indexes(config: dict[str, Any], said: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("form", "good", "bad", "said"),
     [
-        ("int", bytes(8), b"", "found 0 bytes, expected one int64"),
-        ("float", bytes(8), bytes(4), "expected one float64"),
+        ("int", bytes(8), b"", "found 0 bytes, expected one number int64"),
+        ("float", bytes(8), bytes(4), "expected one number float64"),
         ("numpy", struct.pack("<3I", 4, 1, 1) + b"x", struct.pack("<3I", 99, 1, 1) + b"x", "no known dtype"),
         ("numpy", struct.pack("<3I", 4, 1, 1) + b"x", struct.pack("<3I", 4, 1, 1 << 31), "expected an array uint8"),
         ("no_header_numpy:9", bytes(8), bytes(7), "x: "),

@@ -17,7 +17,7 @@ import pytest
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.records.mds_layout import decode_value
+from packstore.sources.records.mds import decode_value
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
 

@@ -1,14 +1,19 @@
-"""Reads chunks of LitData: ``index.json`` and ``chunk-0-0.bin`` (``litdata/streaming/writer.py``, ``serializers.py``).
+"""Reads chunks of LitData: ``index.json`` and ``chunk-0-0.bin`` (``litdata/streaming/writer.py``, ``serializers.py``,
+``framed_zstd.py``).
 
 A chunk is the number of its items, the offset of each and of the end (32 bits each), and the items: sizes of all
-values, then the values. This is the layout of MDS without its description.
+values, then the values. This is the layout of MDS without its description. Chunks that are compressed by Zstandard, as
+a whole, by batches of items, or item by item, are decompressed to temporary files in this layout.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +21,34 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.plainjson import load_json
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.archives.tar import ZSTANDARD, detect_compression, load_zstandard, write_temporary
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.records.litdata_chunks import ChunkFiles
-from packstore.sources.records.mds import MdsSource, find_indexes
-from packstore.sources.records.mds_layout import INDEX, MdsShard, check_file_name, decode_value, read_index
+from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType
+from packstore.sources.records.files import OpenFiles
+from packstore.sources.records.mds import Layout, MdsSource, decode_value
+from packstore.sources.records.shards import INDEX, check_file_name, find_indexes, read_index
+from packstore.sources.records.typed import PICKLE, Shard
 
-_ENCODINGS = {
-    "jpeg": "jpeg", "image": "jpeg", "bytes": "bytes", "str": "str", "text": "str", "int": "int64",
-    "float": "float64", "bool": "uint8", "pil": "pil", "json": "json", "pickle": "pkl",
+_TYPES = {
+    "jpeg": ValueType(FILE, (), "jpeg"), "image": ValueType(FILE, (), "jpeg"), "bytes": ValueType(BYTES, (), "bytes"),
+    "str": ValueType(TEXT, (), "str"), "text": ValueType(TEXT, (), "str"), "int": ValueType("int64", (), "int64"),
+    "float": ValueType("float64", (), "float64"), "bool": ValueType("uint8", (), "uint8"),
+    "pil": ValueType(PIXELS, (), "pil"), "json": ValueType(JSON, (), "json"), "pickle": ValueType(PICKLE),
+    "numpy": ValueType(ANY, (), "numpy"),
 }  # fmt: skip
-"""Encodings of MDS for the formats of LitData with the same layout."""
+"""Types by the formats of LitData, with the encoding of MDS that has the same layout."""
 _DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
 """dtypes of arrays by number (``_NUMPY_DTYPES_MAPPING``), up to the last that columns support."""
-_UNREAD = ("encryption", "ipc_compression")
 _ZSTD = re.compile(r"zstd(:\d+)?")
 _MAX_RATIO = 256
 """Maximum number of items for each byte of a compressed chunk."""
+_FRAMED = b"LDFZ01\0\0"
+_HEAD, _FRAME = struct.Struct("<8sHHIII"), struct.Struct("<IIQII")
+_STEP, _MAX_CHUNK = 1 << 20, 1 << 32
 
 
 class LitdataSource(MdsSource):
@@ -44,52 +58,44 @@ class LitdataSource(MdsSource):
 
     kind = "litdata"
 
-    open_files = ChunkFiles
-
     @staticmethod
-    def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
-        """Yields the chunks that an index names. Raises :class:`SourceError` for an invalid index, a missing chunk,
-        nested items, encryption, unknown formats, and compressions other than zstd."""
-        try:
-            plain = read_index(index)
-            config = plain["config"]
-            unread = next((name for name in _UNREAD if config.get(name)), None)
-            if unread is not None:
-                raise SourceError(
-                    f"{printable(str(index))}: {unread} is {printable(str(config[unread]))[:40]}, which packstore does "
-                    "not read: write the chunks again without it"
-                )
-            compression = config.get("compression")
-            if compression and not _ZSTD.fullmatch(str(compression)):
-                raise SourceError(
-                    f"{printable(str(index))}: compression is {printable(str(compression))[:40]}, which packstore does "
-                    "not read: write the chunks again with zstd, or without it"
-                )
-            encodings = tuple(_parse_encoding(str(name)) for name in config["data_format"])
-            names = _parse_names(config["data_spec"], len(encodings))
-            for chunk in plain["chunks"]:
-                file = index.parent / check_file_name(chunk["filename"])
-                if not file.is_file():
-                    raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
-                samples, nbytes = int(chunk["chunk_size"]), file.stat().st_size
-                most = _MAX_RATIO * nbytes if compression else max(0, nbytes // 4 - 2)
-                if not 0 <= samples <= most:
-                    raise ValueError(f"{samples} items in {nbytes} bytes")
-                sizes = (None,) * len(names)
-                yield MdsShard(split, file, samples, names, encodings, sizes, None if compression else nbytes)
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
+    def open_files(paths: list[Path]) -> OpenFiles:
+        """Returns a reader of the chunks, which decompresses compressed ones."""
+        return _ChunkFiles(paths, detect_compression)
 
-    @staticmethod
-    def decode_by_encoding(encoding: str, data: bytes) -> Any:
-        """Decodes a value by its encoding: an array for ``numpy`` and ``numpy:DTYPE``, other values as MDS does. Raises
-        :class:`ValueError` if it is damaged."""
-        if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
-            raise ValueError(f"found {len(data)} bytes, expected one {encoding}")
-        if encoding.startswith("numpy:"):  # one dimension, without a header
-            return np.frombuffer(data, np.dtype(encoding[6:]).newbyteorder("<"))
-        if encoding != "numpy":
-            return decode_value(encoding, data)
+    def read_index_shards(self, split: str, index: Path) -> Iterator[Shard]:
+        """Yields the chunks that an index names. Raises :class:`SourceError` for a missing chunk, encryption, and
+        compressions other than zstd. Raises other errors for an invalid index, nested items and unknown formats."""
+        plain = read_index(index)
+        config = plain["config"]
+        compression = config.get("compression")
+        unread = next((name for name in ("encryption", "ipc_compression") if config.get(name)), None)
+        if unread is None and compression and not _ZSTD.fullmatch(str(compression)):
+            unread = "compression"
+        if unread is not None:
+            how = "with zstd, or without it" if unread == "compression" else "without it"
+            raise SourceError(
+                f"{printable(str(index))}: {unread} is {printable(str(config[unread]))[:40]}, which packstore does "
+                f"not read: write the chunks again {how}"
+            )
+        forms = [_parse_format(str(form)) for form in config["data_format"]]
+        types = dict(zip(_parse_names(config["data_spec"], len(forms)), forms, strict=True))
+        for chunk in plain["chunks"]:
+            file = index.parent / check_file_name(chunk["filename"])
+            if not file.is_file():
+                raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
+            samples, nbytes = int(chunk["chunk_size"]), file.stat().st_size
+            if not 0 <= samples <= (_MAX_RATIO * nbytes if compression else max(0, nbytes // 4 - 2)):
+                raise ValueError(f"{samples} items in {nbytes} bytes")
+            yield Shard(split, file, types, Layout(samples, (None,) * len(types), None if compression else nbytes))
+
+    def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
+        """Decodes a value: arrays with and without a header, other values as MDS does. Raises :class:`ValueError` if it
+        is damaged."""
+        if type.kind != ANY:
+            return decode_value(type.encoding, data)
+        if type.encoding != "numpy":  # one dimension, without a header
+            return np.frombuffer(data, np.dtype(type.encoding).newbyteorder("<"))
         code, rank = np.frombuffer(data[:8], "<u4").tolist() if len(data) >= 8 else (len(_DTYPES), 0)
         if code >= len(_DTYPES) or rank > 8 or len(data) < 8 + 4 * rank:
             raise ValueError("found an array of no known dtype or shape")
@@ -100,16 +106,14 @@ class LitdataSource(MdsSource):
         return np.frombuffer(data, dtype, offset=8 + 4 * rank).reshape(shape)
 
 
-def _parse_encoding(form: str) -> str:
-    """Converts a format of LitData (``jpeg``, ``no_header_numpy:1``) to an encoding of MDS or ``numpy:DTYPE``. Raises
-    :class:`ValueError` for an unknown one."""
+def _parse_format(form: str) -> ValueType:
+    """Converts a format of LitData (``jpeg``, ``no_header_numpy:1``) to a type. Raises :class:`ValueError` for an
+    unknown one."""
     name, _, rest = form.partition(":")
-    if name in _ENCODINGS:
-        return _ENCODINGS[name]
-    if form == "numpy":
-        return form
+    if name in _TYPES and (name != "numpy" or not rest):
+        return _TYPES[name]
     if name == "no_header_numpy" and rest.isdecimal() and int(rest) < len(_DTYPES):
-        return f"numpy:{_DTYPES[int(rest)]}"
+        return ValueType(ANY, encoding=_DTYPES[int(rest)])
     raise ValueError(f"the format {form!r:.60}, which packstore does not read")
 
 
@@ -127,6 +131,87 @@ def _parse_names(spec: object, count: int) -> tuple[str, ...]:
     if kind not in ("dict", "tuple", "list") or len(set(names)) != count:
         raise ValueError(f"its items are {kind!r:.40}, where a dict or a tuple should be")
     return names
+
+
+class _ChunkFiles(OpenFiles):
+    """Opens chunks of LitData. Decompresses compressed chunks to temporary files."""
+
+    def _open_file(self, path: Path) -> OpenFile:
+        """Opens a chunk. Decompresses it to a temporary file if it is compressed as a whole, by batches or by items.
+        Raises :class:`SourceError` if it cannot be read, or is damaged."""
+        file, name = super()._open_file(path), printable(str(path))
+        size = os.fstat(file.descriptor).st_size
+        count = int.from_bytes(file.read(4, 0), "little")
+        if file.read(len(_FRAMED), 0) == _FRAMED:
+            pieces = _inflate_frames(file, size, name)
+        elif file.read(4, 4 * (count + 2)) == ZSTANDARD:  # otherwise the size of a value is there
+            pieces = _inflate_items(file, size, count, name)
+        else:
+            return file
+        with write_temporary(pieces, size, name) as whole:
+            return OpenFile(os.dup(whole.fileno()))
+
+
+def _inflate_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
+    """Yields the uncompressed content of a chunk that is compressed by batches.
+
+    Raises :class:`ValueError` if it is inconsistent, or larger than 4 GB. Also raises the errors of
+    :func:`_inflate_frame`."""
+    head = file.read(_HEAD.size, 0)
+    if len(head) < _HEAD.size:
+        raise ValueError("it ends within its header")
+    _, version, _, count, _, frames = _HEAD.unpack(head)
+    table = _HEAD.size + 4 * (count + 1)
+    if version != 1 or table + _FRAME.size * frames > size:
+        raise ValueError(f"its header says version {version}, {count} items and {frames} frames")
+    offsets = np.frombuffer(file.read(4 * (count + 1), _HEAD.size), "<u4").astype(np.int64) + 4 * (count + 2)
+    if offsets[-1] >= 1 << 32:
+        raise ValueError("it has more than 4 GB")
+    yield np.uint32(count).tobytes() + offsets.astype("<u4").tobytes()
+    first = total = 0
+    for number in range(frames):
+        said, items, at, packed, nbytes = _FRAME.unpack(file.read(_FRAME.size, table + _FRAME.size * number))
+        if said != first or at + packed > size:
+            raise ValueError(f"frame {number} is not where it should be")
+        yield from _inflate_frame(file.read(packed, at), nbytes, name, exactly=True)
+        first, total = first + items, total + nbytes
+    if first != count or total != offsets[-1] - offsets[0]:
+        raise ValueError(f"its frames hold {first} items of {total} bytes")
+
+
+def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator[bytes]:
+    """Yields the uncompressed content of a chunk whose items are compressed one by one.
+
+    Raises :class:`ValueError` if it is inconsistent, or larger than 4 GB. Also raises the errors of
+    :func:`_inflate_frame`."""
+    places = np.frombuffer(file.read(4 * (count + 1), 4), "<u4").tolist()
+    if len(places) != count + 1 or places != sorted(places) or places[-1] > size:
+        raise ValueError("its items are not where they should be")
+    # Sizes come before items: inflating all items twice keeps only one in memory.
+    offsets = [4 * (count + 2)]
+    for start, stop in pairwise(places):
+        offsets.append(offsets[-1] + sum(map(len, _inflate_frame(file.read(stop - start, start), 1 << 32, name))))
+        if offsets[-1] >= 1 << 32:
+            raise ValueError("it has more than 4 GB")
+    yield np.array([count, *offsets], "<u4").tobytes()
+    for start, stop in pairwise(places):
+        yield from _inflate_frame(file.read(stop - start, start), 1 << 32, name)
+
+
+def _inflate_frame(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
+    """Yields the uncompressed content of a Zstandard frame in pieces, at most ``most`` bytes.
+
+    Raises :class:`ValueError` if the frame has more bytes; with ``exactly``, also if it has fewer. Raises the library's
+    errors for damage, and :class:`SourceError` without the library."""
+    nbytes = 0
+    with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
+        while piece := stream.read(_STEP):
+            nbytes += len(piece)
+            if nbytes > most:
+                break
+            yield piece
+    if nbytes > most or (exactly and nbytes != most):
+        raise ValueError(f"a frame has {nbytes} bytes or more, where it should have {most}")
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -7,14 +7,14 @@ samples: sizes of the values without a fixed size, then the values.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,315 +22,247 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
-from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
 from packstore.core.files import read_bounded
-from packstore.images.sniff import begins_like_image, max_file_bytes
+from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
 from packstore.sources.exported_rows import ExportedRows, open_with
-from packstore.sources.ignoring import visible_paths
-from packstore.sources.names import make_column_names
 from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.mds_layout import (
-    FILES,
-    INDEX,
-    LISTS,
-    MAX_JSON,
-    SCALARS,
-    MdsShard,
-    decode_array,
-    decode_value,
-    read_shards,
+from packstore.sources.records.shards import INDEX, MAX_INDEX, check_file_name, find_indexes, read_index
+from packstore.sources.records.typed import LEFT, PICKLE, Shard, Span, TypedSource
+from packstore.sources.rows import in_packing_order
+
+_MAX_COLUMNS = 1000
+_SCALARS = frozenset(
+    (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
 )
-from packstore.sources.records.shards import ShardSource
-from packstore.sources.rows import Row, in_packing_order
-from packstore.sources.splits import find_split_folders
-from packstore.sources.values import LABEL_NAMES, infer_field, names_an_image
-from packstore.stores.link_files import Location
+_CODES = {
+    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
+    64: "uint64", 65: "int64", 66: "float64",
+}  # fmt: skip
+_KINDS = {
+    **{name: name for name in _SCALARS}, "int": "int64", "str_int": "int64", "str_float": "float64", "jpeg": FILE,
+    "png": FILE, "pil": PIXELS, "bytes": BYTES, "str": TEXT, "str_decimal": TEXT, "json": JSON, "pkl": PICKLE,
+    **dict.fromkeys(("list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"), LEFT),
+}  # fmt: skip
+"""Kinds of values by their encodings; ``ndarray`` is any."""
+_COMPRESSED = ("zstd", "gz", "bz2")
 
-_MAX_VALUE = 1 << 31
-_PROBED = 16
+
+class Layout(NamedTuple):
+    """Layout of a shard.
+
+    Attributes:
+        samples: Number of samples by the index.
+        sizes: Sizes of the values in bytes; None if each value has its own size.
+        nbytes: Bytes of the uncompressed shard; None if unknown.
+    """
+
+    samples: int
+    sizes: tuple[int | None, ...]
+    nbytes: int | None
 
 
-class MdsSource(ShardSource):
+class MdsSource(TypedSource):
     """Source of MDS shards that ``index.json`` names; with splits, ``train/index.json``, ``val/index.json`` …
 
     Opening raises :class:`SourceError` for a path without shards, a missing shard, shards with different columns, and
     pickles. Leaves out lists of images."""
 
     kind = "mds"
-    _key_name: str | None = None
-    """Name of the value that is the key; None if there is none."""
-    read_shards = staticmethod(read_shards)
-    decode_by_encoding = staticmethod(decode_value)
 
     @staticmethod
-    def open_files(paths: Sequence[Path]) -> OpenFiles:
+    def open_files(paths: list[Path]) -> OpenFiles:
         """Returns a reader of the shards, which decompresses compressed ones."""
         return OpenFiles(paths, detect_compression)
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._indexes = self.list_indexes()
-        if not self._indexes:
-            raise SourceError(f"{printable(str(path))} holds no {INDEX} of {self.kind}")
-        self._shards = [shard for split, index in self._indexes for shard in self.read_shards(split, index)]
-        if not self._shards:
-            raise SourceError(f"{printable(str(path))}: {INDEX} names no shards")
-        self.shards = [(shard.split, shard.file) for shard in self._shards]
-        self._files = self.open_files([shard.file for shard in self._shards])
-        first = self._shards[0]
-        if any((s.names, s.encodings, s.sizes) != (first.names, first.encodings, first.sizes) for s in self._shards):
-            raise SourceError(f"{printable(str(path))}: its shards have different columns")
-        if "pkl" in first.encodings:
-            name = first.names[first.encodings.index("pkl")]
-            raise SourceError(
-                f"{printable(str(path))}: {printable(name)} holds pickles, which packstore does not run: write the "
-                "shards again with json, ndarray or bytes"
-            )
-        self._max_image = max_file_bytes(options.max_pixels)
-        self.evidence = f"{INDEX} and {len(self._shards)} shard{'s' * (len(self._shards) != 1)}"
+        self.evidence = f"{INDEX} and {len(self.shards)} shard{'s' * (len(self.shards) != 1)}"
 
-    def list_indexes(self) -> list[tuple[str, Path]]:
-        """Lists split and path of each ``index.json``."""
+    @cached_property
+    def indexes(self) -> list[tuple[str, Path]]:
+        """Split and path of each ``index.json``."""
         return find_indexes(self.path)
 
-    def splits(self) -> Sequence[str]:
-        """Returns the split of each ``index.json`` in packing order, including splits without shards."""
-        return in_packing_order(split for split, _ in self._indexes)
-
-    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each sample of a shard, with the sizes of its values. The size is 0 for a sample at an
-        impossible offset, and for all samples of a damaged shard. Reading such a row raises an error."""
-        shard, (offsets, reason, _) = self._shards[number], self._shard_offsets[number]
-        for i, key in enumerate(islice(keys, shard.samples)):
-            start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
-            problem = reason or self._placement_error(number, start, stop)
-            if problem:
-                yield Row(key, (number, start, stop, f"{shard.file.name}: {problem}"), 0)
-                continue
-            size, rest, own = self._measure_sample(number, start, stop)
-            yield Row(key if own is None else own, (number, start, stop), size, rest)
-
-    def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes a sample, by column. Raises :class:`ValueError` for a bad row or a damaged value."""
-        number, start, stop, *reason = ref
-        if reason:
-            raise ValueError(reason[0])
-        shard, raw = self._shards[number], self._read_fields(number, start, stop)
-        return self.decode_sample(shard, dict(zip(shard.names, raw, strict=True)))
-
-    def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
-        """Decodes the values of a sample, by column; leaves out lists of images. Raises :class:`ValueError` with the
-        name of the value for a damaged one."""
-        values = {}
-        for name, encoding in zip(shard.names, shard.encodings, strict=True):
-            if name in self._columns:
-                try:
-                    values[self._columns[name]] = self.decode_by_encoding(encoding, raw[name])
-                except (ValueError, OverflowError, RecursionError) as error:
-                    raise ValueError(f"{printable(name)}: {error}") from error
-        return values
-
-    def locate_row(self, ref: Any) -> Location | None:
-        """Locates the sample, from its first value to its last. Returns None if its shard is compressed, or has been
-        replaced."""
-        return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
-
-    def fields(self) -> Mapping[str, Field]:
-        """Declares the columns by their encodings. Reads the first 16 samples of each split: columns of bytes and
-        arrays depend on these samples. Raises :class:`SourceError` for arrays that no column holds, or of which none
-        can be read."""
-        shard = self._shards[0]
-        encodings = dict(zip(shard.names, shard.encodings, strict=True))
-        probes = [self._read_first_samples(split) for split in self.splits()]
-        samples = [sample for probe in probes for sample in probe]
-        return {
-            column: self._declare_column(
-                name, encodings[name], [sample[column] for sample in samples if column in sample]
-            )
-            for name, column in self._columns.items()
-        }
-
-    def count_left_parts(self) -> Mapping[str, int]:
-        """Counts the values in each sample that are lists of images, which no column can hold."""
-        counts = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
-        return dict(counts)
-
-    def files(self) -> Iterator[Path]:
-        """Yields the index files, then the shards."""
-        yield from (index for _, index in self._indexes)
-        yield from super().files()
-
-    def close(self) -> None:
-        """Closes the source and its open shards."""
-        super().close()
-        self._files.close()
-
-    @cached_property
-    def _columns(self) -> dict[str, str]:
-        """Column of each value, by name, without lists of images; ``image`` for the main image. Raises
-        :class:`SourceError` if another value is called ``image``."""
-        shard = self._shards[0]
-        names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
-        columns = make_column_names(names)
-        main = self._find_main_image(names, dict(zip(shard.names, shard.encodings, strict=True)))
-        if "image" in columns.values() and columns[main] != "image":
-            raise SourceError(f"{printable(str(self.path))}: 'image' is not an image, but {printable(main)} is")
-        return {**columns, main: "image"}
-
-    def _find_main_image(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
-        """Finds the value that is the main image: the first with a usual name of images, else the first. The order is:
-        images by encoding, bytes that begin like an image, arrays with a usual name. Raises :class:`SourceError` if
-        there is no image."""
-        images = [name for name in names if encodings[name] in (*FILES, "pil")]
-        images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
-        images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]
-        if not images:
-            raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(map(printable, names))}")
-        return next((name for name in images if names_an_image(name)), images[0])
-
-    def _begins_like_image(self, name: str) -> bool:
-        """Tells if a value of the first sample begins like an image file. False if the sample cannot be read."""
-        number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
-        offsets, reason, _ = self._shard_offsets[number]
-        if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):
-            return False
-        try:
-            data = self._read_fields(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
-        except ValueError:  # a bad sample, which reading names
-            return False
-        return begins_like_image(data[:16])
-
-    def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
-        """Declares the column of a value by its encoding. ``given`` are its values in the first samples. Integers with
-        a name of labels are labels. Bytes are images if the first value begins like an image. Arrays depend on all
-        values. Raises :class:`SourceError` for arrays if there are no values, or no column holds them."""
-        column = self._columns[name]
-        if column == "image":
-            return Image(None if encoding in (*FILES, "bytes") else "uint8")
-        if encoding in (*FILES, "pil"):
-            return Image(None if encoding in FILES else "uint8")
-        plain: dict[str, Field] = {"str": Text(), "str_decimal": Text(), "bytes": Bytes(), "json": Json()}
-        if encoding == "bytes" and given and begins_like_image(bytes(given[0][:16])):
-            return Image()
-        if encoding in plain:
-            return plain[encoding]
-        if encoding in ("int", "str_int", *SCALARS):
-            dtype = encoding if encoding in SCALARS else "int64"
-            return Label() if name.lower() in LABEL_NAMES and "int" in dtype else Array(dtype)
-        if encoding == "str_float":
-            return Array("float64")
-        if not given:
-            raise SourceError(f"{printable(str(self.path))}: no value of {printable(name)} can be read")
-        try:
-            return infer_field(column, given)
-        except ValueError as error:
-            raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
-
-    def _read_first_samples(self, split: str) -> Iterator[dict[str, Any]]:
-        """Yields those of the first 16 samples of a split that can be read; skips others."""
-        for row in islice(self.rows(split), _PROBED):
+    def read_shards(self) -> Iterator[Shard]:
+        """Yields the shards that the indexes name. Raises :class:`SourceError` for an invalid index."""
+        for split, index in self.indexes:
             try:
-                yield self.read_values(row.ref)
-            except (ValueError, OSError):
-                continue  # reported when it is read
+                yield from self.read_index_shards(split, index)
+            except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+                raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 
-    @cached_property
-    def _shard_offsets(self) -> list[tuple[NDArray[np.uint32], str, int]]:
-        """Results of :meth:`_read_offsets` for each shard."""
-        return [self._read_offsets(number) for number in range(len(self._shards))]
+    def read_index_shards(self, split: str, index: Path) -> Iterator[Shard]:
+        """Yields the shards that an index names. If an index names both forms of a shard, prefers the uncompressed
+        file. Raises :class:`SourceError` for a missing shard, an unknown compression, and another version. Raises other
+        errors for an invalid index."""
+        for plain in read_index(index)["shards"]:
+            if plain["format"] != "mds" or plain["version"] != 2:
+                raise SourceError(
+                    f"{printable(str(index))} is of shards {plain['format']!r:.20} {plain['version']!r:.20}; packstore "
+                    "reads mds of version 2"
+                )
+            names, encodings = tuple(map(str, plain["column_names"])), tuple(map(str, plain["column_encodings"]))
+            sizes = tuple(_fixed_value_size(encoding) for encoding in encodings)
+            said = tuple(None if not size else int(size) for size in plain["column_sizes"])
+            if not len(names) == len(encodings) == len(said) <= _MAX_COLUMNS or len(set(names)) < len(names):
+                raise ValueError("its columns do not go together")
+            if sizes != said:
+                raise ValueError(f"columns {encodings} have sizes {said}")
+            raw, packed = plain["raw_data"], plain.get("zip_data")
+            file = index.parent / check_file_name(raw["basename"])
+            if packed and not file.is_file():
+                kind = str(plain.get("compression") or "").partition(":")[0]
+                file = index.parent / check_file_name(packed["basename"])
+                if kind not in _COMPRESSED:
+                    raise SourceError(f"{printable(str(file))} is compressed by {printable(kind)}: decompress it first")
+            if not file.is_file():
+                raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
+            samples, nbytes = int(plain["samples"]), int(raw["bytes"])
+            if not 0 <= samples <= max(0, nbytes // 4 - 2):
+                raise ValueError(f"{samples} samples in {nbytes} bytes")
+            types = {
+                name: ValueType(_KINDS.get(its, ANY), encoding=its) for name, its in zip(names, encodings, strict=True)
+            }
+            yield Shard(split, file, types, Layout(samples, sizes, nbytes))
 
-    def _read_offsets(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
-        """Reads the offsets of a shard, and checks its size and count against the index. Returns
+    def places(self, number: int) -> Iterator[tuple[int, int, str]]:
+        """Yields start and stop of each sample, and the reason why it cannot be read. A damaged shard has one reason
+        for all its samples."""
+        samples, sizes, nbytes = self.typed_shards[number].layout
+        file = self.opened[number]
+        end, count = os.fstat(file.descriptor).st_size, int.from_bytes(file.read(4, 0), "little")
+        data = file.read(4 * (samples + 1), 4)
+        if nbytes not in (None, end):
+            fault = f"it has {end} bytes, and {INDEX} says {nbytes}"
+        elif count != samples:
+            fault = f"it has {count} samples, and {INDEX} says {samples}"
+        else:
+            fault = "" if len(data) == 4 * (samples + 1) else "it ends within its offsets"
+        if fault:
+            yield from repeat((0, 0, fault), samples)
+            return
+        head, least = 4 * (samples + 2), sum(4 if size is None else size for size in sizes)
+        for start, stop in pairwise(map(int, np.frombuffer(data, "<u4"))):
+            good = head <= start and start + least <= stop <= end
+            yield start, stop, "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
-        - the offsets of its samples and of their end;
-        - the reason if something is wrong, else ``""``;
-        - the size of the shard.
-        """
-        shard, none = self._shards[number], np.zeros(0, np.uint32)
-        file = self._files[number]
-        end = os.fstat(file.descriptor).st_size
-        if shard.nbytes not in (None, end):
-            return none, f"it has {end} bytes, and {INDEX} says {shard.nbytes}", end
-        count = int.from_bytes(file.read(4, 0), "little")
-        if count != shard.samples:
-            return none, f"it has {count} samples, and {INDEX} says {shard.samples}", end
-        data = file.read(4 * (count + 1), 4)
-        if len(data) < 4 * (count + 1):
-            return none, "it ends within its offsets", end
-        return np.frombuffer(data, "<u4"), "", end
-
-    def _placement_error(self, number: int, start: int, stop: int) -> str:
-        """Returns the error for a sample at an impossible place; ``""`` for a possible one."""
-        shard = self._shards[number]
-        head = 4 * (shard.samples + 2)
-        least = sum(4 if size is None else size for size in shard.sizes)
-        good = head <= start <= stop <= self._shard_offsets[number][2] and stop - start >= least
-        return "" if good else f"a sample is from byte {start} to {stop}, where none can be"
-
-    def _locate_values(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns start and end of each value of a sample. Raises :class:`ValueError` if they do not fill the
-        sample."""
-        shard = self._shards[number]
-        unsaid = sum(size is None for size in shard.sizes)
-        lengths = iter(np.frombuffer(self._files[number].read(4 * unsaid, start), "<u4").tolist())
-        at, spans = start + 4 * unsaid, []
-        for size in shard.sizes:
-            length = next(lengths) if size is None else size
-            spans.append((at, at + length))
+    def spans(self, number: int, start: int, stop: int) -> Mapping[str, Span]:
+        """Returns the place of each value. Raises :class:`ValueError` if the values do not fill the sample."""
+        shard = self.typed_shards[number]
+        sizes = shard.layout.sizes
+        unsaid = sizes.count(None)
+        own = iter(np.frombuffer(self.opened[number].read(4 * unsaid, start), "<u4").tolist())
+        at, spans = start + 4 * unsaid, {}
+        for name, size in zip(shard.types, sizes, strict=True):
+            length = next(own, 0) if size is None else size
+            spans[name] = Span(at, at + length)
             at += length
         if at != stop:
             raise ValueError(f"{shard.file.name}: a sample of {stop - start} bytes has values of {at - start}")
         return spans
 
-    def _measure_sample(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
-        """Returns the sizes of a sample's main image and of its other values, and its key. The key is None if the
-        shards have no keys. For a damaged sample, returns the size of the whole sample, 0 and None."""
-        shard, file = self._shards[number], self._files[number]
-        try:
-            spans = dict(zip(shard.names, self._locate_values(number, start, stop), strict=True))
-        except ValueError:
-            return stop - start, 0, None  # reported when it is read
-        low, high = spans.get(self._image_name, (start, start))
-        key = None
-        if self._key_name in spans:
-            begin, end = spans[self._key_name]
-            key = file.read(end - begin, begin).decode("utf-8", "surrogateescape")
-        return high - low, stop - start - (high - low), key
+    def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
+        """Decodes a value by its encoding, see :func:`decode_value`."""
+        return decode_value(type.encoding, data)
 
-    @cached_property
-    def _image_name(self) -> str:
-        """Name of the value that is the main image."""
-        return next(name for name, column in self._columns.items() if column == "image")
+    def splits(self) -> Sequence[str]:
+        """Returns the split of each ``index.json`` in packing order, including splits without shards."""
+        return in_packing_order(split for split, _ in self.indexes)
 
-    def _read_fields(self, number: int, start: int, stop: int) -> list[bytes]:
-        """Reads the encoded values of a sample. Raises :class:`ValueError` if one is too large or the shard is cut
-        off."""
-        file, shard = self._files[number], self._shards[number]
-        spans = self._locate_values(number, start, stop)
-        limits = [self._max_image if encoding in FILES else _MAX_VALUE for encoding in shard.encodings]
-        for name, (low, high), limit in zip(shard.names, spans, limits, strict=True):
-            if high - low > limit:
-                raise ValueError(f"{printable(name)} has {high - low} bytes, more than {limit} within max_pixels")
-        data = file.read(stop - start, start)
-        if len(data) < stop - start:
-            raise ValueError(f"{shard.file.name} ends within a sample")
-        return [data[low - start : high - start] for low, high in spans]
+    def files(self) -> Iterator[Path]:
+        """Yields the index files, then the shards."""
+        yield from (index for _, index in self.indexes)
+        yield from super().files()
 
 
-def find_indexes(path: Path) -> list[tuple[str, Path]]:
-    """Finds ``index.json`` in a folder, or in its folders named after splits; returns split and path of each. Returns
-    ``[]`` if there is none, or the folder cannot be listed."""
-    if (path / INDEX).is_file():
-        return [("", path / INDEX)]
-    if not path.is_dir():
-        return []
-    try:
-        splits = find_split_folders(each.name for each in visible_paths(path))
-    except OSError:
-        return []
-    return [(split, path / name / INDEX) for name, split in splits.items() if (path / name / INDEX).is_file()]
+def decode_value(encoding: str, data: bytes) -> Any:
+    """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they are.
+    Raises :class:`ValueError` if it is damaged."""
+    kind = _KINDS.get(encoding, ANY)
+    if kind in (FILE, BYTES):
+        return data
+    if kind == TEXT:
+        return data.decode("utf-8")
+    if kind == JSON:
+        return load_json(data)
+    if kind == PIXELS:
+        return _decode_pixels(data)
+    if kind == ANY:
+        return decode_array(encoding, data)
+    if encoding == "str_int":
+        if not re.fullmatch(rb"[+-]?\d{1,18}", data):
+            raise ValueError(f"found {data[:40]!r}, expected an integer")
+        return int(data)
+    if encoding == "str_float":
+        return float(data)
+    dtype = np.dtype(kind).newbyteorder("<")
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"found {len(data)} bytes, expected one number {encoding}")
+    return np.frombuffer(data, dtype)[0]
+
+
+def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype unless
+    ``encoding`` or ``dtype`` has it, and with the shape unless ``encoding`` has it. Raises :class:`ValueError` if they
+    do not fit the data."""
+    parts = encoding.split(":")
+    dtype = dtype or (parts[1] if len(parts) > 1 else "")
+    at = 0
+    if not dtype:
+        if not data or data[0] not in _CODES:
+            raise ValueError("found an array of no known dtype")
+        dtype, at = _CODES[data[0]], 1
+    if len(parts) > 2:
+        shape = [int(n) for n in parts[2].split(",")]
+    else:
+        if len(data) <= at:
+            raise ValueError("it ends within its shape")
+        count, width = data[at] >> 2, 1 << (data[at] & 3)
+        sizes = data[at + 1 : at + 1 + count * width]
+        if len(sizes) < count * width or count > 8:
+            raise ValueError("it ends within its shape")
+        shape, at = np.frombuffer(sizes, f"<u{width}").tolist(), at + 1 + count * width
+    kind = np.dtype(dtype).newbyteorder("<")
+    if len(data) - at != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"found {len(data) - at} bytes, expected an array {dtype} of shape {tuple(shape)}")
+    return np.frombuffer(data, kind, offset=at).reshape(shape)
+
+
+def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
+    """Decodes pixels of Pillow in mode L or RGB to ``(H, W, C)``. ``data`` is width, height, length of the mode's name,
+    the name, and the pixels. Raises :class:`ValueError` for other modes and damage."""
+    width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
+    mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
+    channels = {"L": 1, "RGB": 3}.get(mode)
+    if channels is None:
+        raise ValueError(f"found an image of mode {printable(mode)}; packstore reads L and RGB of these")
+    if len(data) - 12 - length != width * height * channels:
+        raise ValueError(f"found {len(data) - 12 - length} bytes, expected {width} x {height} pixels")
+    return np.frombuffer(data, np.uint8, offset=12 + length).reshape(height, width, channels)
+
+
+def _fixed_value_size(encoding: str) -> int | None:
+    """Returns the number of bytes of each value of an encoding, or None if it varies.
+
+    Raises :class:`ValueError` for an unknown encoding. For ``ndarray``, raises it also for an unknown dtype, and for a
+    shape of more than eight axes or with an invalid length."""
+    name, _, rest = encoding.partition(":")
+    if name == "ndarray":
+        dtype, _, shape = rest.partition(":")
+        if dtype and dtype not in _SCALARS:
+            raise ValueError(f"an array of {dtype!r:.40}")
+        if not shape:
+            return None
+        sizes = [int(n) for n in shape.split(",")]
+        if len(sizes) > 8 or any(not 0 < n < 1 << 31 for n in sizes):
+            raise ValueError(f"an array of shape {shape!r:.40}")
+        return math.prod(sizes) * np.dtype(dtype).itemsize
+    if rest or encoding not in _KINDS:
+        raise ValueError(f"the encoding {encoding!r:.40}, which packstore does not know")
+    return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in _SCALARS else None
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -338,7 +270,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     damaged."""
     for _, index in find_indexes(path)[:1]:
         try:
-            data = read_bounded(index, MAX_JSON)
+            data = read_bounded(index, MAX_INDEX)
         except OSError:
             return Certainty.NO
         if b'"shards"' in data and re.search(rb'"format"\s*:\s*"mds"', data):
@@ -349,13 +281,19 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 class ExportedMds(ExportedRows, MdsSource):
     """Source of MDS shards that packstore exported, see :mod:`packstore.exports.mds`."""
 
-    _image_name, _key_name = "image", "key"
+    key_name = "key"
 
-    def list_indexes(self) -> list[tuple[str, Path]]:
-        """Lists split and path of the index beside each shard that the export names."""
+    @cached_property
+    def main_image(self) -> str:
+        """``image``. Raises :class:`SourceError` if the shards have no such value."""
+        return choose_main_image(self.path, [name for name in self.types if name == "image"], self.types)
+
+    @cached_property
+    def indexes(self) -> list[tuple[str, Path]]:
+        """Split and path of the index beside each shard that the export names."""
         return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
 
-    def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+    def decode_sample(self, number: int, spans: Mapping[str, Span], raw: Mapping[str, bytes]) -> dict[str, Any]:
         """Decodes the image and the exported columns; leaves out missing values. Values of varying length that are no
         images become :class:`StoredBytes`, the bytes that the store had. Raises :class:`ValueError` for a damaged
         value."""

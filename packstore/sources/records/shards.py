@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from pathlib import Path
+from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty
 from packstore.sources.dataset import index_key
@@ -18,6 +21,10 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 
+INDEX = "index.json"
+"""Name of the file that names the shards of MDS and LitData."""
+MAX_INDEX = 1 << 28
+"""Maximum number of its bytes."""
 _NAMED_MISSING = 1000
 _TRIED = 4
 _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
@@ -155,3 +162,38 @@ def folder_has_images(path: Path) -> bool:
     """Tells if images are directly in a folder. False if ``path`` is no folder."""
     tree = open_tree(path)
     return tree is not None and len(tree.names("").ending(*IMAGE_SUFFIXES)) > 0
+
+
+def find_indexes(path: Path) -> list[tuple[str, Path]]:
+    """Finds ``index.json`` in a folder, or in its folders named after splits; returns split and path of each. Returns
+    ``[]`` if there is none, or the folder cannot be listed."""
+    if (path / INDEX).is_file():
+        return [("", path / INDEX)]
+    if not path.is_dir():
+        return []
+    try:
+        splits = find_split_folders(each.name for each in visible_paths(path))
+    except OSError:
+        return []
+    return [(split, path / name / INDEX) for name, split in splits.items() if (path / name / INDEX).is_file()]
+
+
+def check_file_name(name: object) -> str:
+    """Returns ``name`` if it is a plain file name, without a folder. Raises :class:`ValueError` for any other."""
+    if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
+        raise ValueError(f"the name {name!r:.80}")
+    return name
+
+
+def read_index(index: Path) -> dict[str, Any]:
+    """Reads the JSON object in an index file; does not check its content.
+
+    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 256 MiB.
+    """
+    try:
+        content = load_json(read_bounded(index, MAX_INDEX), "it is not valid JSON")
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
+    if not isinstance(content, dict):
+        raise SourceError(f"{printable(str(index))} cannot be read: it is not a JSON object")
+    return content
