@@ -71,8 +71,8 @@ def repair(arguments: RepairArguments) -> RepairReport:
     records and ``source``. A shard that is missing or does not open is packed again from the samples of ``source`` that
     no other shard has.
 
-    ``image_key``, ``label_key``, ``layout``, ``ignore`` and ``columns`` that are not given are those with which the
-    store was packed.
+    ``image_key``, ``label_key``, ``layout``, ``ignore``, ``splits`` and ``columns`` that are not given are those with
+    which the store was packed.
 
     Returns:
         The report. Nothing is written if nothing is damaged. Without ``partial``, nothing is written if a record is

@@ -102,8 +102,8 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
     - pixel for pixel, for lossless encodings;
     - within the tolerance stated in :func:`packstore.images.encode.Encoder.compare`, for other encodings.
 
-    ``image_key``, ``label_key``, ``layout``, ``ignore`` and ``columns`` that are not given are those with which the
-    store was packed. If another process replaces the store meanwhile, or appends to it, checks the new one.
+    ``image_key``, ``label_key``, ``layout``, ``ignore``, ``splits`` and ``columns`` that are not given are those with
+    which the store was packed. If another process replaces the store meanwhile, or appends to it, checks the new one.
 
     Returns:
         The report; damage is in it, not raised.

@@ -56,6 +56,7 @@ class ClusterJob:
         options = source.options
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
         opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
+        opening["splits"] = options.splits
         opening |= {**options.array_names, "columns": options.columns, "frames": options.frames}
         opening["crowds"] = options.crowds
         versions = list_library_versions(self.plan)

@@ -189,7 +189,7 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
     Raises :class:`UsageError` for invalid values, and for arguments that contradict each other for every source.
     Planning checks the options of the encoder, such as ``size``, ``quality`` and ``check``, and those of the source.
 
-    Converts ``shard_size`` to a number of bytes; converts ``ignore`` and ``columns`` to tuples.
+    Converts ``shard_size`` to a number of bytes; converts ``ignore``, ``splits`` and ``columns`` to tuples.
     """
 
     split: str | None = option(
@@ -235,6 +235,7 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         from packstore.images.reading import OF_SOURCES
         from packstore.packing.column_answers import check_column_options, check_mode_options
         from packstore.sources.ignoring import check_patterns
+        from packstore.sources.splits import check_splits
 
         texts = ("source_kind", "split", "format", "encoding", "cluster")
         check_options(self, *texts, "on_error", "workers", "max_pixels", "overwrite", "restart", "link", "index")
@@ -246,6 +247,7 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         if self.shard_size is not None:
             whole_number("shard_size", self.shard_size)
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
+        object.__setattr__(self, "splits", check_splits(self.splits))
         object.__setattr__(self, "columns", check_column_options(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         check_mode_options(self.mode, self.depth, self.alpha, one)

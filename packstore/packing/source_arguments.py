@@ -103,6 +103,15 @@ class SourceArguments:
         metavar="PATTERN",
         group="Source",
     )
+    splits: str | Sequence[str] = option(
+        (),
+        'Splits by patterns of their files or folders, in the syntax of ``ignore``: ``["train=images/a", '
+        '"val=images/b"]``. The first pattern that matches decides.',
+        "Make splits of the files and folders that match: TRAIN=PATTERN,VAL=PATTERN, patterns as for --ignore. "
+        "Repeatable.",
+        metavar="SPLIT=PATTERN,…",
+        group="Source",
+    )
     max_pixels: int = max_pixels_option(
         "Limit of an image's pixels. An image with more is a bad sample. A file is a bad sample, too, if it has more "
         "than 8 bytes per allowed pixel plus 64 MiB. Both are rejected before they are read or decoded. This bounds "
@@ -135,6 +144,7 @@ class SourceArguments:
             label_key=self.label_key,
             layout=self.layout,
             ignore=self.ignore,
+            splits=self.splits,
             columns=self.columns if columns is None else columns,
             frames=frames,
             crowds=crowds,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compi
 from packstore.sources.questions import add_source_to_questions, ask_about_clips, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
 from packstore.sources.remote import NeedsCopyError, RemotePath, cache_buckets
+from packstore.sources.splits import check_splits
 from packstore.sources.wrapped import GEO, GeoSource
 from packstore.stores.opening import holds_store
 
@@ -58,6 +59,11 @@ DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", 
 _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 """Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored."""
 
+_CHECKS: dict[str, Callable[[object], tuple[str, ...]]] = {
+    "ignore": check_patterns, "splits": check_splits, "columns": check_columns
+}  # fmt: skip
+"""Check of each option that is texts, by its name."""
+
 
 def open_source(
     path: Path,
@@ -71,6 +77,7 @@ def open_source(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    splits: str | Sequence[str] = (),
     columns: str | Sequence[str] = (),
     frames: str | None = None,
     crowds: bool | None = None,
@@ -89,14 +96,17 @@ def open_source(
             Only some kinds take such a file (``flat``).
         max_pixels: See :class:`SourceOptions`.
         packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
-            ambiguous. Its options for arrays, ``ignore``, ``columns`` and ``frames`` replace those that are not given.
-            If the source is itself a store or an export of a store, only ``frames`` replaces, and only if the images
-            are files.
+            ambiguous. Its options for arrays, ``ignore``, ``splits``, ``columns`` and ``frames`` replace those that
+            are not given. If the source is itself a store or an export of a store, only ``frames``
+            replaces, and only if the images are files.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
         layout: See :class:`SourceOptions`.
         ignore: Patterns of files and folders to treat as absent: ``*.txt``, ``masks``, ``train/extra``.
+        splits: Patterns of the files of splits, as for ``ignore``: ``train=images/a``. They replace the source's own
+            splits, see :class:`packstore.sources.chosen_splits.ChosenSplitsSource`. In an image folder, folders that
+            match are splits, and no classes.
         columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. Any source
             takes ``keep=geo``, which adds a column ``geo`` of GeoTIFF tags, and ``encoding=cp1252``, the encoding of
             all texts that are not UTF-8.
@@ -118,6 +128,7 @@ def open_source(
         crowds = False
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
+    chosen = check_splits(splits) or _recorded_texts(files_as, "splits")
     recorded = None if packed_as is None else packed_as.options.get("frames")
     with use_encoding(encoding):
         opened = _open_files(
@@ -131,11 +142,16 @@ def open_source(
             label_key,
             layout,
             ignore,
+            chosen,
             others,
             crowds,
             progress,
             clips=(recorded if frames is None else frames) == CLIPS,
         )
+    if chosen:
+        from packstore.sources.chosen_splits import ChosenSplitsSource
+
+        opened = ChosenSplitsSource(opened, chosen)
     if encoding is not None:
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
@@ -177,6 +193,7 @@ def _open_files(
     label_key: str | None,
     layout: str | None,
     ignore: str | Sequence[str],
+    splits: tuple[str, ...],
     columns: tuple[str, ...],
     crowds: bool | None,
     progress: ProgressCallback,
@@ -205,6 +222,7 @@ def _open_files(
         label_key=label_key,
         layout=layout,
         ignore=check_patterns(ignore) or _recorded_texts(packed_as, "ignore"),
+        splits=splits,
         columns=columns,
         crowds=crowds,
     )
@@ -217,7 +235,7 @@ def _open_files(
         ):
             raise UsageError(
                 f"{printable(str(place))} is read by another library: leave source_kind, labels, image_key, label_key, "
-                "ignore and columns out"
+                "ignore, splits and columns out"
             )
         if packed_as is not None:
             options = replace(options, **_recorded_array_names(packed_as, options))
@@ -337,12 +355,12 @@ def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[s
 
 
 def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
-    """Returns the texts of an option (``ignore``, ``columns``) that a store was packed with; empty if there are none,
-    or they are damaged."""
+    """Returns the texts of an option (``ignore``, ``splits``, ``columns``) that a store was packed with; empty if there
+    are none, or they are damaged."""
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
         texts = json.loads(recorded) if isinstance(recorded, str) else ()
-        return check_patterns(texts) if name == "ignore" else check_columns(texts)
+        return _CHECKS[name](texts)
     except ValueError:
         return ()
 

@@ -71,6 +71,8 @@ class SourceOptions:
             Pascal VOC, ``voc`` for boxes that count from 1, ``xyxy`` from 0.
         ignore: Patterns of files and folders to treat as absent, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
+        splits: Patterns of the files of splits, ``train=images/a``; see
+            :class:`packstore.sources.splits.SplitPatterns`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
         frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`;
             ``clips`` or ``clips:files``: each file or folder is a sample, see
@@ -87,6 +89,7 @@ class SourceOptions:
     label_key: str | None = None
     layout: str | None = None
     ignore: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     frames: str | None = None
     crowds: bool | None = None
@@ -384,9 +387,10 @@ class Source(ABC):
 
     def identity(self) -> str:
         """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and
-        the options for arrays, ``ignore`` and ``columns``."""
+        the options for arrays, ``ignore``, ``splits`` and ``columns``."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
         names += [f" ignore={pattern}" for pattern in self.options.ignore]
+        names += [f" splits={each}" for each in self.options.splits]
         names += [f" column={each}" for each in self.options.columns]
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 

@@ -22,7 +22,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, count_sizes, readable_sizes
 from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
-from packstore.sources.ignoring import ignore_paths
+from packstore.sources.ignoring import escape_pattern, ignore_paths
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
     NO_SOURCE,
@@ -92,7 +92,7 @@ class ImageFolderSource(FolderSource):
         super().__init__(path, options)
         self.tree = accept_arrays(self.tree)
         self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
-        """Listings of the last survey by split, for :meth:`entries`."""
+        """Listings of the last survey by folder of a split, for :meth:`entries`."""
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
@@ -135,7 +135,7 @@ class ImageFolderSource(FolderSource):
                 progress(Progress("scan", before + count, None, size_bytes))
             if folder.split and not count:
                 self._refuse_empty_split(folder, folders)
-            splits[folder.split] = count
+            splits[folder.split] = splits.get(folder.split, 0) + count
         if not classes and not any(splits):
             self._refuse_without_folders(splits[""], ignored)
         labelled = any(folder.classes for folder in chosen)
@@ -167,7 +167,7 @@ class ImageFolderSource(FolderSource):
         cycle has no class, and gets number 0."""
         for folder in chosen:
             split = folder.split
-            for label, directory, listing in self._listed.get(split) or self._list_directories(folder, None):
+            for label, directory, listing in self._listed.get(folder.directory) or self._list_directories(folder, None):
                 labels = (numbers.get(label, 0),) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
@@ -196,13 +196,18 @@ class ImageFolderSource(FolderSource):
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
         root = replace(root, directories=[name for name in root.directories if not self._is_other_folder(name, above)])
-        split_folders = find_splits(self.tree, root.directories, above)
+        split_folders = find_splits(self.tree, root.directories, above, self.options.splits)
         if split_folders is not None and split_folders.others:
-            if self.options.named:
+            if self.options.named and not self.options.splits:
                 split_folders = None
             elif split is None:
                 answers = [Answer(ignore_paths(split_folders.others))]
-                answers += [Answer(("--split", split)) for split in split_folders.splits.values()]
+                if not self.options.splits:
+                    if self._share_classes((*split_folders.splits, *split_folders.others)):
+                        named = {**split_folders.splits, **{name: name for name in split_folders.others}}
+                        pairs = (f"{split}=/{escape_pattern(name)}" for name, split in named.items())
+                        answers.append(Answer(("--splits", ",".join(pairs))))
+                    answers += [Answer(("--split", split)) for split in split_folders.splits.values()]
                 raise AmbiguousSourceError(split_folders.describe_others(self.name()), answers, self.path)
         if split_folders is None:
             _count_loose_images(ignored, loose if root.directories else 0, "class")
@@ -218,9 +223,10 @@ class ImageFolderSource(FolderSource):
         folders: dict[str, _SplitFolder] = {}
         cycles: list[Listing] = []
         for directory, split in split_folders.splits.items():
-            if split in folders:
+            twice = next((each for each in folders.values() if each.split == split), None)
+            if twice is not None and not self.options.splits:
                 raise SourceError(
-                    f"{self.name(directory)} and {self.name(folders[split].directory)} are the same split: rename one"
+                    f"{self.name(directory)} and {self.name(twice.directory)} are the same split: rename one"
                 )
             inside = self.tree.list(directory, ignored)
             if inside.identity in above:
@@ -228,12 +234,17 @@ class ImageFolderSource(FolderSource):
                 continue
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose_images(ignored, loose if classes else 0, "class")
-            folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
+            folders[directory] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
         folders = self._enter_image_folders(folders, ignored)
         if cycles and not (self.options.skip_bad and folders):
             raise cycle_error(self.tree.name(cycles[0].images[0]))
         first, *others = folders.values()
         return [replace(first, cycles=tuple(cycles)), *others]
+
+    def _share_classes(self, folders: Sequence[str]) -> bool:
+        """Tells if at least half of the folders in each of several folders are in all of them."""
+        inside = [set(self.tree.list(name).directories) for name in folders]
+        return all(0 < len(each) <= 2 * len(set.intersection(*inside)) for each in inside)
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
         """Tells if a top folder is no class: it has a name like ``logs``, and files but no images. False if the user
@@ -248,23 +259,23 @@ class ImageFolderSource(FolderSource):
     def _enter_image_folders(
         self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
     ) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split. Only folders of
-        generic names are replaced, since they are no classes. Returns all folders unchanged if the user names the kind
-        of source."""
-        names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
-        if self.options.named or len(names) != 1:
-            return folders
-        (classes,) = names
-        if len(classes) != 1 or not _LONE.fullmatch(classes[0].lower()):
+        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and has a generic
+        name. Replaces ``seg_train`` by ``seg_train/seg_train`` if the only folder in each split repeats its name. Such
+        folders are no classes. Returns all folders unchanged if the user names the kind of source."""
+        used = [folder for folder in folders.values() if folder.classes or folder.images]
+        names = {folder.classes for folder in used}
+        repeated = all(folder.classes == (folder.directory.rpartition("/")[2],) for folder in used)
+        lone = len(names) == 1 and len(used[0].classes) == 1 and _LONE.fullmatch(used[0].classes[0].lower())
+        if self.options.named or not used or not (lone or repeated):
             return folders
         result = {}
-        for split, folder in folders.items():
+        for key, folder in folders.items():
             if not folder.classes:
-                result[split] = folder
+                result[key] = folder
                 continue
-            directory = f"{folder.directory}/{classes[0]}"
+            directory = f"{folder.directory}/{folder.classes[0]}"
             inside = self.tree.list(directory, ignored)
-            result[split] = replace(
+            result[key] = replace(
                 folder,
                 directory=directory,
                 classes=tuple(sorted(inside.directories)),
@@ -307,7 +318,7 @@ class ImageFolderSource(FolderSource):
                 kept.clear()
             yield directory
         if room >= 0:
-            self._listed[folder.split] = kept
+            self._listed[folder.directory] = kept
 
     def _list_directories(
         self, folder: _SplitFolder, ignored: Counter[str] | None

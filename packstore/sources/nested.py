@@ -126,6 +126,8 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] |
     bases = tops if splits else [""]
     classes = [f"{base}/{name}" if base else name for base in bases for name in contents.folders[base].folders]
     classes = [path for path in classes if path in holding]
+    if splits and classes == [f"{base}/{base}" for base in bases]:
+        classes = [f"{path}/{name}" for path in classes for name in contents.folders[path].folders]
     names = {path.rpartition("/")[2].lower() for path in classes}
     if not names:
         return None

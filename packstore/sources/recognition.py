@@ -128,7 +128,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         except OSError as error:
             raise SourceError(unreachable_message(path, error)) from error
         if certainty is Certainty.CERTAIN:
-            if kind.name == "imagefolder":
+            if kind.name == "imagefolder" and not options.splits:
                 try:
                     _refuse_unlikely_classes(path, clips)
                 except AmbiguousSourceError as error:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from packstore.core.errors import printable
+from packstore.core.errors import UsageError, printable
+from packstore.sources.ignoring import compile_ignore_rules
 
 if TYPE_CHECKING:
     from packstore.sources.listing import Identity
@@ -28,6 +29,8 @@ _WORDS = {
 """Words of each split, in packing order."""
 MEANINGS: Mapping[str, str] = {word: split for split, words in _WORDS.items() for word in words}
 """Split that each word means, in packing order: ``validation`` is ``val``."""
+UNASSIGNED = "unassigned"
+"""Split of samples without one, in a source whose other samples have splits."""
 SPLIT_ORDER = tuple(MEANINGS)
 """Words that name a split, in packing order."""
 _FILLERS = frozenset(
@@ -36,6 +39,7 @@ _FILLERS = frozenset(
 """Words beside the word of a split that tell nothing: ``train_set``."""
 _FILLED = re.compile(rf"^({'|'.join(SPLIT_ORDER)})({'|'.join(_FILLERS)})$")
 _APART = re.compile(r"[\W\d_]+")
+_NEXT = re.compile(r",(?=[^,=]+=)")
 _NAMED = 5
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -151,26 +155,44 @@ class SplitFolders:
         """Returns the error text about :attr:`others`, with advice; ``root`` is the printable path of the folder."""
         return (
             f"{root} holds splits ({_join_names(sorted(self.splits))}) and beside them other folders with images "
-            f"({_join_names(self.others)}): leave the others out with --ignore, or pack one split alone with --split "
-            f"{self.splits[min(self.splits)]}"
+            f"({_join_names(self.others)}): leave the others out with --ignore, tell with --splits what they are, or "
+            f"pack one split alone with --split {self.splits[min(self.splits)]}"
         )
 
 
-def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> SplitFolders | None:
+def find_splits(
+    tree: Tree, directories: Collection[str], above: tuple[Identity, ...], chosen: Sequence[str] = ()
+) -> SplitFolders | None:
     """Finds the splits among the top ``directories`` of ``tree``, as :func:`find_split_folders` does; None if all are
-    classes.
+    classes. If patterns are ``chosen``, see :class:`SplitPatterns`, the folders that they match are the splits.
 
     If there are other folders, one split must contain folders of images. Without such a split, all are classes: a class
     named ``train`` contains its images directly. ``above`` identifies the root of ``tree`` and the directories above
     it.
     """
     names = sorted(directories)
-    splits = find_split_folders(names, lambda name: tree.list(name).directories)
+    if chosen:
+        patterns = SplitPatterns(chosen)
+        splits = _find_chosen(tree, patterns, names)
+    else:
+        splits = find_split_folders(names, lambda name: tree.list(name).directories)
     unknown = [name for name in names if name not in splits]
-    if not splits or (unknown and not any(_contains_classes(tree, name, above) for name in splits)):
+    if not splits or (unknown and not chosen and not any(_contains_classes(tree, name, above) for name in splits)):
         return None
+    if not any(name in splits for name in names):  # they are deeper
+        unknown = [name for name in names if not any(each.startswith(f"{name}/") for each in splits)]
     others = tuple(name for name in unknown if tree.holds_images(name, above))
     return SplitFolders(splits, others, tuple(name for name in unknown if name not in others))
+
+
+def _find_chosen(tree: Tree, patterns: SplitPatterns, folders: Sequence[str], depth: int = 4) -> dict[str, str]:
+    """Finds the splits among folders by patterns; if none matches, among the folders in them, four levels deep. Returns
+    splits by path, in the order of the patterns."""
+    found = {path: split for path in folders if (split := patterns.find_split(path, True))}
+    if not found and depth:
+        deeper = (f"{path}/{name}" for path in folders for name in tree.list(path).directories)
+        return _find_chosen(tree, patterns, sorted(deeper), depth - 1) if folders else {}
+    return dict(sorted(found.items(), key=lambda item: (patterns.names.index(item[1]), item[0])))
 
 
 def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> bool:
@@ -184,6 +206,46 @@ def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> boo
 def _join_names(names: Sequence[str]) -> str:
     """Joins the first five names for messages."""
     return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")
+
+
+def check_splits(splits: object) -> tuple[str, ...]:
+    """Checks the option ``splits``, and returns it with one ``name=pattern`` each: ``train=images/a,val=images/b`` has
+    two. The option is a text or a sequence of texts.
+
+    Raises :class:`UsageError` for other values, a missing name, and an unusable pattern, see
+    :class:`packstore.sources.ignoring.IgnoreRules`.
+    """
+    given = (splits,) if isinstance(splits, str) else splits
+    if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
+        raise UsageError(f"splits should be patterns by split such as 'train=a,val=b', got {splits!r}")
+    checked = []
+    for part in (part for each in given for part in _NEXT.split(each)):
+        name, equals, pattern = part.partition("=")
+        if not equals or not name.strip() or not pattern:
+            raise UsageError(f"splits: {printable(part)!r} should be a split and a pattern, such as train=images/a")
+        compile_ignore_rules((pattern,))
+        checked.append(f"{lower_known_split(name.strip())}={pattern}")
+    return tuple(checked)
+
+
+class SplitPatterns:
+    """Patterns of splits. The first one that matches a path, or a folder above it, decides."""
+
+    def __init__(self, splits: Sequence[str]) -> None:
+        """``splits`` are those of :func:`check_splits`."""
+        self.given = tuple(splits)
+        pairs = [each.partition("=")[::2] for each in splits]
+        self._rules = [(name, compile_ignore_rules((pattern,))) for name, pattern in pairs]
+        self.names = tuple(dict.fromkeys(name for name, _ in pairs))
+
+    def find_number(self, path: str, is_folder: bool = False) -> int | None:
+        """Returns the number of the pattern that decides, or None if none matches."""
+        return next((n for n, (_, rules) in enumerate(self._rules) if rules.hides(path, is_folder)), None)
+
+    def find_split(self, path: str, is_folder: bool = False) -> str:
+        """Returns the split of a file or folder; ``""`` if no pattern matches."""
+        number = self.find_number(path, is_folder)
+        return "" if number is None else self._rules[number][0]
 
 
 @lru_cache(1 << 12)

@@ -185,8 +185,20 @@ def test_a_further_folder_of_the_same_classes(other: str, tmp_path: Path) -> Non
     fill(tmp_path, {f"{name}/{label}/1.jpg": jpeg(1) for name in (*names, other) for label in ("cat", "dog")})
     with pytest.raises(AmbiguousSourceError, match=f"other folders with images .{other}") as caught:
         open_source(tmp_path).survey()
-    first, *others = caught.value.answers
+    first, second, *others = caught.value.answers
     assert first.options == ("--ignore", f"/{other}")
+    pairs = [*((find_split(name), name) for name in names), (other, other)]
+    assert second.options == ("--splits", ",".join(f"{split}=/{name}" for split, name in pairs))
+    with closing(open_source(tmp_path, splits=second.options[1])) as source:
+        assert dict(source.survey().splits) == {split: 2 for split, _ in pairs}
     assert {each.options for each in others} == {("--split", find_split(name)) for name in names}
     with closing(open_source(tmp_path, ignore=first.options[1])) as source:
         assert dict(source.survey().splits) == {find_split(name): 2 for name in names}
+
+
+def test_a_folder_of_a_split_that_repeats_its_name(tmp_path: Path) -> None:
+    names = ("seg_train", "seg_test")
+    fill(tmp_path, {f"{name}/{name}/{label}/1.jpg": jpeg(1) for name in names for label in ("cat", "dog")})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert (dict(survey.splits), survey.columns[0].classes) == ({"train": 2, "test": 2}, ("cat", "dog"))

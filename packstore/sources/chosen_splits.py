@@ -1,0 +1,123 @@
+"""Assigns samples to splits by the patterns of ``--splits``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from packstore.core.columns import ImageData
+from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.sources.base import Entry, Source, Survey, round_up_size
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import key_size
+from packstore.sources.splits import UNASSIGNED, SplitPatterns, lower_known_split
+from packstore.sources.wrapped import WrappedSource
+
+
+class ChosenSplitsSource(WrappedSource):
+    """Wraps a source, and assigns its samples to splits by patterns that match their keys: paths in the source.
+
+    Samples without a match are in the split ``unassigned``, and a note says how many. The order within a split is that
+    of the wrapped source. Lists that source once for each split. A source that is a store is refused.
+    """
+
+    def __init__(self, source: Source, splits: Sequence[str]) -> None:
+        super().__init__(source, replace(source.options, splits=tuple(splits)))
+        self._patterns = SplitPatterns(splits)
+        if source.store_manifest is not None:
+            raise UsageError(
+                f"{printable(str(self.path))} is a store, whose samples have their splits: leave splits out"
+            )
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Surveys the wrapped source, and counts the samples of each split.
+
+        Raises :class:`SourceError` for a pattern that no sample matches, and :class:`NotInSourceError` for an unknown
+        ``split``.
+        """
+        survey = self._source.survey(None, progress)
+        counts: Counter[str] = Counter()
+        used: set[int | None] = set()
+        sizes: Counter[int] = Counter()
+        size_bytes = key_bytes = 0
+        claims = Claims()
+        for entry in self._source.entries():
+            number = self._patterns.find_number(entry.key)
+            used.add(number)
+            name = self._name(entry)
+            counts[name] += 1
+            if split is not None and name == lower_known_split(split):
+                size_bytes += entry.size_bytes
+                sizes[round_up_size(entry.size_bytes)] += 1
+                key_bytes += key_size(entry.key)
+                claims.claim(entry.key)
+        unused = [each for number, each in enumerate(self._patterns.given) if number not in used]
+        if unused:
+            raise SourceError(
+                f"{printable(str(self.path))}: no sample matches {printable(unused[0].partition('=')[2])!r} of splits "
+                f"({printable(unused[0])}); patterns match paths from the top of the source, such as "
+                f"{printable(next(iter(self._source.entries())).key)}"
+            )
+        ordered = {name: counts[name] for name in (*self._patterns.names, UNASSIGNED) if counts[name]}
+        notes = survey.notes
+        if counts[UNASSIGNED]:
+            notes = (
+                *notes,
+                f"no pattern of splits matches {counts[UNASSIGNED]:,} of the samples: their split is {UNASSIGNED}",
+            )
+        if split is None:
+            return replace(survey, splits=ordered, notes=notes)
+        name = lower_known_split(split)
+        if name not in ordered:
+            raise self.unknown_split_error(split, ordered)
+        for path in survey.ledger.names(Role.ANNOTATION):
+            claims.claim(path, Role.ANNOTATION)
+        share = ordered[name] / max(1, survey.records)
+        return replace(
+            survey,
+            splits={name: ordered[name]},
+            notes=notes,
+            size_bytes=size_bytes,
+            size_counts=sizes,
+            key_bytes=key_bytes,
+            value_bytes=int(survey.value_bytes * share),
+            further_bytes=int(survey.further_bytes * share),
+            ledger=self.ledger(claims, split),
+        )
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields the entries of one split, or of all, split after split."""
+        names = (*self._patterns.names, UNASSIGNED)
+        if split is not None:
+            names = tuple(name for name in names if name == lower_known_split(split))
+            if not names:
+                raise self.unknown_split_error(split, self._patterns.names)
+        return self._yield_entries(names)
+
+    def _yield_entries(self, names: Sequence[str]) -> Iterator[Entry]:
+        """Yields the entries of several splits, split after split."""
+        for name in names:
+            for entry in self._source.entries():
+                if self._name(entry) == name:
+                    yield entry._replace(split=name)
+
+    def _name(self, entry: Entry) -> str:
+        """Returns the split of an entry."""
+        return self._patterns.find_split(entry.key) or UNASSIGNED
+
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        return Source.pick_entries(self, split, records, count)
+
+    def read_together(self, entries: Sequence[Entry]) -> Sequence[ImageData | None]:
+        return self._source.read_together(entries)
+
+    def nbytes(self, entry: Entry) -> int:
+        return self._source.nbytes(entry)
+
+    def claim_files(self, claims: Claims) -> None:
+        self._source.claim_files(claims)
+
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
+        return self._source.reason_to_leave_out(folder, name)
