@@ -104,8 +104,8 @@ GRAY = parse_mode("L")
 
 
 def is_reading_option(option: str) -> bool:
-    """Tells if an option of a manifest says how image files are read: ``depth``, ``alpha`` or ``frames``.
+    """Tells if an option of a manifest says how image files are read: ``depth``, ``alpha``, ``frames`` or ``pixels``.
 
     The option may be for a single column: ``NAME.depth``.
     """
-    return option.rpartition(".")[2] in ("depth", "alpha", "frames")
+    return option.rpartition(".")[2] in ("depth", "alpha", "frames", "pixels")

@@ -21,7 +21,7 @@ _ANSWERS = {
     "HI)",
     "frames": "--frames first, the number of a frame from 0, all (each is a record), or clips (each file is a record, "
     "with an array of its frames)",
-    "channels": "--mode keep (all channels, if all images have them), --mode {colour} or --mode L",
+    "channels": "--mode keep (all channels, if all images have them){fewer}",
     "alpha": "--alpha {keep}drop or over:COLOUR",
 }
 """Command-line options that answer the question about each loss."""
@@ -42,8 +42,21 @@ UNIFIED = {
     "premultiplied": ("image of premultiplied colours", "images of premultiplied colours", "the values are as stored"),
     "white_is_zero": ("image in which 0 is white", "images in which 0 is white", "the values are as stored"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
+    "depth_by_pillow": (
+        "image of more than 8 bits",
+        "images of more than 8 bits",
+        "read as 8 bits, as Pillow converts them",
+    ),
+    "frames_by_pillow": ("file of several frames", "files of several frames", "the first is read, as Pillow does"),
+    "channels_by_pillow": (
+        "image of other channels",
+        "images of other channels",
+        "read as RGB, as Pillow converts them",
+    ),
+    "alpha_by_pillow": ("image with transparent pixels", "images with transparent pixels", "Pillow drops the alpha"),
 }
-"""Conversions that lose nothing, and unusual values, by name: singular and plural of such an image, and the reason."""
+"""Conversions by name: singular and plural of such an image, and what happens. Those by Pillow lose something, and the
+user has asked for them; the others lose nothing."""
 
 
 class LossReport(NamedTuple):
@@ -51,13 +64,13 @@ class LossReport(NamedTuple):
 
     Attributes:
         losses: See :func:`find_losses`.
-        unified: Conversion to the mode without a loss, one of :data:`UNIFIED`; None if the file has the mode, or loses
-            something.
+        unified: Conversions to the mode, names in :data:`UNIFIED`; empty if the file has the mode, or loses something
+            that no option allows.
         is_certain: The mode can represent every value. If False, only decoding tells.
     """
 
     losses: dict[str, str]
-    unified: str | None = None
+    unified: tuple[str, ...] = ()
     is_certain: bool = True
 
 
@@ -91,10 +104,10 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     """
     plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg" and not info.mpf_at:
-        return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components))
+        return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components, ()))
     if plain and not _may_exceed_rgb(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
-        return LossReport({}, "gray_to_colour") if is_gray else _COLOUR
+        return LossReport({}, ("gray_to_colour",)) if is_gray else _COLOUR
     description = native.describe_image(memoryview(data), info)
     if description is None:
         return LossReport({}, is_certain=info.kind != "tiff")
@@ -118,29 +131,32 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
         losses["channels"] = f"channels of {description.colours or mode.name}, and {wanted.name} is read"
     if description.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and no alpha is read"
-    return LossReport(losses, None if losses else _find_conversion(description, wanted), description.is_certain)
+    if reading.by_pillow and losses:
+        return LossReport({}, tuple(f"{name}_by_pillow" for name in losses))
+    return LossReport(losses, () if losses else _find_conversion(description, wanted), description.is_certain)
 
 
 _COLOUR = LossReport({})
-_JPEG = {1: "gray_to_colour", 4: "cmyk_to_rgb"}
+_JPEG = {1: ("gray_to_colour",), 4: ("cmyk_to_rgb",)}
 _PALETTE = 3  # colour type of a PNG
 
 
-def _find_conversion(found: native.ImageDescription, wanted: Mode) -> str | None:
-    """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``. None if there is none to report."""
+def _find_conversion(found: native.ImageDescription, wanted: Mode) -> tuple[str, ...]:
+    """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``. Empty if there is none to report."""
     mode = found.mode
     if found.converted is not None:
-        return found.converted
+        return (found.converted,)
     if wanted.has_colour and mode.channels - mode.has_alpha == 1:
-        return "gray_to_colour"
-    return "opaque_alpha_dropped" if mode.has_alpha and not wanted.has_alpha and not found.transparent else None
+        return ("gray_to_colour",)
+    return ("opaque_alpha_dropped",) if mode.has_alpha and not wanted.has_alpha and not found.transparent else ()
 
 
-def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
-    """Raises :class:`UsageError`. The text names the losses, and the options that allow them."""
-    has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. "
+def losses_error(key: str, losses: dict[str, str], reading: Reading, more: str = "") -> UsageError:
+    """Returns the error about losses. The text names the losses, and the options that allow them. ``more`` follows the
+    losses."""
+    has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. {more}"
     if "depth" in losses and reading.pixels.dtype != "uint8":
-        raise UsageError(
+        return UsageError(
             f"{has}Values of different types do not compare: leave such files out with --ignore, or pack all images as "
             "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI"
         )
@@ -149,10 +165,12 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
         f"keep (if the first image has alpha; else --mode {quote(with_alpha.name)}), " if with_alpha.has_alpha else ""
     )
     colour = quote((reading.pixels if reading.pixels.has_colour else RGB).name)
-    answers = "; ".join(_ANSWERS[name].format(keep=keep, colour=colour) for name in losses)
-    raise UsageError(
-        f"{has}To pack this file and those like it: {answers} (the run resumes, unless its records change); or leave "
-        "them out with --ignore"
+    fewer = "" if reading.chosen else f", --mode {colour} or --mode L"
+    answers = "; ".join(_ANSWERS[name].format(keep=keep, fewer=fewer) for name in losses)
+    pillow = "; or --pixels pillow (what Pillow makes of them, counted)" if reading.mode == RGB.name else ""
+    return UsageError(
+        f"{has}To pack this file and those like it: {answers}{pillow} (the run resumes, unless its records change); or "
+        "leave them out with --ignore or --on-error skip"
     )
 
 

@@ -34,6 +34,8 @@ CLIPS = "clips"
 """The value of ``frames`` for which each file of frames, or each folder of numbered frames, is a record."""
 FILE_CLIPS = "clips:files"
 """The value of ``frames`` for which each file is a record with its frames, even if all files have one."""
+PILLOW = "pillow"
+"""The only value of the option ``pixels``, see :attr:`Reading.by_pillow`."""
 OF_SOURCES = (ALL_FRAMES, CLIPS, FILE_CLIPS)
 """Values of ``frames`` that say what a source's samples are, and not how a file is read."""
 EXPECTED = {
@@ -58,6 +60,8 @@ class Reading:
         frames: ``first``, or the number of a frame from 0. None: the user gave none, and the first is read.
         chosen: The user named the mode. If False, it is that of the first image, and other images may not lose
             channels.
+        by_pillow: The user accepts what Pillow's ``convert("RGB")`` gives for every file. Only for 8-bit RGB without
+            other options.
     """
 
     mode: str = RGB.name
@@ -65,6 +69,7 @@ class Reading:
     alpha: str | None = None
     frames: str | None = None
     chosen: bool = False
+    by_pillow: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, str):
@@ -73,6 +78,8 @@ class Reading:
             parse_mode(self.mode)
         except ManifestError as error:
             raise UsageError(str(error)) from None
+        if self.by_pillow and (self.mode, self.depth, self.alpha, self.frames) != (RGB.name, None, None, None):
+            raise UsageError("pixels=pillow makes 8-bit RGB of every image: leave mode, depth, alpha and frames out")
         for name, pattern in (("depth", _DEPTH), ("alpha", re.compile(rf"drop|{_OVER.pattern}")), ("frames", _FRAMES)):
             value = getattr(self, name)
             if name == "frames" and value in OF_SOURCES:
@@ -109,8 +116,8 @@ class Reading:
         return self.mode == RGB.name and self.depth is None and self.alpha in (None, "drop") and not self.frame
 
     def answers(self) -> dict[str, str]:
-        """Returns the options that are set (depth, alpha, frames) by name, as a manifest stores them."""
-        given = {name: getattr(self, name) for name in EXPECTED}
+        """Returns the options that are set (depth, alpha, frames, pixels) by name, as a manifest stores them."""
+        given = {name: getattr(self, name) for name in EXPECTED} | {"pixels": PILLOW if self.by_pillow else None}
         return {name: value for name, value in given.items() if value is not None}
 
     @classmethod
@@ -120,6 +127,8 @@ class Reading:
         If ``frames`` says what a record is, such as ``all``, the reading's ``frames`` is None. Raises as the class."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
         given = {name: value for name, value in texts.items() if name != "frames" or value not in OF_SOURCES}
+        if options.get("pixels") == PILLOW and mode in (None, RGB.name) and not given:
+            return cls(by_pillow=True)
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
 
     @classmethod

@@ -73,6 +73,7 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
         depth=options.depth or answered.depth,
         alpha=options.alpha or answered.alpha,
         frames=options.frames if options.frames is not None else answered.frames,
+        pixels=options.pixels or ("pillow" if answered.by_pillow else None),
         annotation_frame=options.annotation_frame,
         columns=_collect_column_answers(plan),
         **shape,

@@ -59,8 +59,8 @@ class PackedBatch(NamedTuple):
         kept: Reasons why progressive files could not be made baseline, one per file.
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
-        unified: Positions in ``seen`` of images of other modes that were converted to the store's without loss. Each
-            has the conversion's name, see :data:`packstore.images.losses.UNIFIED`.
+        unified: Positions in ``seen`` of images of other modes that were converted to the store's. Each has the
+            conversion's name, see :data:`packstore.images.losses.UNIFIED`.
         indexes: Seek index of each record; None if the store has no seek index.
         links: Location of each record; None if the store is not linked.
     """
@@ -176,8 +176,7 @@ def pack_batch(
                 palette.append(len(seen) - 1)
             if turned:
                 oriented.append(len(seen) - 1)
-            if how is not None:
-                unified.append((len(seen) - 1, how))
+            unified += [(len(seen) - 1, name) for name in how]
             if record_bytes >= _PIECE_BYTES:
                 break
         if not seen:

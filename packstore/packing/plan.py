@@ -296,6 +296,7 @@ def _resolve_encoding(
         reading=reading,
         # Do not ask again about files of a store, unless they will be read in another way.
         asks=survey.store is None or reading != _restore_reading(survey.store),
+        skips_losses=options.on_error == "skip",
     )
     return encode, normalize == "auto"
 

@@ -107,6 +107,9 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
             if value != before:
                 both = f"{printable(owner)} and {printable(path)}"
                 raise StoreError(f"{both} are read with {name} {before} and {value}; convert one of them")
+    if "pixels" in answers and len(mixed := answers.keys() & {"pixels", "depth", "alpha", "frames"}) > 1:
+        both = " and ".join(printable(owner) for owner in dict.fromkeys(answers[name][1] for name in sorted(mixed)))
+        raise StoreError(f"{both} are read with {' and '.join(sorted(mixed))}; convert one of them")
     return {name: value for name, (value, _) in answers.items()}
 
 

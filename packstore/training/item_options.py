@@ -164,7 +164,7 @@ def choose_reading(
             f"{manifest.encoding} pixels of mode {manifest.image.pixels}; pack it again with --mode, or leave "
             f"{'it' if len(given) == 1 else 'them'} out"
         )
-    reading = replace(recorded, chosen=mode is not None, **given)
+    reading = replace(recorded, chosen=mode is not None, by_pillow=False, **given)
     # Colours of int16, int32 and float32 are multi, too: three channels, or four with alpha.
     no_colours = store_mode.name.startswith("multi") and store_mode.channels not in (3, 4)
     if no_colours and not reading.pixels.name.startswith("multi"):

@@ -15,7 +15,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
-from packstore.images.decoders import TOLERANCE, Decoder, get_decoder, native
+from packstore.images.decoders import TOLERANCE, Decoder, get_decoder, native, pillow
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.decoders.pillow import load_heif_plugin
 from packstore.images.encode.differences import (
@@ -28,7 +28,7 @@ from packstore.images.encode.differences import (
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.engine import is_plain_jpeg
 from packstore.images.kinds import KINDS
-from packstore.images.losses import examine_losses, refuse_losses
+from packstore.images.losses import examine_losses, losses_error
 from packstore.images.reading import convert_pixels
 from packstore.images.resize import Pixels, compute_limited_size, resize_to_fit, shrink_to_limits, target_size
 from packstore.images.sniff import (
@@ -49,15 +49,14 @@ class EncodedImage(NamedTuple):
         shape: ``(height, width, channels)`` of the pixels if they are known, else None.
         kept: Reason why the file was stored unchanged though the options ask to rewrite it; else None.
         oriented: The EXIF orientation of the source's file asks for a rotation or flip.
-        unified: Name of a conversion without loss, from another mode, see :class:`packstore.images.losses.LossReport`;
-            else None.
+        unified: Names of conversions from another mode, see :class:`packstore.images.losses.LossReport`.
     """
 
     record: Buffer
     shape: tuple[int, int, int] | None
     kept: str | None = None
     oriented: bool = False
-    unified: str | None = None
+    unified: tuple[str, ...] = ()
 
 
 _thread = threading.local()
@@ -103,7 +102,8 @@ class SourceImages:
 
         Raises:
             SampleError: ``image`` is an array.
-            HeaderError: The file is damaged, too large, or of bits that packstore does not read.
+            HeaderError: The file is damaged, too large, or of bits that packstore does not read. With
+                ``skips_losses``, also if reading it would lose something.
             DecodeError: No library here can read it, or a value does not fit its mode.
             UsageError: Reading it would lose something, and no option says that this is allowed.
         """
@@ -127,21 +127,25 @@ class SourceImages:
         reading = self.options.reading
         examined = examine_losses(image, info, reading) if self.options.asks else None
         if examined is not None and examined.losses:
-            refuse_losses(key, examined.losses, reading)
-        if kind is not None or (examined is not None and not examined.is_certain):
+            if options.skips_losses:
+                raise HeaderError(f"has {'; and '.join(examined.losses.values())}")
+            raise losses_error(key, examined.losses, reading)
+        if examined is not None and any(name.endswith("_by_pillow") for name in examined.unified):
+            pillow.decode(memoryview(image), options.max_pixels)  # not every file that packstore reads
+        elif kind is not None or (examined is not None and not examined.is_certain):
             # The header does not tell if such a file is complete and if the mode can represent its values.
             native.decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
-        _thread.unified = None if examined is None else examined.unified
+        _thread.unified = () if examined is None else examined.unified
         return image, info
 
-    def last_conversion(self) -> str | None:
-        """Returns the lossless conversion, one of :data:`packstore.images.losses.UNIFIED`, of the file that this thread
-        has checked last.
+    def last_conversions(self) -> tuple[str, ...]:
+        """Returns the conversions, names in :data:`packstore.images.losses.UNIFIED`, of the file that this thread has
+        checked last.
 
-        Returns None if that file needs none, and if checks are off."""
-        conversion: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
-        return conversion
+        Empty if that file needs none, and if checks are off."""
+        conversions: tuple[str, ...] = getattr(_thread, "unified", ()) if self.options.check != "none" else ()
+        return conversions
 
     def parse_header(self, image: bytes | memoryview) -> ImageInfo:
         """Returns the header of an image file. Parses it unless :meth:`check_file` has just done so in this thread.
@@ -339,9 +343,9 @@ class Encoding(ABC):
         plain = info is not None and info.sof and not info.app1_at
         oriented = not plain and read_orientation(data, info) != 1
         if self.options.check != "decode":
-            return EncodedImage(data, None, None, oriented, images.last_conversion())
+            return EncodedImage(data, None, None, oriented, images.last_conversions())
         height, width, channels = images.decoder.decode(data, info=info).shape
-        return EncodedImage(data, (height, width, channels), None, oriented, images.last_conversion())
+        return EncodedImage(data, (height, width, channels), None, oriented, images.last_conversions())
 
     def of_array(self, key: str, array: NDArray[Any]) -> EncodedImage:
         """Returns ``array``, in this encoding's layout, as a record; without a copy if it is contiguous.

@@ -103,7 +103,7 @@ class Encoder:
         if isinstance(image, np.ndarray):
             return encoded
         images = self.encoding.images
-        return encoded._replace(oriented=images.read_orientation(image) != 1, unified=images.last_conversion())
+        return encoded._replace(oriented=images.read_orientation(image) != 1, unified=images.last_conversions())
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
         """Describes how ``record`` differs from the record of ``image``, by the rule of ``verify --against``. Returns

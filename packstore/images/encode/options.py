@@ -25,7 +25,7 @@ GEOMETRY = frozenset({*_CHANGES_PIXELS, "fit"})
 class EncodeOptions:
     """Options that shape records. Raises :class:`UsageError` for impossible or contradicting values.
 
-    Does not check ``reading``, ``asks`` and ``max_pixels``, nor if the encoding uses ``quality``. Messages name the
+    Does not check ``reading``, ``asks``, ``skips_losses`` and ``max_pixels``, nor if the encoding uses ``quality``. Messages name the
     options as the command line does, without its leading dashes.
 
     Attributes:
@@ -43,6 +43,7 @@ class EncodeOptions:
         progressive: ``baseline`` rewrites progressive JPEG files as baseline files, without loss; None keeps them.
         reading: Mode of the images, and the conversion of more bits, alpha and further frames.
         asks: Raise :class:`UsageError` for a file that would lose something by ``reading``.
+        skips_losses: With ``asks``, such a file is a bad sample, and no :class:`UsageError` is raised.
         max_pixels: Limit of an image's pixels; an image whose header says more is refused.
     """
 
@@ -60,6 +61,7 @@ class EncodeOptions:
     progressive: str | None = None
     reading: Reading = PLAIN
     asks: bool = False
+    skips_losses: bool = False
 
     def __post_init__(self) -> None:
         check_encoding("encoding", self.encoding)
