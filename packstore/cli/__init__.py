@@ -183,8 +183,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             f"{red('packstore: error:', 2)} {printable(_describe_error(error, debug) + _join_notes(error))}", err=True
         )
         if isinstance(error, AmbiguousSourceError):
-            for command in suggest_commands(error, arguments):
+            for command, answer in zip(suggest_commands(error, arguments), error.answers, strict=False):
                 click.echo(f"  {command}", err=True)
+                if answer.note:
+                    click.echo(f"      {printable(answer.note)}", err=True)
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     sys.exit(code or 0)
 

@@ -25,7 +25,7 @@ from packstore.cli.common import (
 )
 from packstore.cli.options import Command, OptionsOf, cache_options
 from packstore.cli.source_info import describe_column, user_columns
-from packstore.core.errors import MissingStoreError, StoreError, printable
+from packstore.core.errors import AmbiguousSourceError, MissingStoreError, SourceError, StoreError, printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -156,28 +156,41 @@ def _refuse_chart(plot: Path | None) -> None:
 
 
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
-    """Opens and surveys a source, and prints its description or JSON.
+    """Opens and surveys a source, looks at the headers of some images, and prints its description or JSON.
 
-    Raises :class:`AmbiguousSourceError` if files that seem to annotate its images would be left out. Raises
-    :class:`SourceError` if it is no source.
+    Raises :class:`AmbiguousSourceError` if files that seem to annotate its images would be left out; its notes have all
+    further questions of a conversion. Raises :class:`SourceError` if it is no source, or if no image can be packed.
     """
-    from packstore.cli.source_info import describe_source, source_to_json
-    from packstore.packing.frames import find_frame_question
+    from packstore.cli.source_info import describe_source, find_questions, source_to_json
+    from packstore.packing.header_survey import survey_headers
+    from packstore.packing.modes import resolve_reading
+    from packstore.packing.options import ConvertOptions
     from packstore.sources import ask_about_left, open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
     with progress_bar(as_json) as progress, closing(open_source(path, **given, progress=progress)) as source:
         survey = source.survey(None, progress)
-        ask_about_left(source, survey)
-        question = find_frame_question(source, survey)
+        wanted = ConvertOptions(**{name: value for name, value in options.items() if value not in (None, ())})
+        headers = survey_headers(source, survey, resolve_reading(source, survey, wanted))
+        questions = find_questions(source, survey, wanted, headers)
+        try:
+            ask_about_left(source, survey)
+        except AmbiguousSourceError as error:
+            for question in questions:
+                error.add_note(f"a further question: {question}")
+            raise
         if as_json:
-            text = json.dumps(source_to_json(source, survey, question), indent=2)
+            text = json.dumps(source_to_json(source, survey, questions, headers), indent=2)
         else:
-            text = describe_source(source, survey, packing_command(path, format_source_options(options)), question)
+            command = packing_command(path, format_source_options(options))
+            text = describe_source(source, survey, command, questions, headers)
     if as_json:
         click.echo(text)
     else:
         echo_rows(text)
+    if survey.counted and (not survey.records or 0 < headers.looked_at == len(headers.bad)):
+        why = "".join(f": {printable(key)}: {printable(reason)}" for key, reason in headers.bad[:1])
+        raise SourceError(f"{printable(str(path))}: 0 images can be packed{why}")
 
 
 def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import describe_ledger, format_classes, human_bytes, pluralize, shell_quote
+from packstore.cli.common import (
+    describe_conversions,
+    describe_ledger,
+    format_classes,
+    human_bytes,
+    pluralize,
+    shell_quote,
+)
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, printable
 from packstore.core.modes import parse_mode
 from packstore.core.registry import SOURCES
@@ -16,7 +23,9 @@ from packstore.core.urls import find_bridge
 
 if TYPE_CHECKING:
     from packstore.core.column import Column
-    from packstore.core.errors import UsageError
+    from packstore.core.errors import Answer, UsageError
+    from packstore.packing.header_survey import HeaderSurvey
+    from packstore.packing.options import ConvertOptions
     from packstore.sources import Source, Survey
     from packstore.sources.ledger import Ledger
 
@@ -29,10 +38,30 @@ _INTERNAL_MEANINGS = {
 }
 
 
-def source_to_json(source: Source, survey: Survey, question: UsageError | None = None) -> dict[str, Any]:
+def find_questions(source: Source, survey: Survey, options: ConvertOptions, headers: HeaderSurvey) -> list[UsageError]:
+    """Returns all questions that a conversion with ``options`` would ask one after another, but for that of
+    :func:`packstore.sources.ask_about_left`."""
+    from packstore.packing.frames import find_frame_question
+    from packstore.packing.header_survey import find_pixel_question, find_unreadable_question
+    from packstore.sources import ask_about_clips
+
+    questions: list[UsageError | None] = []
+    try:
+        ask_about_clips(source, survey)
+    except AmbiguousSourceError as error:
+        questions.append(error)
+    pixels = find_pixel_question(source, survey, options, headers)
+    questions += [find_frame_question(source, survey), pixels or find_unreadable_question(source, options, headers)]
+    return [question for question in questions if question is not None]
+
+
+def source_to_json(
+    source: Source, survey: Survey, questions: Sequence[UsageError] = (), headers: HeaderSurvey | None = None
+) -> dict[str, Any]:
     """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads up to eight samples.
 
-    ``question``: what a conversion would ask, or None.
+    ``questions``: what a conversion would ask. ``headers``: what the headers of some images say; None if no header was
+    read.
 
     If samples can only be counted by reading all of them, ``records`` and the counts of ``splits`` are None.
     """
@@ -64,8 +93,26 @@ def source_to_json(source: Source, survey: Survey, question: UsageError | None =
         ],
         "sample_keys": sample_keys(source, survey),
         "ledger": ledger_to_json(survey.ledger),
-        "question": None if question is None else str(question),
+        "question": str(questions[0]) if questions else None,
+        "questions": [
+            {"question": str(each), "answers": [{"options": a.options, "note": a.note} for a in _list_answers(each)]}
+            for each in questions
+        ],
+        "sampled_headers": None
+        if headers is None
+        else {
+            "images": headers.looked_at,
+            "unreadable": dict(headers.bad),
+            "lossy": dict(headers.losses),
+            "converted": dict(headers.unified),
+            "exif_oriented": headers.oriented,
+        },
     }
+
+
+def _list_answers(question: UsageError) -> Sequence[Answer]:
+    """Returns the answers to a question; empty if it has none."""
+    return question.answers if isinstance(question, AmbiguousSourceError) else ()
 
 
 def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
@@ -83,11 +130,17 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def describe_source(source: Source, survey: Survey, command: str, question: UsageError | None = None) -> str:
+def describe_source(
+    source: Source,
+    survey: Survey,
+    command: str,
+    questions: Sequence[UsageError] = (),
+    headers: HeaderSurvey | None = None,
+) -> str:
     """Formats a source as rows of a name and a text. Reads up to eight samples.
 
-    The last row is ``command``, which packs the source. If a conversion would ask a ``question``, the last rows are the
-    question, and this command with each answer.
+    The last row is ``command``, which packs the source. If a conversion would ask ``questions``, the last rows are each
+    question, and this command with each answer. ``headers`` adds rows on what the headers of some images say.
     """
     rows = [
         ("path", printable(str(source.path))),
@@ -108,21 +161,38 @@ def describe_source(source: Source, survey: Survey, command: str, question: Usag
         rows.append(("modes", f"{some} (by the headers of {pluralize(modes.total(), 'file')})"))
     elif not files and survey.mode is not None:
         rows.append(("mode", str(parse_mode(survey.mode))))
+    rows += _describe_headers(headers, survey)
     rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]
     if not any(column.traits.has_classes for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
     rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]
     rows += [("note", text) for text in survey.notes]
-    if question is None:
+    if not questions:
         rows.append(("pack it", command))
-    else:
+    for question in questions:
         rows.append(("question", str(question)))
-        answers = question.answers if isinstance(question, AmbiguousSourceError) else ()
-        commands = [" ".join([command, *map(shell_quote, answer.options)]) for answer in answers]
-        rows += [("pack it" if number == 0 else "", text) for number, text in enumerate(commands)]
+        for number, answer in enumerate(_list_answers(question)):
+            rows.append(("" if number else "pack it", " ".join([command, *map(shell_quote, answer.options)])))
+            rows += [("", f"    {printable(answer.note)}")] if answer.note else []
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _describe_headers(headers: HeaderSurvey | None, survey: Survey) -> list[tuple[str, str]]:
+    """Returns rows on conversions, EXIF orientations and unreadable files that the headers of some images show."""
+    if headers is None or not headers.looked_at:
+        return []
+    sample = "" if headers.looked_at >= survey.records else f" in a sample of {headers.looked_at:,}"
+    lines = [f"{text}{sample}" for text in describe_conversions(headers.unified)]
+    if headers.oriented:
+        turned = pluralize(headers.oriented, "image")
+        lines.append(f"{turned} with an EXIF orientation{sample}, which --exif-transpose applies")
+    if headers.bad:
+        key, reason = headers.bad[0]
+        count = pluralize(len(headers.bad), "image")
+        lines.append(f"{count} that cannot be read{sample}: {printable(key)}: {printable(reason)}")
+    return [("pixels" if number == 0 else "", text) for number, text in enumerate(lines)]
 
 
 def count_modes(source: Source, survey: Survey) -> Counter[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 WITHOUT_TORCH = (
     "needs torch, which is not installed: pip install torch. Without it packstore packs image files as they are, "
@@ -48,16 +48,19 @@ class NotInSourceError(SourceError, UsageError):
     """The arguments name something that the source lacks: a split, a labels file. The CLI exits with 2."""
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """One way to resolve an ambiguous source: a change of the command line.
 
     Attributes:
         options: Options to add.
         source: Path to give as source instead; None keeps the path.
+        note: What the change makes and leaves out, in a few words; empty if that is not known.
     """
 
     options: tuple[str, ...] = ()
     source: Path | None = None
+    note: str = field(default="", compare=False)
 
 
 class AmbiguousSourceError(SourceError, UsageError):

@@ -6,6 +6,7 @@ For the others, Pillow or tifffile opens the file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from shlex import quote
 from typing import NamedTuple
 
@@ -105,7 +106,7 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg" and not info.mpf_at:
         return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components, ()))
-    if plain and not _may_exceed_rgb(bytes(data), info):
+    if plain and not exceeds_rgb(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
         return LossReport({}, ("gray_to_colour",)) if is_gray else _COLOUR
     description = native.describe_image(memoryview(data), info)
@@ -151,10 +152,9 @@ def _find_conversion(found: native.ImageDescription, wanted: Mode) -> tuple[str,
     return ("opaque_alpha_dropped",) if mode.has_alpha and not wanted.has_alpha and not found.transparent else ()
 
 
-def losses_error(key: str, losses: dict[str, str], reading: Reading, more: str = "") -> UsageError:
-    """Returns the error about losses. The text names the losses, and the options that allow them. ``more`` follows the
-    losses."""
-    has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. {more}"
+def losses_error(key: str, losses: Mapping[str, str], reading: Reading) -> UsageError:
+    """Returns the error about losses of a file. The text names the losses, and the options that allow them."""
+    has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. "
     if "depth" in losses and reading.pixels.dtype != "uint8":
         return UsageError(
             f"{has}Values of different types do not compare: leave such files out with --ignore, or pack all images as "
@@ -199,13 +199,16 @@ def _has_other_colours(found: native.ImageDescription, wanted: Mode) -> bool:
     return three and found.mode.has_colour != wanted.has_colour
 
 
-def _may_exceed_rgb(data: bytes, info: ImageInfo) -> bool:
+def exceeds_rgb(data: bytes, info: ImageInfo) -> bool:
     """Tells by the header if a file may have more than 8-bit RGB: more bits, alpha or frames.
 
-    True for kinds whose header does not tell."""
+    ``data`` is the file, or its beginning. True for kinds whose header does not tell."""
+    if info.kind == "jpeg":
+        return bool(info.mpf_at)
     if info.kind == "png":
-        head = data[: max(0, data.find(b"IDAT"))]
-        return info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head
+        pixels = data.find(b"IDAT")
+        head = data[: max(0, pixels)]
+        return pixels < 0 or info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head
     if info.kind == "webp":
         return info.components == 4 or (data[12:16] == b"VP8X" and bool(data[20] & (_WEBP_ANIMATION | _WEBP_ALPHA)))
     if info.kind == "pnm":

@@ -40,12 +40,12 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
     if given.get("frames") in OF_SOURCES:
         del given["frames"]
     if options.pixels is not None or (base.by_pillow and not given and options.mode in (None, RGB.name)):
-        if ENCODINGS[survey.encoding].layout is not None:
+        if options.pixels is not None and ENCODINGS[survey.encoding].layout is not None:
             raise UsageError(
-                f"{printable(str(source.path))} ({source.kind}) holds pixels of mode {base.pixels}, not image files, so "
-                "pixels cannot apply; leave it out"
+                f"{printable(str(source.path))} ({source.kind}) holds pixels of mode {base.pixels}, not image files: "
+                "leave pixels out"
             )
-        return Reading(by_pillow=True)
+        return Reading(chosen=store is not None, by_pillow=True)
     reading = replace(Reading.restore(base.mode, base.answers() | given), chosen=store is not None)
     holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not find_file_columns(survey.columns)
     if holds_arrays and not isinstance(source, AddedSource):  # its store was asked

@@ -54,9 +54,9 @@ class ReadingOptions:
     )
     pixels: Literal["pillow"] | None = option(
         None,
-        "``pillow``: read every image as Pillow's ``Image.open(file).convert(\"RGB\")`` does, and count the images that "
-        "lose something by it: bits, alpha, frames or channels. Instead of ``mode``, ``depth``, ``alpha`` and ``frames``.",
-        "pillow: read every image as Pillow's convert(\"RGB\") does, and count those that lose bits, alpha, frames or "
+        "``pillow``: read every image as Pillow's ``convert('RGB')`` does. Images that lose bits, alpha, frames or "
+        "channels by it are counted. Instead of ``mode``, ``depth``, ``alpha`` and ``frames``.",
+        "pillow: read every image as Pillow's convert('RGB') does, and count those that lose bits, alpha, frames or "
         "channels. Instead of --mode, --depth, --alpha and --frames.",
         group=_PIXELS,
     )
@@ -246,7 +246,9 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         from packstore.sources.splits import check_splits
 
         texts = ("source_kind", "split", "format", "encoding", "cluster")
-        check_options(self, *texts, "on_error", "pixels", "workers", "max_pixels", "overwrite", "restart", "link", "index")
+        check_options(
+            self, *texts, "on_error", "pixels", "workers", "max_pixels", "overwrite", "restart", "link", "index"
+        )
         if self.format is not None:
             FORMATS.check(self.format)
         if self.encoding is not None and self.encoding not in ENCODINGS:
@@ -259,11 +261,9 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         object.__setattr__(self, "columns", check_column_options(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         check_mode_options(self.mode, self.depth, self.alpha, one)
-        if self.pixels is not None:
-            if self.mode not in (None, "RGB") or any(each is not None for each in (self.depth, self.alpha, self.frames)):
-                raise UsageError(
-                    "pixels=pillow makes 8-bit RGB of every image: leave mode, depth, alpha and frames out"
-                )
+        others = self.depth, self.alpha, self.frames, None if self.mode == "RGB" else self.mode
+        if self.pixels is not None and any(each is not None for each in others):
+            raise UsageError("pixels=pillow makes 8-bit RGB of every image: leave mode, depth, alpha and frames out")
         if self.frames in OF_SOURCES and (self.exif_transpose or self.link):
             raise UsageError(
                 f"frames={self.frames} packs pixels, so neither exif_transpose nor link can apply; leave them out"

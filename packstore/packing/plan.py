@@ -19,6 +19,7 @@ from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import reads_gray, wants_index
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
 from packstore.packing.further_images import resolve_column_modes
+from packstore.packing.header_survey import find_pixel_question, survey_headers
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.probing import SampleProbe, make_encoder, resolve_uniform_shape
@@ -127,6 +128,11 @@ def plan_source(
             opened.read_as(reading)
             survey = opened.survey(options.split)
         survey = resolve_column_modes(opened, survey, options)
+        if options.check != "none":
+            headers = survey_headers(opened, survey, reading, options.split)
+            question = find_pixel_question(opened, survey, options, headers)
+            if question is not None:
+                raise question
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
         if options.exif_transpose and survey.store is None and survey.encoding != "original":
             raise UsageError(

@@ -58,7 +58,10 @@ def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Colum
         "encoding": plan.encode.encoding,
         "options": {name: value for name, value in options.items() if not is_reading_option(name)},
         # The answer to a question changes no record that was packed before it was asked.
-        **{f"{name}?": options.get(name) for name in dict.fromkeys([*EXPECTED, "pixels", *filter(is_reading_option, options)])},
+        **{
+            f"{name}?": options.get(name)
+            for name in dict.fromkeys([*EXPECTED, "pixels", *filter(is_reading_option, options)])
+        },
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,

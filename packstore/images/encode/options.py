@@ -25,8 +25,8 @@ GEOMETRY = frozenset({*_CHANGES_PIXELS, "fit"})
 class EncodeOptions:
     """Options that shape records. Raises :class:`UsageError` for impossible or contradicting values.
 
-    Does not check ``reading``, ``asks``, ``skips_losses`` and ``max_pixels``, nor if the encoding uses ``quality``. Messages name the
-    options as the command line does, without its leading dashes.
+    Does not check ``reading``, ``asks``, ``skips_losses`` and ``max_pixels``, nor if the encoding uses ``quality``.
+    Messages name the options as the command line does, without its leading dashes.
 
     Attributes:
         encoding: One of :data:`packstore.core.registry.ENCODINGS`; ``original`` keeps files unchanged.
