@@ -58,7 +58,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     from packstore.stores import format_of
 
     of_source = ("labels", "source_kind", "image_key", "label_key", "layout", "ignore", "splits", "columns")
-    if options["against"] is None and any(options[name] not in (None, ()) for name in (*of_source, "annotation_frame")):
+    further = ("pair", "sidecar", "masks", "annotation_frame")
+    if options["against"] is None and any(options[name] not in (None, ()) for name in (*of_source, *further)):
         raise click.UsageError("--labels, --source and the like describe the source of --against; add --against SOURCE")
     try:
         with suggest_packing(path), progress_bar(quiet or as_json) as progress:

@@ -58,7 +58,7 @@ class ClusterJob:
         opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
         opening["splits"] = options.splits
         opening |= {**options.array_names, "columns": options.columns, "frames": options.frames}
-        opening["crowds"] = options.crowds
+        opening |= {"crowds": options.crowds, **options.companions}
         versions = list_library_versions(self.plan)
         return _rebuild_job, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
 

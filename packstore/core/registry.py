@@ -302,6 +302,7 @@ SOURCES = Registry(
         "table": "packstore.sources.table.kind:KIND",
         "dicom": "packstore.sources.medical.dicom:KIND",
         "nifti": "packstore.sources.medical.nifti:KIND",
+        "companions": "packstore.sources.companions:KIND",
         "modalities": "packstore.sources.modalities:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",

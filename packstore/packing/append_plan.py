@@ -27,7 +27,7 @@ from packstore.packing.keys import StoreKeys, find_repeated_keys
 from packstore.packing.known_records import count_identical_samples
 from packstore.packing.options import AppendOptions
 from packstore.packing.recorded_options import options_to_record
-from packstore.sources import ask_about_left, take_frames
+from packstore.sources import ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
@@ -106,11 +106,15 @@ def plan_append(
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
-    """Opens the source. Takes ``frames`` from the options, else from the store's manifest.
+    """Opens the source. Takes ``frames``, and patterns of files that belong to images, from the options, else from the
+    store's manifest.
 
     Does not take it from the manifest if the source is a store, or an export of one.
     A source of clips also takes ``depth`` and ``alpha`` from the options, else from the manifest.
     """
+    if options.source_kind is None and not (options.pair or options.sidecar or options.masks):
+        pair, sidecar, masks = recorded_companions(manifest, source)
+        options = replace(options, pair=pair, sidecar=sidecar, masks=masks)
     opened = options.open_source(
         source,
         columns=split_column_options(options.columns)[0],

@@ -114,10 +114,11 @@ def _plan_dataset(
     and for a split whose name is empty or no text. Also raises the errors of :func:`make_plan`.
     """
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
-    if options.ignore or options.splits or options.source_columns or any(value is not None for value in for_paths):
+    patterns = (options.ignore, options.splits, options.source_columns, options.pair, options.sidecar, options.masks)
+    if any(patterns) or any(value is not None for value in for_paths):
         raise UsageError(
-            "source_kind, labels, image_key, label_key, layout, ignore, splits and columns are for paths, not for a "
-            "dataset"
+            "source_kind, labels, image_key, label_key, layout, ignore, splits, columns, pair, sidecar and masks are "
+            "for paths, not for a dataset"
         )
     by_split = isinstance(data, Mapping)
     if by_split and not all(isinstance(name, str) and name for name in data):

@@ -242,6 +242,7 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         from packstore.images.normalization import parse_normalization
         from packstore.images.reading import OF_SOURCES
         from packstore.packing.column_answers import check_column_options, check_mode_options
+        from packstore.sources.companion_patterns import OPTIONS, check_companions
         from packstore.sources.ignoring import check_patterns
         from packstore.sources.splits import check_splits
 
@@ -258,6 +259,8 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
             whole_number("shard_size", self.shard_size)
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "splits", check_splits(self.splits))
+        for name in OPTIONS:
+            object.__setattr__(self, name, check_companions(name, getattr(self, name)))
         object.__setattr__(self, "columns", check_column_options(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         check_mode_options(self.mode, self.depth, self.alpha, one)

@@ -43,7 +43,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
         **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
-    for name in ("ignore", "splits", "columns"):
+    for name in ("ignore", "splits", "columns", "pair", "sidecar", "masks"):
         if given := getattr(plan.source.options, name):
             options[name] = json.dumps(given)
     store = plan.survey.store

@@ -112,6 +112,32 @@ class SourceArguments:
         metavar="SPLIT=PATTERN,…",
         group="Source",
     )
+    pair: str | Sequence[str] = option(
+        (),
+        "Further images that belong to the images: ``IMAGES=FILES``, two patterns with ``{s}`` for what their names "
+        "share, ``{s}_HR.png={s}_LR.png``. Each becomes an image column, see "
+        ":mod:`packstore.sources.companion_patterns`.",
+        "Further image for each image, as a column: '{s}_HR.png={s}_LR.png', 'hazy/{s}.png=clear/{s}.png'. Repeatable.",
+        metavar="IMAGES=FILES",
+        group="Source",
+    )
+    sidecar: str | Sequence[str] = option(
+        (),
+        "Files with a value for each image: ``FILES=TYPE``, such as ``{s}.gt.txt=text``, or ``IMAGES=FILES=TYPE``. "
+        "Types are ``text``, ``json``, ``label`` (a class), ``numbers`` (lines of numbers), ``npy`` and ``bytes``. "
+        "Each becomes a column.",
+        "File for each image, as a column: '{s}.gt.txt=text'; or json, label, numbers, npy, bytes. Repeatable.",
+        metavar="FILES=TYPE",
+        group="Source",
+    )
+    masks: str | Sequence[str] = option(
+        (),
+        "Masks of the images: ``{s}_mask.png``, ``masks/{s}.png`` or, if images have several masks, "
+        "``{dir}/../masks/{s}*.png``. They become the column ``mask``, or ``masks`` if an image has several.",
+        "Masks of the images: '{s}_mask.png', 'masks/{s}.png', '{dir}/../masks/{s}*.png'. Repeatable.",
+        metavar="FILES",
+        group="Source",
+    )
     max_pixels: int = max_pixels_option(
         "Limit of an image's pixels. An image with more is a bad sample. A file is a bad sample, too, if it has more "
         "than 8 bytes per allowed pixel plus 64 MiB. Both are rejected before they are read or decoded. This bounds "
@@ -145,6 +171,9 @@ class SourceArguments:
             layout=self.layout,
             ignore=self.ignore,
             splits=self.splits,
+            pair=self.pair,
+            sidecar=self.sidecar,
+            masks=self.masks,
             columns=self.columns if columns is None else columns,
             frames=frames,
             crowds=crowds,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions
 from packstore.sources.bridges import open_bridge
 from packstore.sources.clips import ClipsSource
 from packstore.sources.column_options import KEY, check_columns
+from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, check_companions
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import find_encoding, use_encoding
 from packstore.sources.file_rows import TreeRowSource
@@ -52,6 +54,7 @@ __all__ = [
     "find_described_folder",
     "find_kind",
     "open_source",
+    "recorded_companions",
     "take_frames",
 ]
 DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
@@ -60,8 +63,11 @@ _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 """Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored."""
 
 _CHECKS: dict[str, Callable[[object], tuple[str, ...]]] = {
-    "ignore": check_patterns, "splits": check_splits, "columns": check_columns
-}  # fmt: skip
+    "ignore": check_patterns,
+    "splits": check_splits,
+    "columns": check_columns,
+    **{name: partial(check_companions, name) for name in OPTIONS},
+}
 """Check of each option that is texts, by its name."""
 
 
@@ -81,6 +87,9 @@ def open_source(
     columns: str | Sequence[str] = (),
     frames: str | None = None,
     crowds: bool | None = None,
+    pair: str | Sequence[str] = (),
+    sidecar: str | Sequence[str] = (),
+    masks: str | Sequence[str] = (),
     progress: ProgressCallback = no_progress,
 ) -> Source:
     """Opens the source at ``path``.
@@ -113,6 +122,9 @@ def open_source(
         frames: ``all`` makes each frame of the image files a sample. ``clips`` makes each file of frames, or each
             folder of numbered frames, a sample; see :class:`ClipsSource`.
         crowds: See :class:`SourceOptions`. None means False if a store ``packed_as`` has no such column.
+        pair: Patterns of further images, see :mod:`packstore.sources.companion_patterns`.
+        sidecar: Patterns of files with a value for each image.
+        masks: Patterns of masks.
         progress: Called when an object is fetched.
 
     Raises:
@@ -146,6 +158,10 @@ def open_source(
             others,
             crowds,
             progress,
+            companions={
+                name: check_companions(name, given) or _recorded_texts(files_as, name)
+                for name, given in ((PAIR, pair), (SIDECAR, sidecar), (MASKS, masks))
+            },
             clips=(recorded if frames is None else frames) == CLIPS,
         )
     if chosen:
@@ -175,6 +191,14 @@ def _is_packed(place: Path) -> bool:
         return False  # opening reports why
 
 
+def recorded_companions(manifest: Manifest, source: Path) -> Sequence[tuple[str, ...]]:
+    """Returns the recorded ``pair``, ``sidecar`` and ``masks`` of a store to which ``source`` will be appended. All are
+    empty if the source is a store or an export of one."""
+    recorded = [_recorded_texts(manifest, name) for name in OPTIONS]
+    place = RemotePath(source) if isinstance(source, UrlPath) else source
+    return [()] * len(OPTIONS) if any(recorded) and _is_packed(place) else recorded
+
+
 def take_frames(source: Source, frames: str | None) -> Source:
     """Wraps the source if ``frames`` is ``all``, ``clips`` or ``clips:files``, else returns it."""
     if frames in (CLIPS, FILE_CLIPS):
@@ -198,6 +222,7 @@ def _open_files(
     crowds: bool | None,
     progress: ProgressCallback,
     *,
+    companions: Mapping[str, tuple[str, ...]],
     clips: bool,
 ) -> Source:
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
@@ -225,6 +250,9 @@ def _open_files(
         splits=splits,
         columns=columns,
         crowds=crowds,
+        pair=companions[PAIR],
+        sidecar=companions[SIDECAR],
+        masks=companions[MASKS],
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
@@ -235,7 +263,7 @@ def _open_files(
         ):
             raise UsageError(
                 f"{printable(str(place))} is read by another library: leave source_kind, labels, image_key, label_key, "
-                "ignore, splits and columns out"
+                "ignore, splits, columns, pair, sidecar and masks out"
             )
         if packed_as is not None:
             options = replace(options, **_recorded_array_names(packed_as, options))
@@ -366,11 +394,15 @@ def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
 
 
 def _unused_option_error(kind: Kind, options: SourceOptions) -> UsageError:
-    """Returns the error for options that a kind does not use. Names the first of labels, columns, boxes and arrays."""
+    """Returns the error for options that a kind does not use. Names the first of labels, companions, columns, boxes and
+    arrays."""
     if options.labels is not None and not kind.takes_labels:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
         )
+    if any(options.companions.values()) and not kind.takes_companions:
+        given = ", ".join(f"--{name}" for name, patterns in options.companions.items() if patterns)
+        return UsageError(f"a source of kind {kind.name} does not use {given}: leave --source {kind.name} out")
     if options.columns and (kind.takes_columns or all(each.startswith(KEY) for each in options.columns)):
         having = ", ".join(each.name for each in SOURCES.values() if each.takes_key)
         return UsageError(f"a source of kind {kind.name} has no names whose dot ends a key; kinds that have: {having}")

@@ -27,6 +27,7 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.arrays.flat import is_layout
 from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
 from packstore.sources.column_options import KEY
+from packstore.sources.companion_patterns import OPTIONS, check_companions
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -79,6 +80,9 @@ class SourceOptions:
             :class:`packstore.sources.clips.ClipsSource`.
         crowds: The column ``iscrowd`` of boxes is declared: True, also if no box is a crowd, as a store that has the
             column needs it; False, never, for a store that was packed before there was one; None, if any is a crowd.
+        pair: Patterns of further images, see :mod:`packstore.sources.companion_patterns`.
+        sidecar: Patterns of files with a value for each image.
+        masks: Patterns of masks.
     """
 
     labels: Path | None = None
@@ -93,10 +97,15 @@ class SourceOptions:
     columns: tuple[str, ...] = ()
     frames: str | None = None
     crowds: bool | None = None
+    pair: tuple[str, ...] = ()
+    sidecar: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_texts(**self.array_names)
         check_patterns(self.ignore)
+        for name, given_patterns in self.companions.items():
+            check_companions(name, given_patterns)
         if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
@@ -110,6 +119,11 @@ class SourceOptions:
     def says_boxes(self) -> bool:
         """True if ``layout`` is a convention of boxes."""
         return self.layout in (*CONVENTIONS, VOC, NOT_CONVERTED)
+
+    @property
+    def companions(self) -> dict[str, tuple[str, ...]]:
+        """Patterns of files that belong to images, by option."""
+        return {name: getattr(self, name) for name in OPTIONS}
 
     @property
     def array_names(self) -> dict[str, str | None]:
@@ -132,6 +146,7 @@ class Kind:
         takes_boxes: The kind uses a ``layout`` of boxes.
         takes_columns: The kind uses :attr:`SourceOptions.columns`, except for ``key=``.
         takes_key: The kind uses ``key=`` in :attr:`SourceOptions.columns`.
+        takes_companions: The kind uses :attr:`SourceOptions.companions`.
         in_objects: The kind also reads folders in object stores, entirely through its tree.
         sidecar_extensions: Extensions, without the first dot, of annotation files beside their image with its name. An
             archive of such files looks like WebDataset.
@@ -146,6 +161,7 @@ class Kind:
     takes_boxes: bool = False
     takes_columns: bool = False
     takes_key: bool = False
+    takes_companions: bool = False
     in_objects: bool = False
     sidecar_extensions: frozenset[str] = frozenset()
 
@@ -154,12 +170,14 @@ class Kind:
         return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
-        """Tells if this kind uses all given options among labels, arrays, boxes and columns.
+        """Tells if this kind uses all given options among labels, arrays, boxes, columns and companions.
 
         False if a layout of boxes is given together with labels, or together with names of arrays."""
         given = any(value is not None for value in options.array_names.values())
         keys = [each for each in options.columns if each.startswith(KEY)]
         if (keys and not self.takes_key) or (len(keys) < len(options.columns) and not self.takes_columns):
+            return False
+        if any(options.companions.values()) and not self.takes_companions:
             return False
         if options.says_boxes:
             return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
@@ -387,11 +405,12 @@ class Source(ABC):
 
     def identity(self) -> str:
         """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and
-        the options for arrays, ``ignore``, ``splits`` and ``columns``."""
+        the options for arrays, ``ignore``, ``splits``, ``columns`` and companions."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
         names += [f" ignore={pattern}" for pattern in self.options.ignore]
         names += [f" splits={each}" for each in self.options.splits]
         names += [f" column={each}" for each in self.options.columns]
+        names += [f" {name}={each}" for name, given in self.options.companions.items() for each in given]
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:

@@ -1,0 +1,248 @@
+"""Patterns of files that belong to images: the options ``--pair``, ``--sidecar`` and ``--masks``.
+
+A pattern is a path with ``{s}`` for the stem of an image. The parts before the last slash are folders. ``*`` stands for
+any text without a slash, and ``{dir}`` at the beginning for the path of the image's folder.
+
+- ``{s}_mask.png``: in the image's folder.
+- ``masks/{s}.png``: ``masks`` is in the image's folder or in a folder above it. ``{s}`` may include folders:
+  ``masks/train/a.png`` belongs to ``images/train/a.jpg``.
+- ``{dir}/../masks/{s}*.png``: relative to the image's folder; several files may belong to an image.
+- ``{dir}_boxes/{s}.txt``: in a folder whose name begins with that of the image's folder.
+
+A second pattern before it, with ``=`` between them, tells which part of an image's path is ``{s}``:
+``{s}_HR.png={s}_LR.png``. Without it, ``{s}`` is the name of an image without suffix, or the part before another dot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from packstore.core.errors import UsageError, printable
+
+PAIR, SIDECAR, MASKS = "pair", "sidecar", "masks"
+OPTIONS = (PAIR, SIDECAR, MASKS)
+"""Names of the options, in the order of their columns."""
+TYPES = ("text", "json", "label", "numbers", "npy", "bytes")
+"""Types of sidecars."""
+_STEM, _FOLDER = "{s}", "{dir}"
+_TOKEN = re.compile(r"\{s\}|\*")
+_WORDS = re.compile(r"[^\W_]+")
+_SUFFIX = re.compile(r"(\.[^./{}*]+)$")
+
+
+@dataclass(frozen=True)
+class CompanionPattern:
+    """One value of ``--pair``, ``--sidecar`` or ``--masks``.
+
+    Attributes:
+        option: Name of the option.
+        text: The value as given.
+        images: Pattern of the images; None for any image.
+        files: Pattern of the files that belong to them.
+        type: One of :data:`TYPES` for a sidecar, else ``image`` or ``mask``.
+    """
+
+    option: str
+    text: str
+    images: str | None
+    files: str
+    type: str
+
+    @property
+    def may_match_several(self) -> bool:
+        """True if several files may belong to an image."""
+        return "*" in self.files
+
+    @property
+    def words(self) -> str:
+        """The words of the files' pattern that the images' pattern lacks, without suffix: ``lr``, or ``gt`` for
+        ``{s}.gt.txt``. Empty if there are none."""
+        own, known = (_words_of(each) for each in (self.files, self.images or ""))
+        return "_".join(word for word in own if word not in known)
+
+    @cached_property
+    def _of_file(self) -> re.Pattern[str]:
+        """Matches the path of any file that may belong to an image."""
+        named = self._from_folder and not self.files.startswith(f"{_FOLDER}/")
+        start = "(?:.*/)?[^/]+" if named else "(?:.*/)?"
+        return re.compile(start + _to_regex(self._tail, "/" in self._tail and not self._from_folder))
+
+    @cached_property
+    def _of_image(self) -> re.Pattern[str] | None:
+        """Matches the path of an image, with the groups ``base`` and ``s``; None for any image."""
+        if self.images is None:
+            return None
+        return re.compile(r"(?P<base>(?:[^/]+/)*?)" + _to_regex(self.images, "/" in self.images, named=True))
+
+    @property
+    def _from_folder(self) -> bool:
+        """True if the files' pattern is relative to the folder of the image."""
+        return self.files.startswith(_FOLDER)
+
+    @property
+    def _tail(self) -> str:
+        """The files' pattern without ``{dir}/../`` at its beginning."""
+        tail = self.files.removeprefix(_FOLDER)
+        while tail.startswith("/../"):
+            tail = tail[3:]
+        return tail.removeprefix("/")
+
+    def matches_file(self, path: str) -> bool:
+        """Tells if a file may belong to an image, by its path."""
+        return self._of_file.fullmatch(path) is not None
+
+    def list_bases(self, image: str) -> Iterator[tuple[str, str]]:
+        """Yields the possible folders from which the files' pattern counts, with a slash at their end, each with the
+        possible text of ``{s}``. Longer texts come first."""
+        folder, _, name = image.rpartition("/")
+        parts = folder.split("/") if folder else []
+        stems = list(_list_stems(name))
+        if self._of_image is not None:
+            found = self._of_image.fullmatch(image)
+            if found is None:
+                return
+            if not self._from_folder:
+                yield found["base"], found["s"]
+                return
+            stems = [found["s"]]
+        if self._from_folder:
+            ups = self.files.count("/..")
+            if ups <= len(parts):
+                base = "".join(f"{part}/" for part in parts[: len(parts) - ups])
+                base = base if self.files.startswith(f"{_FOLDER}/") else base.removesuffix("/")
+                yield from ((base, stem) for stem in stems)
+            return
+        if "/" not in self.files:
+            yield from (("".join(f"{part}/" for part in parts), stem) for stem in stems)
+            return
+        for kept in range(len(parts) + 1):  # folders that belong to the stem, the most first
+            for depth in range(kept + 1):
+                base, within = "".join(f"{part}/" for part in parts[:depth]), parts[kept:]
+                yield from ((base, "/".join((*within, stem))) for stem in stems)
+
+    def file_path(self, base: str, stem: str) -> str:
+        """Returns the path of the file for ``{s}``, or the pattern of its path if there is a ``*``."""
+        return base + self._tail.replace(_STEM, stem)
+
+    def file_name_matches(self, name: str, stem: str) -> bool:
+        """Tells if a name matches the last part of the files' pattern. The text for ``*`` must not continue a word or
+        number of the stem."""
+        last = self._tail.rpartition("/")[2]
+        own = stem.rpartition("/")[2]
+        regex = "".join(
+            re.escape(own) if token == _STEM else "[^/]*" if token == "*" else re.escape(token)
+            for token in re.split(r"(\{s\}|\*)", last)
+        )
+        if re.fullmatch(regex, name) is None:
+            return False
+        place = name.find(own) + len(own) if _STEM in last else 0
+        after = last.partition(_STEM)[2]
+        return not (after.startswith("*") and _STEM in last and _continues(name, place))
+
+
+def _continues(name: str, place: int) -> bool:
+    """Tells if a word or number of ``name`` goes on at ``place``."""
+    before, after = name[place - 1 : place], name[place : place + 1]
+    return (before.isdigit() and after.isdigit()) or (before.isalpha() and after.isalpha())
+
+
+def _list_stems(name: str) -> Iterator[str]:
+    """Yields a name without its suffix, then without earlier ones: ``0001.nrm``, ``0001``."""
+    stem = name.rpartition(".")[0] or name
+    yield stem
+    while "." in stem.lstrip("."):
+        stem = stem.rpartition(".")[0]
+        yield stem
+
+
+def _words_of(pattern: str) -> list[str]:
+    """Returns the words in a pattern without its suffix and ``{s}``, in lower case."""
+    text = _SUFFIX.sub("", pattern.removeprefix(_FOLDER))
+    return [word.lower() for word in _WORDS.findall(text.replace(_STEM, " "))]
+
+
+def _to_regex(pattern: str, folders: bool, named: bool = False) -> str:
+    """Converts a pattern to a regular expression. ``{s}`` includes slashes only with ``folders``. The suffix may be in
+    any case. ``named``: the first ``{s}`` is the group ``s``, and further ones are equal to it."""
+    stem = "(?:.+)" if folders else "(?:[^/]+)"
+    head, suffix = _SUFFIX.sub("", pattern), _SUFFIX.search(pattern)
+    parts: list[str] = []
+    for token in re.split(r"(\{s\}|\*)", head):
+        if token == _STEM:
+            first = named and not any("(?P<s>" in part for part in parts)
+            parts.append(f"(?P<s>{stem})" if first else "(?P=s)" if named else stem)
+        else:
+            parts.append("[^/]*" if token == "*" else re.escape(token))
+    return "".join(parts) + (f"(?i:{re.escape(suffix[1])})" if suffix is not None else "")
+
+
+def parse_pattern(option: str, text: str) -> CompanionPattern:
+    """Parses one value of an option. Raises :class:`UsageError` if it is unusable."""
+    *images, files = text.split("=")
+    type = {PAIR: "image", MASKS: "mask"}.get(option, files)
+    if option == SIDECAR:
+        if type not in TYPES or not images:
+            raise _bad_pattern_error(option, text, f"it ends with =TYPE, one of {', '.join(TYPES)}")
+        *images, files = images
+    if len(images) > 1 or (option == PAIR and not images):
+        form = {PAIR: "IMAGES=FILES", SIDECAR: "[IMAGES=]FILES=TYPE", MASKS: "[IMAGES=]FILES"}[option]
+        raise _bad_pattern_error(option, text, f"its form is {form}")
+    for each in (*images, files):
+        _check_path(option, text, each)
+    if any(_STEM not in each for each in images):
+        raise _bad_pattern_error(option, text, "the pattern of the images has no {s}")
+    if _STEM not in files and (images or not files.startswith(_FOLDER)):
+        raise _bad_pattern_error(option, text, "the pattern of the files has no {s}")
+    if images and images[0] == files:
+        raise _bad_pattern_error(option, text, "both patterns are equal")
+    if images and _FOLDER in images[0]:
+        raise _bad_pattern_error(option, text, "{dir} stands only in the pattern of the files")
+    if images and "/" in images[0] and _FOLDER in files:
+        raise _bad_pattern_error(option, text, "{dir} needs a pattern of images without folders")
+    if files.rpartition("/")[2] in (_STEM, "*"):
+        raise _bad_pattern_error(option, text, "the pattern of the files matches every file")
+    return CompanionPattern(option, text, images[0] if images else None, files, type)
+
+
+def _check_path(option: str, text: str, path: str) -> None:
+    """Raises :class:`UsageError` for a pattern that is no relative path within the source."""
+    parts = path.split("/")
+    if parts[0] == _FOLDER:
+        parts = parts[1:]
+        while parts[:1] == [".."]:
+            parts = parts[1:]
+    parts = [parts[0].removeprefix(_FOLDER), *parts[1:]] if parts else []
+    rest = _TOKEN.sub("", "/".join(parts))
+    if not parts or any(part in ("", ".", "..") for part in parts) or "\0" in path or "{" in rest or "}" in rest:
+        raise _bad_pattern_error(option, text, "expected a path such as '{s}_mask.png' or 'masks/{s}.png'")
+    if "*" in "".join(parts[:-1]):
+        raise _bad_pattern_error(option, text, "'*' stands only in the last part of the path")
+
+
+def _bad_pattern_error(option: str, text: str, why: str) -> UsageError:
+    """Returns the error for an unusable pattern."""
+    return UsageError(f"{option}: {printable(text)!r} is not a pattern: {why}")
+
+
+def check_companions(option: str, given: object) -> tuple[str, ...]:
+    """Checks the values of an option, and returns them as a tuple. They are a text or a sequence of texts. Raises
+    :class:`UsageError` for other values, and for unusable patterns."""
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, (tuple, list)) or not all(isinstance(each, str) for each in texts):
+        raise UsageError(f"{option} should be patterns such as '{{s}}_mask.png', got {given!r}")
+    for each in texts:
+        parse_pattern(option, each)
+    return tuple(texts)
+
+
+def parse_companions(given: Mapping[str, Sequence[str]]) -> tuple[CompanionPattern, ...]:
+    """Parses the checked values of all options, by option."""
+    return tuple(parse_pattern(option, each) for option in OPTIONS for each in given.get(option, ()))
+
+
+def companion_options(option: str, text: str) -> tuple[str, str]:
+    """Returns the command-line option for a pattern."""
+    return f"--{option}", text

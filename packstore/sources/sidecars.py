@@ -1,0 +1,105 @@
+"""Declares and reads the values of sidecars: files with a text, a class, numbers or JSON for one image."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column import ITEM_SIZE
+from packstore.core.fields import Array, Bytes, Field, Json, Label, Text
+from packstore.core.plainjson import load_json
+from packstore.sources.encodings import to_utf8
+
+MAX_BYTES = 1 << 24
+"""Maximum number of bytes of a sidecar."""
+_PROBED = 256
+_WHOLE = re.compile(r"-?\d{1,15}")
+_BETWEEN = re.compile(r"[\s,;]+")
+
+
+def declare_sidecar(type: str, contents: Iterable[bytes], encoding: str | None) -> Field:
+    """Returns the optional field of a column of sidecars, by their contents. Labels read all contents, arrays the first
+    256. Labels are numbers if all contents are whole numbers, else names of classes.
+
+    Raises :class:`ValueError` for contents of another type, and for arrays of several dtypes or numbers of axes. Raises
+    :class:`SourceError` for texts of an unknown encoding.
+    """
+    if type == "label":
+        names = {_decode(raw, encoding) for raw in contents}
+        return Label(None if all(map(_WHOLE.fullmatch, names)) else sorted(names), optional=True)
+    if type in ("numbers", "npy"):
+        return _declare_array([parse_sidecar(type, raw, encoding) for raw in islice(contents, _PROBED)])
+    field: Field = {"text": Text, "json": Json, "bytes": Bytes}[type](optional=True)
+    return field
+
+
+def parse_sidecar(type: str, raw: bytes, encoding: str | None) -> Any:
+    """Parses the bytes of a sidecar; ``encoding`` is that of texts that are not UTF-8.
+
+    - ``text``: the text without white space around it.
+    - ``label``: the same, or a whole number.
+    - ``numbers``: float64 ``(lines, n)``; ``(0, 0)`` for an empty file.
+    - ``npy``: the array.
+    - ``json``: the value. ``bytes``: the bytes.
+
+    Raises :class:`ValueError` for bytes that are not of the type, and :class:`SourceError` for an unknown encoding.
+    """
+    if type == "bytes":
+        return raw
+    if type == "npy":
+        return _parse_npy(raw)
+    text = _decode(raw, encoding)
+    if type == "json":
+        return load_json(text.encode("utf-8", "surrogateescape"), "is no JSON")
+    if type == "numbers":
+        return _parse_numbers(text)
+    return int(text) if type == "label" and _WHOLE.fullmatch(text) else text
+
+
+def _decode(raw: bytes, encoding: str | None) -> str:
+    """Decodes a text, and removes white space around it."""
+    return to_utf8(raw, encoding, "a sidecar").decode("utf-8-sig", "surrogateescape").strip()
+
+
+def _parse_numbers(text: str) -> NDArray[np.float64]:
+    """Parses lines of numbers between white space, commas or semicolons."""
+    try:
+        rows = [
+            [float(part) for part in _BETWEEN.split(line.strip(" \t,;\r"))]
+            for line in text.splitlines()
+            if line.strip()
+        ]
+    except ValueError:
+        raise ValueError("holds other text than numbers") from None
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("has lines with different counts of numbers")
+    return np.array(rows, np.float64).reshape(len(rows), len(rows[0]) if rows else 0)
+
+
+def _parse_npy(raw: bytes) -> NDArray[Any]:
+    """Reads numpy's file format. Refuses pickled objects."""
+    try:
+        array = np.load(io.BytesIO(raw), allow_pickle=False)
+    except (OSError, EOFError, ValueError, MemoryError):
+        raise ValueError("is no array of numpy, or holds Python objects") from None
+    if not isinstance(array, np.ndarray) or array.dtype.name not in ITEM_SIZE:
+        raise ValueError(f"holds an array of {getattr(array, 'dtype', 'several arrays')}, which no column can have")
+    return array
+
+
+def _declare_array(arrays: list[NDArray[Any]]) -> Array:
+    """Returns the field of arrays. Rows are ragged if the length of the first axis differs, or an array is empty."""
+    dtypes, shapes = {array.dtype.name for array in arrays}, {array.shape for array in arrays if array.size}
+    rows = {shape[1:] for shape in shapes}
+    if len(dtypes) > 1 or not shapes or (len(shapes) > 1 and (len(rows) > 1 or () in shapes)):
+        found = ", ".join(map(str, sorted(shapes)[:4])) or "all empty"
+        raise ValueError(f"arrays differ in dtype or shape ({', '.join(sorted(dtypes))}; {found}); read them as bytes")
+    if len(shapes) > 1 or not all(array.size for array in arrays):
+        return Array(dtypes.pop(), rows.pop(), ragged=True, optional=True)
+    return Array(dtypes.pop(), shapes.pop(), optional=True)

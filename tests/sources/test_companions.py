@@ -1,0 +1,264 @@
+"""Files that belong to images: patterns of ``--pair``, ``--sidecar`` and ``--masks``, and the columns they become."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import packstore
+from packstore import UsageError
+from packstore.core.errors import SourceError
+from packstore.sources import Entry, open_source
+from packstore.sources.companion_patterns import parse_pattern
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill, jpeg, mask
+from tests.makers.images import encode, picture, tiny
+
+
+def make(folder: Path, samples: int) -> Path:
+    dot = encode(picture(width=1, height=1), "PNG")
+    return fill(
+        folder, {f"a{n:05}{end}.png": file for n in range(samples) for end, file in (("_HR", tiny(n)), ("_LR", dot))}
+    )
+
+
+class TestCompanions(SourceSuite):
+    kind = "companions"
+    undecodable_keys = False
+    bytes_per_sample = 1500
+    many = 500
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return make(folder, samples)
+
+    def options(self, path: Path) -> dict[str, Any]:
+        return {"pair": "{s}_HR.png={s}_LR.png"}
+
+    def change(self, path: Path) -> None:
+        (path / "a00000_HR.png").write_bytes(tiny(99_999))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / entry.key).unlink()
+        (path / entry.key).symlink_to("nowhere")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+def read(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    """The values of each sample by its key; all files are packed or read."""
+    with closing(open_source(path, **options)) as source:
+        survey = source.survey()
+        assert (source.kind, survey.ledger.left) == ("companions", {})
+        return {entry.key: dict(source.read(entry).values) for entry in source.entries()}  # type: ignore[union-attr]
+
+
+def archives(path: Path) -> list[Path]:
+    """The folder, and the same as zip and tar."""
+    return [path, *(Path(shutil.make_archive(str(path.parent / "archive"), end, path)) for end in ("zip", "tar"))]
+
+
+MASKS = {
+    "{s}_mask.png": ("a{}.jpg", "a{}_mask.png"),
+    "{s}.png": ("x/a{}.jpg", "x/a{}.png"),
+    "GT{s}.png": ("a{}.jpg", "GTa{}.png"),
+    "masks/{s}.png": ("images/a{}.jpg", "masks/a{}.png"),
+    "truth/{s}.png": ("photos/2020/a{}.jpg", "truth/2020/a{}.png"),
+    "labels/{s}_l.png": ("train/images/a{}.jpg", "train/labels/a{}_l.png"),
+    "{s}_mask_*.png": ("a{}.jpg", "a{}_mask_0.png"),
+    "{dir}/../m/{s}.png": ("set/i/a{}.jpg", "set/m/a{}.png"),
+    "{dir}_m/{s}.png": ("set/i/a{}.jpg", "set/i_m/a{}.png"),
+    "{s}_sat.jpg={s}_mask.png": ("a{}_sat.jpg", "a{}_mask.png"),
+    "i/{s}.jpg=m/{s}-{s}.png": ("i/{0}.jpg", "m/{0}-{0}.png"),
+}
+
+
+@pytest.mark.parametrize("count", [2, 3, 30])
+@pytest.mark.parametrize("pattern", MASKS)
+def test_masks(pattern: str, count: int, tmp_path: Path) -> None:
+    image, file = MASKS[pattern]
+    expected = {image.format(n): {"mask": mask(n)} for n in range(count)}
+    path = fill(
+        tmp_path / "set",
+        {image.format(n): jpeg(n) for n in range(count)} | {file.format(n): mask(n) for n in range(count)},
+    )
+    for place in archives(path) if count == 3 and not image.startswith(("x/", "set/")) else [path]:
+        assert read(place, masks=pattern) == expected
+    (path / file.format(1)).unlink()
+    assert read(path, masks=pattern) == expected | {image.format(1): {"mask": None}}
+
+
+def test_an_image_with_several_masks_has_a_list(tmp_path: Path) -> None:
+    files = {f"{n}/images/{n}.png": tiny(n) for n in range(3)}
+    path = fill(tmp_path, files | {f"{n}/masks/m{k}.png": mask(n + k) for n in range(3) for k in range(n)})
+    expected = {f"{n}/images/{n}.png": {"masks": [mask(n + k) for k in range(n)] or None} for n in range(3)}
+    assert read(path, masks="{dir}/../masks/*.png") == expected
+
+
+def test_a_mask_goes_with_the_longest_name(tmp_path: Path) -> None:
+    images = ("a", "a_b", "a1", "a10")
+    files = {f"{name}.jpg": jpeg(n) for n, name in enumerate(images)}
+    files |= {f"{name}_{k}.png": mask(10 * n + k) for n, name in enumerate(images) for k in range(2)}
+    assert read(fill(tmp_path, files), masks="{s}_*.png") == {
+        f"{name}.jpg": {"masks": [mask(10 * n + k) for k in range(2)]} for n, name in enumerate(images)
+    }
+
+
+def test_suffixes_in_upper_case(tmp_path: Path) -> None:
+    path = fill(tmp_path, {f"a{n}.JPG": jpeg(n) for n in range(3)} | {f"a{n}_m.PNG": mask(n) for n in range(3)})
+    assert read(path, masks="{s}_m.png") == {f"a{n}.JPG": {"mask": mask(n)} for n in range(3)}
+
+
+def npy(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(array))
+    return buffer.getvalue()
+
+
+SIDECARS: dict[str, tuple[str, Any, Any]] = {
+    "{s}.gt.txt=text": ("a{}.gt.txt", lambda n: f"line {n}\n", lambda n: f"line {n}"),
+    "{s}.json=json": ("a{}.json", lambda n: json.dumps({"n": n}), lambda n: {"n": n}),
+    "{s}.cls=label": ("a{}.cls", lambda n: "cat" if n % 2 else "bee", lambda n: n % 2),
+    "{s}.num=label": ("a{}.num", lambda n: f"{n + 4}\n", lambda n: n + 4),
+    "{s}.pose.txt=numbers": ("a{}.pose.txt", lambda n: f"1 {n}\n2.5 3\n", lambda n: [[1, n], [2.5, 3]]),
+    "{s}.box.txt=numbers": ("a{}.box.txt", lambda n: f"1,{n}\n" * n, lambda n: [[1, n]] * n),
+    "{s}.npy=npy": ("a{}.npy", lambda n: npy([[n, 1], [2, 3]]), lambda n: [[n, 1], [2, 3]]),
+    "{s}.dat=bytes": ("a{}.dat", lambda n: bytes([n, 255]), lambda n: bytes([n, 255])),
+}
+
+
+@pytest.mark.parametrize("pattern", SIDECARS)
+def test_sidecars(pattern: str, tmp_path: Path) -> None:
+    name, content, value = SIDECARS[pattern]
+    path = fill(
+        tmp_path / "set", {f"a{n}.x.jpg": jpeg(n) for n in range(4)} | {name.format(n): content(n) for n in range(3)}
+    )
+    column = parse_pattern("sidecar", pattern).words or pattern.rpartition("=")[2]
+    found = [each[column] for each in read(path, sidecar=pattern).values()]
+    assert [each.tolist() if isinstance(each, np.ndarray) else each for each in found] == [*map(value, range(3)), None]
+    packstore.convert(path, tmp_path / "o.lmdb", sidecar=pattern)
+    assert packstore.verify(tmp_path / "o.lmdb", against=path).ok
+
+
+def test_two_pairs_and_names_of_columns(tmp_path: Path) -> None:
+    names = ("clean", "noise10", "noise25")
+    path = fill(tmp_path, {f"{name}/{n}.png": tiny(n + k) for k, name in enumerate(names) for n in range(3)})
+    pairs = [f"clean/{{s}}.png={name}/{{s}}.png" for name in names[1:]]
+    assert read(path, pair=pairs) == {
+        f"clean/{n}.png": {"noise10": tiny(n + 1), "noise25": tiny(n + 2)} for n in range(3)
+    }
+
+
+def test_folders_are_splits_and_classes_or_a_text(tmp_path: Path) -> None:
+    def pairs(name: str, count: int = 2) -> dict[str, bytes]:
+        return {f"{name}{n}{end}.png": tiny(n) for n in range(count) for end in ("_a", "_b")}
+
+    one = fill(tmp_path / "one", pairs("train/cat/") | pairs("train/dog/") | pairs("test/cat/"))
+    with closing(open_source(one, pair="{s}_a.png={s}_b.png")) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 4, "test": 2}
+        assert survey.columns[0].classes == ("cat", "dog")
+        assert [source.read(each).values["label"] for each in source.entries("train")] == [0, 0, 1, 1]  # type: ignore[union-attr]
+    two = fill(tmp_path / "two", pairs("scene1/") | pairs("scene2/"))
+    assert [each["folder"] for each in read(two, pair="{s}_a.png={s}_b.png").values()] == ["scene1"] * 2 + [
+        "scene2"
+    ] * 2
+    three = fill(tmp_path / "three", pairs("x/", 1) | pairs("y/", 1))
+    assert [set(each) for each in read(three, pair="{s}_a.png={s}_b.png").values()] == [{"b"}, {"b"}]
+
+
+def test_a_file_without_an_image_is_counted(tmp_path: Path) -> None:
+    path = fill(make(tmp_path, 3), {"b_LR.png": tiny(9), "notes.md": "x"})
+    with closing(open_source(path, pair="{s}_HR.png={s}_LR.png")) as source:
+        survey = source.survey()
+    assert survey.records == 3
+    assert survey.ledger.left["files of --pair, --sidecar or --masks without an image"] == 1
+
+
+def test_recorded_and_used_again(tmp_path: Path) -> None:
+    path, more = make(tmp_path / "set", 4), fill(tmp_path / "more", {f"b{e}.png": tiny(7) for e in ("_HR", "_LR")})
+    store = tmp_path / "o.lmdb"
+    packstore.convert(path, store, pair="{s}_HR.png={s}_LR.png")
+    assert packstore.verify(store, against=path).ok
+    packstore.append(store, more)
+    with packstore.open(store) as reader:
+        assert (len(reader), reader.manifest.options["pair"]) == (5, '["{s}_HR.png={s}_LR.png"]')
+    other = tmp_path / "p.lmdb"
+    packstore.convert(store, other)
+    packstore.append(other, store, key_prefix="x/")
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("pair", "{s}_LR.png"),
+        ("pair", "{s}.png={s}.png"),
+        ("pair", "a.png={s}.png"),
+        ("pair", "{s}.png=a.png"),
+        ("pair", "{s}.png=../{s}.jpg"),
+        ("pair", "{s}.png=/a/{s}.jpg"),
+        ("pair", "{s}.png={t}/{s}.jpg"),
+        ("pair", "{dir}/{s}.png={s}.jpg"),
+        ("pair", "{s}={s}"),
+        ("masks", "{s}"),
+        ("masks", "masks/*.png"),
+        ("masks", "*/{s}.png"),
+        ("masks", "{s}//a.png"),
+        ("masks", "{dir}/../../x\0{s}"),
+        ("masks", ""),
+        ("sidecar", "{s}.txt"),
+        ("sidecar", "{s}.txt=words"),
+        ("sidecar", "a=b={s}.txt=text"),
+    ],
+)
+def test_unusable_patterns(option: str, text: str, tmp_path: Path) -> None:
+    path = make(tmp_path, 2)
+    with pytest.raises(UsageError, match=f"^{option}: .* is not a pattern"):
+        open_source(path, **{option: text})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"^{option} should be patterns"):
+        open_source(path, **{option: [1]})  # type: ignore[arg-type]
+
+
+def test_patterns_that_match_nothing_or_not_this_kind(tmp_path: Path) -> None:
+    path = make(tmp_path, 2)
+    with (
+        closing(open_source(path, masks="{s}_seg.png")) as source,
+        pytest.raises(SourceError, match="no image has a file"),
+    ):
+        source.survey()
+    with pytest.raises(UsageError, match="does not use --masks"):
+        open_source(path, kind="flat", masks="{s}_seg.png")
+    with pytest.raises(SourceError, match="give the files"):
+        open_source(path, kind="companions")
+    with pytest.raises(SourceError, match="holds no images"):
+        open_source(path, masks="{s}.png")
+
+
+@pytest.mark.parametrize(
+    ("type", "content", "reason"),
+    [
+        ("numbers", "1 2\n3\n", "different counts"),
+        ("numbers", "one", "other text than numbers"),
+        ("npy", "x", "no array of numpy"),
+        ("json", "{", "no JSON"),
+    ],
+)
+def test_a_bad_sidecar_is_a_bad_sample(type: str, content: str, reason: str, tmp_path: Path) -> None:
+    good = {"numbers": "1 2", "npy": npy([1, 2]), "json": "[]"}[type]
+    files = {f"a{n:03}.jpg": jpeg(n) for n in range(300)} | {f"a{n:03}.dat": good for n in range(299)}
+    path = fill(tmp_path, files | {"a299.dat": content})
+    with closing(open_source(path, sidecar=f"{{s}}.dat={type}")) as source:
+        source.survey()
+        entry = list(source.entries())[-1]
+        with pytest.raises(packstore.SampleError, match=reason):
+            source.read(entry)
