@@ -18,7 +18,7 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Images, Label, Text
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions, find_split_in_path
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, CompanionPattern, parse_companions
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
@@ -26,6 +26,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.names import make_column_name
 from packstore.sources.rows import in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, declare_sidecar, parse_sidecar
+from packstore.sources.splits import find_split, find_splits_of_folders
 
 _PROBED, _KEPT_FOLDERS = 32, 64
 _COUNTED = re.compile(r"\d+")
@@ -55,17 +56,15 @@ class CompanionsSource(FileRowSource):
         folders = self._count_images()
         if not folders:
             raise SourceError(f"{printable(str(path))} holds no images other than those that belong to images")
-        splits = {find_split_in_path(folder) for folder in folders}
-        self._splits = in_packing_order({""} if "" in splits else splits)
-        self._has_splits = "" not in splits
-        self._class_of, has_classes = _find_classes(folders)
+        self._split_of = find_splits_of_folders(folders)
+        self._class_of, has_classes = _find_classes(folders, self._split_of)
         self._folder_column = "label" if has_classes else "folder" if self._class_of else ""
         self._columns = self._name_columns()
         self.evidence = ", ".join(f"{column}: {each.text}" for column, each in self._columns.items())
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order; ``("",)`` without splits."""
-        return self._splits
+        return in_packing_order(self._split_of.values()) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the image, its class or folder, and each pattern. Reads sidecars to declare labels and
@@ -89,9 +88,9 @@ class CompanionsSource(FileRowSource):
         """Yields one row for each image of a split that belongs to no other image."""
         for folder, listing in self.tree.walk("", self.tree.above, None, self.options.skip_bad):
             if listing.is_cycle:
-                yield from (FileRow(join(folder, name), {}) for name in listing.images if split == self._splits[0])
+                yield from (FileRow(join(folder, name), {}) for name in listing.images if split == self.splits()[0])
                 continue
-            if (find_split_in_path(folder) if self._has_splits else "") == split:
+            if self._split_of.get(folder, "") == split:
                 for name in listing.images:
                     if not self._is_companion(join(folder, name)):
                         yield self._make_row(folder, join(folder, name))
@@ -255,7 +254,7 @@ def _is_in(names: Sequence[str], name: str) -> bool:
     return place < len(names) and names[place] == name
 
 
-def _find_classes(folders: Mapping[str, int]) -> tuple[dict[str, str], bool]:
+def _find_classes(folders: Mapping[str, int], split_of: Mapping[str, str]) -> tuple[dict[str, str], bool]:
     """Returns the name of the class folder of each folder of images, and if these are classes.
 
     The class folder is the first folder of a path that differs between folders, without those of splits. It is no
@@ -263,7 +262,8 @@ def _find_classes(folders: Mapping[str, int]) -> tuple[dict[str, str], bool]:
     for fewer than two images to a name.
     """
     paths = {
-        folder: [part for part in folder.split("/") if part and not find_split_in_path(part)] for folder in folders
+        folder: [part for part in folder.split("/") if part and not (folder in split_of and find_split(part))]
+        for folder in folders
     }
     counts = Counter(part for parts in paths.values() for part in set(parts))
     names = {folder: next((part for part in parts if counts[part] < len(paths)), "") for folder, parts in paths.items()}
