@@ -94,6 +94,8 @@ def find_split_folders(
     - ``OldTest`` and ``seg_train`` are splits if ``list_folders``, which lists the folders in a folder, shows that at
       least half of those in each are in all of them.
 
+    Folders whose names are not exactly splits, and which contain folders but none in all of them, are no splits.
+
     ``test_tubes`` alone, or beside ``train_tracks``, is a class. So are names of which two have one split, and groups
     of names that contradict each other: ``trainA``, ``trainB``, ``testA``, ``testB``.
     """
@@ -112,6 +114,10 @@ def find_split_folders(
         shared = set.intersection(*inside)
         fitting = [every] if shared and all(2 * len(shared) >= len(each) for each in inside) else []
     found = fitting[0] if len(fitting) == 1 and max(Counter(fitting[0].values()).values()) == 1 else exact
+    if list_folders is not None and found is not exact:
+        inside = [set(list_folders(name)) for name in found]
+        if all(inside) and not set.intersection(*inside):  # no class is in both
+            found = exact
     return dict(sorted(found.items(), key=lambda item: (SPLIT_ORDER.index(item[1]), item[0])))
 
 
