@@ -14,13 +14,15 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from packstore.core.errors import printable
-from packstore.core.fields import Field, Images, Json, Text
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
-from packstore.sources.annotation_formats.objects import Annotation, SizeReader, parse_json
-from packstore.sources.base import SourceOptions
+from packstore.core.fields import Field, Images
+from packstore.sources.annotation_formats.documents import Document, DocumentFormat, DocumentSource, Listed
+from packstore.sources.annotation_formats.parsing import parse_json
+from packstore.sources.annotation_formats.shapes import Parts, Picture, Value
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
@@ -28,9 +30,11 @@ from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.tree import Tree
 
 _log = logging.getLogger(__name__)
-_START, _FEW = 1 << 16, 16
+_FEW = 16
 _TURNS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 _FURTHER = "further_images"
+_ABSENT, _ALONE = "conversations whose images are not here", "conversations without images"
+_MARKED = "conversations with more marks <image> than images"
 
 
 class ConversationSource(DocumentSource):
@@ -39,78 +43,35 @@ class ConversationSource(DocumentSource):
     Conversations without an image, or with a missing image, are left out, counted, and named in a warning. A
     conversation with more marks ``<image>`` than images is packed, and named in a warning."""
 
-    kind = "conversations"
-    title = "a list of conversations"
     left_images = "images that no conversation is about"
     allows_repeats = True
-    absent_reason = "conversations whose images are not here"
-    alone = "conversations without images"
-    marked = "conversations with more marks <image> than images"
-    signature = re.compile(
-        rb'\A\s*\[?\s*\{.*?"(conversations|messages)"\s*:\s*\[\s*\{\s*"(from|role|value|content)"\s*:', re.S
-    )
-    further_fields: ClassVar[Mapping[str, Field]] = {
-        "id": Text(optional=True),
-        **dict.fromkeys(_TURNS, Json(optional=True)),
-    }
+    absent_reason = _ABSENT
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        for what, done in ((self.absent_reason, " are left out"), (self.alone, " are left out"), (self.marked, "")):
-            if first := self.first_ignored[what]:
-                count = self.ignored[what]
+        super().__init__(path, options, _FORMAT)
+        for what, done in ((self.absent_reason, " are left out"), (_ALONE, " are left out"), (_MARKED, "")):
+            first = [each for document in self.documents for each in document.first_ignored.get(what, ())][:4]
+            if first:
+                count = sum(document.ignored[what] for document in self.documents)
                 named = ", ".join(map(printable, first)) + (" …" if count > len(first) else "")
                 _log.warning("%s: %s%s: %d (%s)", printable(self.evidence), what, done, count, named)
-        del self.ignored[self.marked]  # these are packed
 
-    @classmethod
-    def find_files(cls, tree: Tree) -> list[str]:
-        """Finds JSON files that begin like conversations; none in a tree without images. Skips folders with more than
-        16 files of the suffix."""
-        contents, files = list_contents(tree), []
-        for folder, its in contents.folders.items() if contents.image_count else ():
-            for suffix in (".json", ".jsonl"):
-                names = its.others.get(suffix)
-                paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
-                files += [each for each in paths if cls.signature.search(convert_start(tree.first_bytes(each, _START)))]
-        return files
+    def find_files(self) -> list[str]:
+        """Finds the files of conversations."""
+        return _find_files(self.tree)
 
-    def parse_document(self, data: bytes) -> Any:
-        """Parses a JSON list, or the lines of JSON Lines. Raises :class:`ValueError` for other content."""
-        text = convert_start(data).lstrip()
-        return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
-
-    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the conversations about image files. Leaves out and counts those without an image, or with a URL. Also
-        counts those with more marks ``<image>`` than images. Raises :class:`ValueError` for a malformed
-        conversation."""
-        for number, entry in enumerate(document, 1):
-            try:
-                images, raw = _parse_conversation(entry)
-            except ValueError as error:
-                raise ValueError(f"conversation {number} {error}") from None
-            identifier = f"id {entry['id']}" if "id" in raw[0] else f"number {number}"
-            if any("://" in image for image in images):
-                self.count_ignored(self.absent_reason, identifier)
-            elif images:
-                if _count_marks(raw[0]) > len(images):
-                    self.count_ignored(self.marked, identifier)
-                yield AnnotationEntry(images[0], raw, further_images=images[1:], identifier=identifier)
-            else:
-                self.count_ignored(self.alone, identifier)
-
-    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Returns the columns of a conversation unchanged, and its other content as JSON."""
-        return Annotation(values=raw[0], json=raw[1])
+    def count_left_parts(self) -> Mapping[str, int]:
+        """Counts conversations that are left out, by reason. Those with too many marks are packed."""
+        return {reason: count for reason, count in super().count_left_parts().items() if reason != _MARKED}
 
     def fields(self) -> Mapping[str, Field]:
         """Adds ``further_images`` if some conversation has several images."""
         image, *others = super().fields().items()
         return dict([image, *([(_FURTHER, Images())] if self.max_further else []), *others])
 
-    def file_rows(self, split: str) -> Iterator[FileRow]:
+    def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows with their further images."""
-        for row in super().file_rows(split):
+        for row in super().annotated_rows(split):
             further = self.read_further_images(row.values["entry"]) if self.max_further else None
             yield row if further is None else row._replace(values={**row.values, _FURTHER: [*map(InTree, further)]})
 
@@ -162,6 +123,67 @@ def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:
                 yield image
 
 
-KIND = make_document_kind(
-    ConversationSource, "conversations about images, one or several a sample: LLaVA, ShareGPT, messages"
+def _find_files(tree: Tree) -> list[str]:
+    """Finds JSON files that begin like conversations; none in a tree without images. Skips folders with more than 16
+    files of the suffix."""
+    contents, files = list_contents(tree), []
+    for folder, its in contents.folders.items() if contents.image_count else ():
+        for suffix in (".json", ".jsonl"):
+            names = its.others.get(suffix)
+            paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
+            files += [each for each in paths if _FORMAT.begins(tree, each)]
+    return files
+
+
+def _parse_document(data: bytes) -> Any:
+    """Parses a JSON list, or the lines of JSON Lines. Raises :class:`ValueError` for other content."""
+    text = convert_start(data).lstrip()
+    return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
+
+
+def _list_images(file: Document) -> Iterator[Listed]:
+    """Lists the conversations about image files. Leaves out and counts those without an image, or with a URL. Also
+    counts those with more marks ``<image>`` than images. Raises :class:`ValueError` for a malformed conversation."""
+    for number, entry in enumerate(file.content, 1):
+        try:
+            images, item = _parse_conversation(entry)
+        except ValueError as error:
+            raise ValueError(f"conversation {number} {error}") from None
+        identifier = f"id {entry['id']}" if "id" in item[0] else f"number {number}"
+        if any("://" in image for image in images):
+            file.leave(_ABSENT, identifier=identifier)
+        elif images:
+            if _count_marks(item[0]) > len(images):
+                file.leave(_MARKED, identifier=identifier)
+            yield Listed(images[0], item, further_images=images[1:], identifier=identifier)
+        else:
+            file.leave(_ALONE, identifier=identifier)
+
+
+def _read_parts(item: Any, _: Picture) -> Parts:
+    """Yields the columns of a conversation unchanged, and its other content as JSON."""
+    yield from (Value(name, value) for name, value in item[0].items())
+    yield Value("json", item[1])
+
+
+def _recognise(path: Path, _: SourceOptions) -> Certainty:
+    """Recognition is certain of each path with a file of conversations."""
+    tree = open_tree(path)
+    return Certainty.CERTAIN if tree is not None and _find_files(tree) else Certainty.NO
+
+
+_FORMAT = DocumentFormat(
+    kind="conversations",
+    help="a list of conversations",
+    signature=rb'(?s)\A\s*\[?\s*\{.*?"(conversations|messages)"\s*:\s*\[\s*\{\s*"(from|role|value|content)"\s*:',
+    read_parts=_read_parts,
+    parse=_parse_document,
+    list_images=_list_images,
+)
+KIND = Kind(
+    "conversations",
+    "conversations about images, one or several a sample: LLaVA, ShareGPT, messages",
+    _recognise,
+    ConversationSource,
+    in_objects=True,
 )

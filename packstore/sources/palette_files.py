@@ -14,7 +14,7 @@ import io
 import re
 from pathlib import Path
 
-from packstore.sources.annotation_formats.objects import parse_json
+from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.beside import read_whole
 from packstore.sources.encodings import try_utf8
 from packstore.sources.tree import Tree

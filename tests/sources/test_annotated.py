@@ -27,8 +27,8 @@ from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
 from packstore.core.run_lengths import encode_run_lengths
 from packstore.sources import Entry, SourceOptions, ask_about_left, open_source
-from packstore.sources.annotation_formats.labelme import LabelMeSource
-from packstore.sources.annotation_formats.source import AnnotatedSource, make_sidecar_kind
+from packstore.sources.annotation_formats.shapes import Parts, Picture, box
+from packstore.sources.annotation_formats.source import AnnotatedSource, beside
 from packstore.sources.ledger import Role
 from packstore.sources.recognition import recognise
 from packstore.testing import SourceSuite
@@ -561,10 +561,9 @@ def test_an_archive_of_images_with_json_files_of_annotations_is_no_webdataset(ki
 
 
 def test_an_archive_of_a_format_of_a_plug_in_is_no_webdataset(tmp_path: Path) -> None:
-    class PointSource(LabelMeSource):
-        kind = "points"
-        patterns = ("{stem}.pts",)
-        signature = re.compile(rb"points")
+    @beside("points", "points: beside images", folders=[("", "")], patterns=["{stem}.pts"], signature=rb"points")
+    def kind(content: Any, _: Picture) -> Parts:
+        yield box(None, content)
 
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in (name for n in range(6) for name in (f"{n}.jpg", f"{n}.pts", f"{n}.json")):
@@ -573,7 +572,7 @@ def test_an_archive_of_a_format_of_a_plug_in_is_no_webdataset(tmp_path: Path) ->
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     assert recognise(tmp_path / "a.tar", SourceOptions()) is SOURCES["webdataset"]
-    SOURCES.register("points", make_sidecar_kind(PointSource, "points"))
+    SOURCES.register("points", kind)
     try:
         assert recognise(tmp_path / "a.tar", SourceOptions()) is SOURCES["points"]
     finally:

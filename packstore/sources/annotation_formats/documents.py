@@ -1,71 +1,160 @@
-"""Base of formats with a file of annotations for many images; keeps the annotations in a temporary file."""
+"""Annotation formats with a file for many images; keeps the annotations in a temporary file."""
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotation_formats.objects import parse_json
-from packstore.sources.annotation_formats.source import AnnotatedSource
+from packstore.sources.annotation_formats.columns import MALFORMED, Raw
+from packstore.sources.annotation_formats.shapes import Parts, Picture
+from packstore.sources.annotation_formats.source import AnnotatedSource, Format, ReadParts
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import clean_path, find_base_folder, join, read_text
+from packstore.sources.beside import clean_path, find_base_folder, is_file, join, read_lines, read_text
 from packstore.sources.contents import path_and_parents
-from packstore.sources.encodings import convert_start
 from packstore.sources.file_rows import FileRow
 from packstore.sources.ignoring import ignore_paths
-from packstore.sources.listing import is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.splits import find_split_of_file
+from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
-_START, _NAMED = 1 << 16, 4
+_NAMED = 4
 _IMAGES = (
-    "images",
-    "data",
-    "img",
-    "imgs",
-    "JPEGImages",
-    "Images",
-    "obj_train_data",
-    "upload",
-    "media",
-    "images/100k",
+    *("images", "data", "img", "imgs", "JPEGImages", "Images", "obj_train_data", "upload", "media", "images/100k"),
     "",
 )
 
 
-class AnnotationEntry(NamedTuple):
-    """Annotation of one image, from a file with annotations of many.
+class Listed(NamedTuple):
+    """Image that a file of annotations lists.
 
     Attributes:
         name: Path of the image. It may be a path on the machine that wrote the file.
-        raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; any JSON value.
+        item: What the file has about the image; any JSON value. None for an image without annotation.
         split: Split of the image, in any case of letters; None for the split of the file.
         further_images: Paths of further images that the entry describes.
         identifier: Its id in the file, for messages.
     """
 
     name: str
-    raw: Any
+    item: Any
     split: str | None = None
     further_images: Sequence[str] = ()
     identifier: str = ""
 
 
+class Document:
+    """File of annotations, from which the generator of a format lists images.
+
+    Attributes:
+        path: Path in the tree.
+        folder: Path of its folder.
+        tree: The source.
+        content: Its content, as the format parses it.
+        classes: Names of classes by number, in their order, to be set by the generator.
+        files: Further files that the generator has read.
+        expected: Beginnings of paths of files that belong to the layout, and may be left.
+        ignored: Number of values and images that are left out, by reason.
+        first_ignored: Identifiers of the first images that are left out, by reason.
+    """
+
+    def __init__(self, path: str, content: Any, tree: Tree) -> None:
+        self.path, self.content, self.tree = path, content, tree
+        self.folder = path.rpartition("/")[0]
+        self.classes: Mapping[Any, str] = {}
+        self.files: list[str] = []
+        self.expected: list[str] = []
+        self.ignored: Counter[str] = Counter()
+        self.first_ignored: dict[str, list[str]] = {}
+
+    def leave(self, reason: str, count: int = 1, identifier: str = "") -> None:
+        """Counts what is left out. Keeps the first 4 identifiers for each reason."""
+        self.ignored[reason] += count
+        known = self.first_ignored.setdefault(reason, [])
+        if identifier and len(known) < _NAMED:
+            known.append(identifier)
+
+    def leave_values(self, names: Iterable[Any], of: str = "files of annotations") -> None:
+        """Counts 1 for each name of a value that is left out."""
+        for name in names:
+            self.leave(f"values {printable(str(name))!r:.40} of {of}")
+
+    def find(self, *paths: str) -> str | None:
+        """Finds the first of several files in the tree; None if all are missing. The file counts as read."""
+        file = next((path for path in paths if is_file(self.tree, path)), None)
+        self.files += [] if file is None else [file]
+        return file
+
+    def read_lines(self, *paths: str) -> list[str]:
+        """Reads the lines, without blank ones, of the first of several files that exists; ``[]`` if all are missing."""
+        file = self.find(*paths)
+        return [] if file is None else [line for _, line in read_lines(self.tree, file)]
+
+    def list_images(self, folder: str) -> Sequence[str]:
+        """Lists the names of the images in a folder of the tree."""
+        return self.tree.names(folder).ending(*IMAGE_SUFFIXES)
+
+    def match_frames(
+        self, images: Sequence[str], frames: Mapping[int, list[Any]], number: str
+    ) -> Iterator[tuple[str, int, list[Any]]]:
+        """Yields each image of a video with its number and the lines of its frame, or ``[]``. An image is named by the
+        number of its frame, the group of the pattern ``number``. Counts frames without an image as left out.
+
+        Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame
+        has two images, such as ``1.jpg`` and ``000001.jpg``.
+        """
+        matches = [re.fullmatch(number, image.rpartition("/")[2]) for image in images]
+        numbers = [-1 if match is None else int(match[1]) for match in matches]
+        if images and frames and not frames.keys() & set(numbers):
+            raise ValueError(
+                f"no image is named by the number of a frame ({min(frames):06}.jpg); the first is {images[0]}"
+            )
+        twice = next((each for each, count in Counter(numbers).items() if count > 1 and each in frames), None)
+        if twice is not None:
+            raise ValueError(f"two images are named by the number of frame {twice}: remove one")
+        for image, own in zip(images, numbers, strict=True):
+            yield image, own, frames.get(own, [])
+        self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
+
+
+ListImages = Callable[[Document], Iterator[Listed]]
+"""Lists the images of a document. May raise any error of reading a value that lacks the structure of the format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentFormat(Format):
+    """Format with a file of annotations for many images.
+
+    Attributes:
+        list_images: Lists the images of a file.
+        suffixes: Suffixes of the names of such files.
+        names: Pattern that their whole names match.
+        max_depth: Number of levels below the top folder in which such files are searched.
+        max_files: A folder with more matching names has annotations of single images; its files are passed over.
+    """
+
+    list_images: ListImages
+    suffixes: Sequence[str] = (".json",)
+    names: str = ".*"
+    max_depth: int = 2
+    max_files: int = 16
+
+
 class DocumentSource(AnnotatedSource):
-    """Base of formats with one file of annotations, or one for each split.
+    """Source of a format with one file of annotations, or one for each split.
 
     Paths of images are relative to the file of annotations, or to a folder beside or above that file. A missing image
     may be in any other folder, if it is the only one of its name. Images that no file names are left out.
@@ -74,84 +163,48 @@ class DocumentSource(AnnotatedSource):
 
     - if there is no file of annotations, or a file is damaged
     - if an image has two entries, without :attr:`allows_repeats`
+    - if several folders have images of the names, see :meth:`_search_missing`
     - for more than 255 splits
     - if the temporary file for the annotations cannot be written
 
     Attributes:
-        name_pattern: Matches the names of files of annotations.
-        signature: Matches the first 64 KiB of such a file.
-        max_depth: Number of levels below the top folder in which such files are searched.
-        max_files: A folder with more matching names has annotations of single images; its files are passed over.
         allows_repeats: An image may have several entries, each a sample. Later entries have keys with ``#1``, ``#2`` ….
         absent_reason: Reason for leaving out entries without their images. If empty, such entries are bad samples.
         max_further: Largest number of further images of an entry.
-        ignored: Number of values and entries that are left out, by reason.
-        first_ignored: Identifiers of the first entries that are left out, by reason.
+        documents: The files, without their content.
     """
 
+    format: DocumentFormat
     left_images = "images that no annotations name"
-    name_pattern: ClassVar[re.Pattern[str]] = re.compile(r".*\.json", re.I)
-    signature: ClassVar[re.Pattern[bytes]]
-    max_depth: ClassVar[int] = 2
-    max_files: ClassVar[int] = 16
     allows_repeats: ClassVar[bool] = False
     absent_reason: ClassVar[str] = ""
     max_further = 0
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.ignored: Counter[str] = Counter()
-        self.first_ignored: defaultdict[str, list[str]] = defaultdict(list)
-        self._files = self.find_files(self.tree)
-        if not self._files:
+    def __init__(self, path: Path, options: SourceOptions, format: DocumentFormat) -> None:
+        super().__init__(path, options, format)
+        files = self.find_files()
+        if not files:
             raise SourceError(f"{printable(str(path))} has no annotations of {self.title}")
+        self.documents: list[Document] = []
         self._images: list[bytes] = []
         self._splits: list[str] = []
         self._split_of = bytearray()
         self._file_of = array("I")
         self._earlier = array("q")  # by entry, number of earlier entries of the same image
         try:
-            self._spool = Spool(self._read_files())
+            self._spool = Spool(self._read_files(files))
         except OSError as error:
             raise SourceError(
                 f"{self.tree.name()}: its annotations cannot be written to a temporary file: {error.strerror}"
             ) from None
-        self.evidence = ", ".join(map(printable, self._files))
+        self.expected = [start for each in self.documents for start in each.expected]
+        self.evidence = ", ".join(map(printable, files))
 
-    @abstractmethod
-    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of a parsed file. Counts in :attr:`ignored` the values of the file that no
-        entry has. May raise any error of reading a value that lacks the structure of the format."""
+    def find_files(self) -> list[str]:
+        """Finds the files of annotations."""
+        return find_documents(self.tree, self.format)
 
-    def count_ignored(self, reason: str, identifier: str) -> None:
-        """Counts in :attr:`ignored` an entry that is left out. Adds its identifier to :attr:`first_ignored`, if it is
-        not empty and one of the first 4 for its reason."""
-        self.ignored[reason] += 1
-        if identifier and len(self.first_ignored[reason]) < _NAMED:
-            self.first_ignored[reason].append(identifier)
-
-    def parse_document(self, data: bytes) -> Any:
-        """Parses the bytes of a file of annotations, JSON in this base. Subclasses may assign another parser. Raises
-        :class:`ValueError` for an invalid file."""
-        return parse_json(data)
-
-    @classmethod
-    def find_files(cls, tree: Tree) -> list[str]:
-        """Finds the files of annotations, by names and first bytes.
-
-        Searches the top folder and :attr:`max_depth` levels below. Passes over folders with more than
-        :attr:`max_files` matching names.
-
-        A file with other first bytes is included, too, if a found file in another folder has its name. Such a file is
-        damaged.
-        """
-        folders = _list_folders_to_depth(tree, cls.max_depth)
-        paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]
-        matches = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
-        names = {path.rpartition("/")[2] for path in matches}
-        return [path for path in paths if path in matches or path.rpartition("/")[2] in names]
-
-    def _read_files(self) -> Iterator[Any]:
+    def _read_files(self, files: Sequence[str]) -> Iterator[Any]:
         """Parses all files, and yields for each entry a list: paths of its further images, raw annotation.
 
         Records image, file and split of each entry, and updates :attr:`max_further`. Entries without their images are
@@ -162,8 +215,9 @@ class DocumentSource(AnnotatedSource):
         """
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
-        for number, file in enumerate(self._files):
-            entries, names = self._parse_file(file)
+        for number, file in enumerate(files):
+            document, entries, names = self._parse_file(file)
+            self.documents.append(document)
             of = [entry for entry in entries for _ in (entry.name, *entry.further_images)]
             paths = self._resolve_images(file, names, of)
             there = self._list_folders_of(paths) if self.absent_reason else {}
@@ -171,7 +225,7 @@ class DocumentSource(AnnotatedSource):
             for entry in entries:
                 name, *further = islice(places, 1 + len(entry.further_images))
                 if self.absent_reason and not all(_folder_has_file(there, each) for each in (name, *further)):
-                    self.count_ignored(self.absent_reason, entry.identifier)
+                    document.leave(self.absent_reason, identifier=entry.identifier)
                     continue
                 image = name.encode("utf-8", "surrogateescape")
                 if image in seen:
@@ -190,27 +244,22 @@ class DocumentSource(AnnotatedSource):
                 self._images.append(image)
                 self._split_of.append(self._splits.index(split))
                 self._file_of.append(number)
-                yield [further, entry.raw]
+                yield [further, entry.item]
 
-    def _parse_file(self, file: str) -> tuple[list[AnnotationEntry], list[str]]:
+    def _parse_file(self, file: str) -> tuple[Document, list[Listed], list[str]]:
         """Parses a file to its entries, and the paths of all their images in order.
 
         Raises :class:`SourceError` for a file that is not in the format, cannot be read, or is larger than 4 GiB.
         Raises :class:`AmbiguousSourceError` for an unknown encoding."""
         try:
-            entries = list(self.read_entries(file, self.parse_document(read_text(self.tree, file, _MAX_BYTES))))
-            return entries, [_clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
+            document = Document(file, self.format.parse(read_text(self.tree, file, _MAX_BYTES)), self.tree)
+            entries = list(self.format.list_images(document))
+            document.content = None
+            names = [_clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
+            return document, entries, names
         except AmbiguousSourceError:
             raise
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except MALFORMED as error:
             reason = f"{type(error).__name__}: {printable(str(error))[:200]}"
             raise SourceError(f"{self.tree.name(file)} is not in the format of {self.title} ({reason})") from None
 
@@ -226,7 +275,7 @@ class DocumentSource(AnnotatedSource):
             answers,
         )
 
-    def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
+    def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[Listed]) -> list[str]:
         """Returns the path of each image that a file names. Joins names to the usual folder that has most of the
         images.
 
@@ -238,37 +287,52 @@ class DocumentSource(AnnotatedSource):
         split = find_split_of_file(file)
         bases = [join(base, place) if place else base for base in (beside, above) for place in _IMAGES]
         folders = [*(join(base, split) for base in bases if split), *bases]
-        deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
         paths = self._join_to_folder(names, folders)
         if any(entry.split for entry in entries):
-            pairs = zip(paths, self._join_to_folder(deeper, folders), strict=True)
-            paths = [own if self._file_exists(own) else other for other, own in pairs]
-        return paths if self.absent_reason else self._search_missing(names, paths)
+            deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
+            own = self._join_to_folder(deeper, folders)
+            there = self._list_folders_of(own)
+            paths = [each if _folder_has_file(there, each) else path for path, each in zip(paths, own, strict=True)]
+        return paths if self.absent_reason else self._search_missing(file, names, paths)
 
-    def _search_missing(self, names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    def _search_missing(self, file: str, names: Sequence[str], paths: Sequence[str]) -> list[str]:
         """Returns the ``paths`` of the images ``names``, of which missing ones are searched in all folders.
 
-        A missing image gets the path of the only file of its name; if there are none or several, it keeps its path. A
-        name with a folder is searched only if that folder does not exist. If it exists, a file of that name elsewhere
-        would be another image.
+        A missing image gets the path of the only file of its name. If there are none, it keeps its path. A name with a
+        folder is searched only if that folder does not exist. If it exists, a file of that name elsewhere would be
+        another image. Raises :class:`AmbiguousSourceError` if most names are in several folders, and no group of
+        folders has each of them once.
         """
         result, there = list(paths), self._list_folders_of(paths)
         parts = [path.rpartition("/") for path in paths]
         absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if name not in there[folder]]
-        missing = [n for n, folder in absent if "/" not in names[n] or not there[folder]]
-        by_name = self._find_by_name({names[n].rpartition("/")[2] for n in missing}) if missing else {}
-        for n in missing:
-            places = by_name[names[n].rpartition("/")[2]]
-            result[n] = places[0] if len(places) == 1 else result[n]
+        wanted = {n: parts[n][2] for n, folder in absent if "/" not in names[n] or not there[folder]}
+        places: dict[str, list[str]] = {name: [] for name in wanted.values()}
+        for folder, listed in self.tree.folders(is_passed_over) if places else ():
+            for name in places.keys() & set(listed.files):
+                places[name].append(folder)
+        repeated = [name for name, folders in places.items() if len(folders) > 1]
+        if 2 * len(repeated) > len(places):
+            folders = find_spread(self.tree, repeated, file)
+            if folders is None:
+                raise self._several_folders_error(file, [places[name] for name in repeated])
+            places.update((name, [folder]) for name, folder in zip(repeated, folders, strict=True))
+        for n, name in wanted.items():
+            result[n] = join(places[name][0], name) if len(places[name]) == 1 else result[n]
         return result
 
-    def _find_by_name(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Lists by name the paths of all files with one of the ``names``. Looks in all folders but hidden ones."""
-        paths: dict[str, list[str]] = {name: [] for name in names}
-        for folder, listed in self.tree.folders(is_passed_over):
-            for name in paths.keys() & set(listed.files):
-                paths[name].append(join(folder, name))
-        return paths
+    def _several_folders_error(self, file: str, places: Sequence[Sequence[str]]) -> AmbiguousSourceError:
+        """Returns the error for images that are in several folders. Its answers each ignore all of these folders but
+        one that has the most of the images."""
+        counts = Counter(chain.from_iterable(places))
+        most = [folder for folder, count in counts.items() if count == max(counts.values())]
+        answers = [Answer(ignore_paths(sorted(counts.keys() - {each}))) for each in most]
+        named = ", ".join(printable(each) or "the top folder" for each in counts)
+        return AmbiguousSourceError(
+            f"{self.tree.name(file)} names images that are in several folders ({named}): leave all but one out with "
+            "--ignore",
+            [each for each, folder in zip(answers, most, strict=True) if not _hides(counts.keys() - {folder}, folder)],
+        )
 
     def _list_folders_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
         """Lists the names of files in each folder of ``paths``."""
@@ -280,15 +344,11 @@ class DocumentSource(AnnotatedSource):
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
-    def _file_exists(self, path: str) -> bool:
-        """Tells if a file exists, by the list of files in its folder."""
-        return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
-
     def splits(self) -> Sequence[str]:
         """Returns the splits of all entries in packing order, or ``("",)`` if there are no entries."""
         return in_packing_order(self._splits) or ("",)
 
-    def file_rows(self, split: str) -> Iterator[FileRow]:
+    def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each entry of a split, in the order of the files. Later entries of an image have keys with
         ``#1``, ``#2`` …."""
         if split in self._splits:
@@ -303,31 +363,46 @@ class DocumentSource(AnnotatedSource):
             entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
             yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.value_size(entry))
 
-    def pop_annotation(self, values: dict[str, Any]) -> Any:
+    def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
+        """Reads the item of an entry; the value of ``json`` is the item itself."""
+        return item, self.format.read_parts(item, picture)
+
+    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
         """Removes the entry's number from ``values``, and reads the entry's raw annotation from the temporary file."""
-        return self._spool.read_value(values.pop("entry"))[1]
+        raw = self._read_annotation(values.pop("entry"))
+        return None if raw.item is None else raw
+
+    def _read_annotation(self, entry: int) -> Raw:
+        """Reads the raw annotation of entry number ``entry`` from the temporary file."""
+        return Raw(self._spool.read_value(entry)[1], self.documents[self._file_of[entry]].classes)
 
     def find_annotation_file(self, ref: Any) -> str:
         """Returns the path of the file that has the entry of a row."""
-        file: str = self._files[self._file_of[ref[3]["entry"]]]
-        return file
+        document: Document = self.documents[self._file_of[ref[3]["entry"]]]
+        return document.path
 
     def read_further_images(self, entry: int) -> list[str]:
         """Reads the paths of the further images of entry number ``entry``."""
         paths: list[str] = self._spool.read_value(entry)[0]
         return paths
 
-    def raw_annotations(self) -> Iterator[Any]:
+    def raw_annotations(self) -> Iterator[Raw]:
         """Yields the raw annotations of all entries, from the temporary file."""
-        return (self._spool.read_value(number)[1] for number in range(len(self._spool)))
+        return map(self._read_annotation, range(len(self._spool)))
+
+    def read_listed_classes(self) -> Sequence[str]:
+        """Returns the classes of all files."""
+        return [name for each in self.documents for name in each.classes.values()]
 
     def describing_files(self) -> Iterable[str]:
-        """Returns the files of annotations."""
-        return self._files
+        """Returns the files of annotations, and the further files that were read, each once."""
+        return dict.fromkeys(
+            [*(each.path for each in self.documents), *chain(*(each.files for each in self.documents))]
+        )
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts values and entries of files of annotations that are left out, by reason."""
-        return dict(+self.ignored)
+        return dict(+sum((each.ignored for each in self.documents), Counter[str]()))
 
     def close(self) -> None:
         """Removes the temporary file of annotations as well."""
@@ -336,29 +411,36 @@ class DocumentSource(AnnotatedSource):
         super().close()
 
 
+def find_documents(tree: Tree, format: DocumentFormat) -> list[str]:
+    """Finds the files of annotations of a format, by names and first bytes.
+
+    Searches the top folder and a few levels below. Skips hidden and ignored files, and passes over folders with more
+    than :attr:`DocumentFormat.max_files` matching names: these have annotations of single images.
+
+    A file with other first bytes is included, too, if a found file in another folder has its name. Such a file is
+    damaged.
+    """
+    paths: list[str] = []
+    for folder, names in tree.folders(is_passed_over):  # near ones first
+        if len([*path_and_parents(folder)]) > format.max_depth:
+            break
+        listed = [name for name in names.ending(*format.suffixes) if re.fullmatch(format.names, name)]
+        listed = [join(folder, name) for name in listed if not is_passed_over(name)]
+        paths += listed if len(listed) <= format.max_files else []
+    matches = {path for path in paths if format.begins(tree, path)}
+    known = {path.rpartition("/")[2] for path in matches}
+    return [path for path in paths if path in matches or path.rpartition("/")[2] in known]
+
+
 def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -> bool:
     """Tells if the folder of ``path`` has that file."""
     folder, _, name = path.rpartition("/")
     return name in files_by_folder[folder]
 
 
-def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
-    """Yields the top folder, and the folders up to ``max_depth`` levels below it. Skips hidden and ignored folders, and
-    links to a folder above."""
-    for folder, _ in tree.folders(is_passed_over):  # near ones first
-        if len([*path_and_parents(folder)]) > max_depth:
-            return
-        yield folder
-
-
-def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
-    """Lists the paths of the files in a folder whose names match, without hidden files. Returns ``[]`` for more than
-    ``max_files`` files: these are annotations of single images."""
-    suffix = re.search(r"\\[.]\(?(\w+(?:\|\w+)*)\)?$", pattern.pattern)
-    names = tree.names(folder)
-    listed = names.ending(*(f".{each}" for each in suffix[1].split("|"))) if suffix else names.files
-    matches = [name for name in listed if pattern.fullmatch(name) and not is_passed_over(name)]
-    return [join(folder, name) for name in matches] if len(matches) <= max_files else []
+def _hides(ignored: Iterable[str], folder: str) -> bool:
+    """Tells if ignoring some folders hides another one, which is in one of them."""
+    return any(f"{folder}/".startswith(f"{each}/") or not each for each in ignored)
 
 
 def _clean_image_path(name: Any) -> str:
@@ -373,11 +455,21 @@ def _clean_image_path(name: Any) -> str:
     return clean_path(bare)
 
 
-def make_document_kind(source: type[DocumentSource], help: str) -> Kind:
-    """Makes the kind of a format. Recognition is certain of each path with a file of annotations."""
+def document(kind: str, help: str, list_images: ListImages, **options: Any) -> Callable[[ReadParts], Kind]:
+    """Makes the kind of a format with a file of annotations for many images from two generators: ``list_images`` lists
+    the images of a file, the decorated one reads the annotation of one image. ``options`` are the other attributes of
+    :class:`DocumentFormat`. Recognition is certain of each path with such a file."""
 
-    def recognise(path: Path, options: SourceOptions) -> Certainty:
-        tree = open_tree(path)
-        return Certainty.CERTAIN if tree is not None and source.find_files(tree) else Certainty.NO
+    def make(read_parts: ReadParts) -> Kind:
+        format = DocumentFormat(kind=kind, help=help, read_parts=read_parts, list_images=list_images, **options)
 
-    return Kind(source.kind, help, recognise, source, in_objects=True)
+        def recognise(path: Path, _: SourceOptions) -> Certainty:
+            tree = open_tree(path)
+            return Certainty.CERTAIN if tree is not None and find_documents(tree, format) else Certainty.NO
+
+        def open_source(path: Path, options: SourceOptions) -> DocumentSource:
+            return DocumentSource(path, options, format)
+
+        return Kind(kind, help, recognise, open_source, in_objects=True)
+
+    return make

@@ -13,121 +13,132 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
-from packstore.sources.annotation_formats.objects import (
-    Annotation,
-    SizeReader,
-    box_from_corner,
-    object_from_box,
-    object_from_polygons,
-    parse_json,
-    to_float,
-    to_floats,
-)
-from packstore.sources.annotation_formats.via3 import convert_to_via2
+from packstore.sources.annotation_formats import shapes
+from packstore.sources.annotation_formats.documents import Document, Listed, document
+from packstore.sources.annotation_formats.parsing import get_floats, parse_id, parse_json, to_floats
+from packstore.sources.annotation_formats.shapes import Parts, Picture, Point
 
-_METADATA, _PROJECT = "_via_img_metadata", ("_via_settings", "_via_attributes", "_via_data_format_version",
-                                            "_via_image_id_list")  # fmt: skip
+_PROJECT = ("_via_settings", "_via_attributes", "_via_data_format_version", "_via_image_id_list")
 _NAMES = re.compile(r"(class|label|type|name|category|object)(_?(name|type|class|label))?", re.I)
+_HEAD = (
+    *("filename", "file_size", "file_attributes", "region_count", "region_id", "region_shape_attributes"),
+    "region_attributes",
+)
+_VIA3_SHAPES: dict[int, tuple[str, ...]] = {
+    1: ("point", "cx", "cy"),
+    2: ("rect", "x", "y", "width", "height"),
+    3: ("circle", "cx", "cy", "r"),
+    4: ("ellipse", "cx", "cy", "rx", "ry"),
+    5: ("polyline",),
+    6: ("polyline",),
+    7: ("polygon",),
+}
+"""Shapes of VIA 3 by number: their names in VIA 2, and the names of the coordinates that follow."""
 
 
-_HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id", "region_shape_attributes",
-         "region_attributes")  # fmt: skip
+def _parse_via(data: bytes) -> Any:
+    """Parses JSON, or else CSV, which gets the structure of a JSON export. Raises :class:`ValueError` for invalid
+    content."""
+    start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return parse_json(data) if start[:1] in (b"{", b"[", b"") else _parse_csv(data.decode("utf-8-sig"))
 
 
-class ViaSource(DocumentSource):
-    """Source of images of a VIA project or export. Points and polylines become ``keypoints``; circles and ellipses
-    become boxes. All attributes are in ``json``."""
-
-    kind = "via"
-    title = "VIA"
-    name_pattern = re.compile(r".*\.(json|csv)", re.I)
-    signature = re.compile(
-        rb'\A"?#?filename"?,"?file_size"?,|\A\s*\{\s*"project"\s*:\s*\{[^{}]*"(pid|creator)"\s*:|'
-        rb'"_via_img_metadata"\s*:|"_via_settings"\s*:|^\s*\{\s*"[^"]+"\s*:\s*\{(?=[^{]*"(size|fileref)"\s*:)[^{]*"filename"\s*:'
-    )
-
-    def parse_document(self, data: bytes) -> Any:
-        """Parses JSON, or else CSV, which gets the structure of a JSON export. Raises :class:`ValueError` for invalid
-        content."""
-        start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
-        return parse_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
-
-    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image. Projects of VIA 3 get the structure of VIA 2. Counts settings of a project as
-        left out."""
-        for name in _PROJECT:
-            self.ignored[f"values {name!r} of files of annotations"] += name in document
-        if "project" in document:
-            self.ignored["values 'project' and 'config' of files of annotations"] += 1
-        for entry in (
-            convert_to_via2(document, self.ignored)
-            if "project" in document
-            else document.get(_METADATA, document).values()
-        ):
-            yield AnnotationEntry(entry["filename"], entry)
-
-    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the regions of an image; ``json`` has the image's entry. Raises :class:`ValueError` for a coordinate
-        that is no number.
-
-        - Rectangles and polygons become objects. A shape of an unknown name is taken for a polygon.
-        - Circles and ellipses become their boxes.
-        - Points and polylines become points.
-        """
-        annotation = Annotation(json=raw)
-        regions = raw["regions"]
-        for region in regions.values() if isinstance(regions, dict) else regions:
-            shape, label = region["shape_attributes"], _find_class(region.get("region_attributes") or {})
-            kind = shape["name"]
-            if kind == "rect":
-                box = box_from_corner(*(shape[name] for name in ("x", "y", "width", "height")))
-                annotation.objects.append(object_from_box(label, box))
-            elif kind in ("circle", "ellipse"):
-                x, y = to_floats((shape["cx"], shape["cy"]))
-                rx, ry = to_floats((shape.get("rx", shape.get("r")), shape.get("ry", shape.get("r"))))
-                annotation.objects.append(object_from_box(label, [x - rx, y - ry, x + rx, y + ry]))
-            elif kind == "point":
-                annotation.points.append((label, to_float(shape["cx"]), to_float(shape["cy"])))
-            else:
-                xs, ys = to_floats(shape["all_points_x"]), to_floats(shape["all_points_y"])
-                pairs = list(zip(xs, ys, strict=True))
-                if kind == "polyline":
-                    annotation.points += [(label, x, y) for x, y in pairs]
-                else:
-                    annotation.objects.append(
-                        object_from_polygons(label, [number for pair in pairs for number in pair])
-                    )
-        return annotation
-
-
-def _read_csv(text: str) -> dict[str, Any]:
-    """Parses a CSV export to the structure of a JSON export. Each line is a region, or an image without regions, which
-    gets an empty list. Raises :class:`ValueError` for another header, a line of another length, and invalid JSON in a
-    field."""
+def _parse_csv(text: str) -> dict[str, Any]:
+    """Parses a CSV export. Each line is a region, or an image without regions, which gets an empty list. Raises
+    :class:`ValueError` for another header, a line of another length, and invalid JSON in a field."""
     try:
         head, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line and "".join(line).strip()]
     except csv.Error as error:
         raise ValueError(str(error)) from None
     if tuple(name.strip().lstrip("#") for name in head) != _HEAD:
         raise ValueError(f"its header is {','.join(head)[:80]}; expected {','.join(_HEAD)}")
-    entries: dict[str, Any] = {}
-    for number, line in enumerate(lines, 2):
+    images: dict[str, Any] = {}
+    for number, line in enumerate(lines, 1):
         if len(line) != len(_HEAD):
-            raise ValueError(f"region {number - 1} has {len(line)} fields, expected {len(_HEAD)}")
-        name, size, attributes, _, _, shape, own = line
-        entry = {
-            "filename": name,
-            "size": size,
-            "regions": [],
-            "file_attributes": parse_json(attributes.encode() or b"{}"),
-        }
-        entry = entries.setdefault(name, entry)
-        shape_attributes = parse_json(shape.encode() or b"{}")
-        if shape_attributes:
-            region = {"shape_attributes": shape_attributes, "region_attributes": parse_json(own.encode() or b"{}")}
-            entry["regions"].append(region)
-    return entries
+            raise ValueError(f"region {number} has {len(line)} fields, expected {len(_HEAD)}")
+        name, size, _, _, _, _, _ = line
+        attributes, shape, own = (parse_json(line[place].encode() or b"{}") for place in (2, 5, 6))
+        image = {"filename": name, "size": size, "regions": [], "file_attributes": attributes}
+        if shape:
+            images.setdefault(name, image)["regions"].append({"shape_attributes": shape, "region_attributes": own})
+        images.setdefault(name, image)
+    return images
+
+
+def _list_via(file: Document) -> Iterator[Listed]:
+    """Lists the images; counts settings of a project as left out."""
+    content = file.content
+    file.leave_values(name for name in _PROJECT if name in content)
+    if "project" in content:
+        file.leave("values 'project' and 'config' of files of annotations")
+        yield from _list_via3(file)
+        return
+    for image in content.get("_via_img_metadata", content).values():
+        yield Listed(image["filename"], image)
+
+
+def _list_via3(file: Document) -> Iterator[Listed]:
+    """Lists the images of a VIA 3 project, with regions in the structure of VIA 2. Metadata without a shape give no
+    region. Views of videos, sounds and several images are left out."""
+    content = file.content
+    attributes = content["attribute"]
+    by_view: dict[int | str | None, list[Any]] = {}
+    for metadata in content["metadata"].values():
+        by_view.setdefault(parse_id(metadata["vid"]), []).append(metadata)
+    for view, each in content["view"].items():
+        files = [content["file"][str(parse_id(number))] for number in each["fid_list"]]
+        if len(files) != 1 or files[0].get("type", 2) != 2:
+            file.leave("views of videos, sounds or several images")
+            continue
+        own, regions = by_view.get(parse_id(view), []), []
+        for metadata in own:
+            values = {
+                attributes[number]["aname"]: (attributes[number].get("options") or {}).get(value, value)
+                for number, value in metadata["av"].items()
+            }
+            if metadata["xy"]:
+                regions.append({"shape_attributes": _convert_shape(metadata["xy"]), "region_attributes": values})
+        image = {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
+        yield Listed(files[0]["fname"], image)
+
+
+def _convert_shape(numbers: Any) -> dict[str, Any]:
+    """Converts a shape of VIA 3, its number and coordinates, to named values of VIA 2. Raises :class:`KeyError` for an
+    unknown number, and :class:`ValueError` for a wrong number of coordinates."""
+    kind, *values = numbers
+    name, *keys = _VIA3_SHAPES[kind]
+    named = (
+        dict(zip(keys, values, strict=True)) if keys else {"all_points_x": values[::2], "all_points_y": values[1::2]}
+    )
+    return {"name": name, **named}
+
+
+@document(
+    "via",
+    "VIA: a JSON file of the VGG Image Annotator beside the images",
+    _list_via,
+    suffixes=(".json", ".csv"),
+    parse=_parse_via,
+    signature=rb'\A"?#?filename"?,"?file_size"?,|\A\s*\{\s*"project"\s*:\s*\{[^{}]*"(pid|creator)"\s*:|'
+    rb'"_via_img_metadata"\s*:|"_via_settings"\s*:|\A\s*\{\s*"[^"]+"\s*:\s*\{(?=[^{]*"(size|fileref)"\s*:)[^{]*"filename"\s*:',
+)
+def via(image: Any, _: Picture) -> Parts:
+    """Rectangles and polygons are objects, as is a shape of an unknown name. Circles and ellipses have their boxes.
+    Points and polylines are points."""
+    regions = image["regions"]
+    for region in regions.values() if isinstance(regions, dict) else regions:
+        shape, label = region["shape_attributes"], _find_class(region.get("region_attributes") or {})
+        if shape["name"] == "rect":
+            yield shapes.box(label, shapes.box_from_corner(*get_floats(shape, "x", "y", "width", "height")))
+        elif shape["name"] in ("circle", "ellipse"):
+            radii = to_floats(shape.get(name, shape.get("r")) for name in ("rx", "ry"))
+            yield shapes.box(label, shapes.box_from_radii(*get_floats(shape, "cx", "cy"), *radii))
+        elif shape["name"] == "point":
+            yield Point(label, *get_floats(shape, "cx", "cy"))
+        else:
+            pairs = zip(to_floats(shape["all_points_x"]), to_floats(shape["all_points_y"]), strict=True)
+            flat = [number for pair in pairs for number in pair]
+            yield from shapes.points(label, flat) if shape["name"] == "polyline" else [shapes.polygon(label, flat)]
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
@@ -143,6 +154,3 @@ def _find_class(attributes: dict[str, Any]) -> str | None:
             texts[name] = chosen[0].strip()
     named = [value for name, value in texts.items() if _NAMES.fullmatch(name.strip())]
     return named[0] if named else next(iter(texts.values())) if len(texts) == 1 else None
-
-
-KIND = make_document_kind(ViaSource, "VIA: a JSON file of the VGG Image Annotator beside the images")

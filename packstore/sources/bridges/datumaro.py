@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.annotation_formats.datumaro import DatumaroFormat
+from packstore.sources.annotation_formats.columns import Raw
+from packstore.sources.annotation_formats.documents import Document
+from packstore.sources.annotation_formats.tools import list_datumaro, read_datumaro
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import BridgedData, split_name_and_path
 from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
+from packstore.sources.tree import FolderTree
 
 _JSON = "annotations"
 _PICKLED = ("cifar",)
@@ -43,25 +46,29 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     data = Dataset.import_from(str(path), name)
     if not issubclass(data.media_type(), Image):
         raise UsageError(f"datumaro:{printable(rest)} holds {data.media_type().__name__}; bridges read images")
-    format = _DatumaroItems(path, items_by_split := defaultdict(list))
+    items_by_split: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
+    format = AnnotatedItems(path, items_by_split, "Datumaro", read_datumaro)
     with TemporaryDirectory(prefix="packstore-datumaro-") as folder:
         data.export(folder, "datumaro", save_media=False)
         for file in sorted(Path(folder, _JSON).glob("*.json")):
-            for entry in format.read_entries(f"{_JSON}/{file.name}", json.loads(file.read_bytes())):
-                item = data.get(entry.raw["item"]["id"], file.stem)
-                key = f"{entry.split}/{item.id}".lstrip("/")
-                items_by_split[entry.split or ""].append(AnnotatedItem(key, _find_image(item), entry.raw))
+            document = Document(f"{_JSON}/{file.name}", json.loads(file.read_bytes()), FolderTree(Path(folder)))
+            for each in list_datumaro(document):
+                item = data.get(each.item["id"], file.stem)
+                key, raw = f"{each.split}/{item.id}".lstrip("/"), Raw(each.item, document.classes)
+                items_by_split[each.split or ""].append(AnnotatedItem(key, _find_image(item), raw))
+            format.listed = [*format.listed, *document.classes.values()]
+            format.ignored += document.ignored
     for items in items_by_split.values():
         items.sort(key=lambda item: item.key)  # some formats list folders in the order of the disk
     _drop_trainval(format)
     return format.to_bridged_data()
 
 
-def _drop_trainval(format: _DatumaroItems) -> None:
+def _drop_trainval(format: AnnotatedItems) -> None:
     """Removes the split ``trainval`` if its annotations are those of ``train`` and ``val`` together, as in VOC.
     Attributes are not compared. Counts its images as left out."""
-    halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
-    whole = [item.raw["item"] for item in format.items.get("trainval", ())]
+    halves = [item.raw.item for split in ("train", "val") for item in format.items.get(split, ()) if item.raw]
+    whole = [item.raw.item for item in format.items.get("trainval", ()) if item.raw]
     if whole and sorted(map(_serialise_without_attributes, halves)) == sorted(
         map(_serialise_without_attributes, whole)
     ):
@@ -100,7 +107,3 @@ def _encode_png(pixels: Any) -> bytes:
     file = io.BytesIO()
     PIL.Image.fromarray(whole if whole.ndim == 2 else np.ascontiguousarray(whole[..., ::-1])).save(file, "png")
     return file.getvalue()
-
-
-class _DatumaroItems(DatumaroFormat, AnnotatedItems):
-    """Images that datumaro has imported, with its JSON as annotations."""

@@ -9,10 +9,13 @@ from itertools import chain
 from pathlib import Path
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.annotation_formats.fiftyone import FiftyOneFormat
+from packstore.sources.annotation_formats.columns import Raw
+from packstore.sources.annotation_formats.documents import Document
+from packstore.sources.annotation_formats.tools import list_fiftyone_samples, read_fiftyone
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import BridgedData
 from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
+from packstore.sources.tree import FolderTree
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
@@ -32,13 +35,11 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     samples = [json.loads(sample.to_json()) for sample in data.iter_samples()]
     folder = os.path.commonpath([Path(sample["filepath"]).parent for sample in samples]) if samples else ""
     items_by_split: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
-    format = _FiftyOneItems(Path(rest), items_by_split)
     classes = dict.fromkeys([*data.default_classes, *chain.from_iterable(data.classes.values())])
-    for entry in format.read_samples({"samples": samples, "classes": [*classes]}):
-        path = Path(entry.name)
-        items_by_split[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
-    return format.to_bridged_data()
-
-
-class _FiftyOneItems(FiftyOneFormat, AnnotatedItems):
-    """Samples of a dataset of FiftyOne, with its JSON as annotations."""
+    document = Document(rest, {"samples": samples, "classes": [*classes]}, FolderTree(Path(folder)))
+    for each in list_fiftyone_samples(document):
+        path, raw = Path(each.name), Raw(each.item, document.classes)
+        items_by_split[each.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, raw))
+    items = AnnotatedItems(Path(rest), items_by_split, "FiftyOne", read_fiftyone)
+    items.listed, items.ignored = [*document.classes.values()], document.ignored
+    return items.to_bridged_data()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from packstore.core.fields import Field, Labels
-from packstore.sources.annotation_formats.columns import AnnotationColumns
-from packstore.sources.annotation_formats.objects import AnnotatedObject, Annotation, SizeReader
+from packstore.sources.annotation_formats.columns import AnnotationColumns, Raw
+from packstore.sources.annotation_formats.shapes import AnnotatedObject, Parts, Picture, Value
+from packstore.sources.annotation_formats.source import ReadParts
 from packstore.sources.bridges import BridgedData
 
 
@@ -19,23 +19,41 @@ class AnnotatedItem(NamedTuple):
     Attributes:
         key: Key of the sample.
         image: Path of its file, or a function that returns the bytes of the file.
-        raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; None without annotation.
+        raw: Its annotation; None without annotation.
     """
 
     key: str
     image: Path | Callable[[], bytes]
-    raw: Any
+    raw: Raw | None
 
 
 class AnnotatedItems(AnnotationColumns):
-    """Images with annotations by split, which it converts to columns. All splits have the same columns."""
+    """Images with annotations by split, which it converts to columns. All splits have the same columns.
 
-    def __init__(self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]]) -> None:
-        self.path = path
-        self.items = items
+    Attributes:
+        items: The images by split.
+        listed: Classes in the order of the dataset, if it lists them.
+        ignored: Number of values that are left out, by reason.
+    """
+
+    def __init__(
+        self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]], title: str, read_parts: ReadParts
+    ) -> None:
+        """``read_parts`` reads the annotation of an image, in the format ``title``."""
+        self.path, self.items, self.title = path, items, title
+        self.listed: Sequence[str] = ()
         self.ignored: Counter[str] = Counter()
+        self._read_parts = read_parts
 
-    def raw_annotations(self) -> Iterator[Any]:
+    def list_classes(self) -> Sequence[str]:
+        """Returns :attr:`listed`."""
+        return self.listed
+
+    def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
+        """Reads an annotation; the value of ``json`` is the annotation itself."""
+        return item, self._read_parts(item, picture)
+
+    def raw_annotations(self) -> Iterator[Raw]:
         """Yields the raw annotations of all images; skips None."""
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
@@ -54,17 +72,18 @@ class Objects(AnnotatedItems):
     - all classes, if the format lists them
     """
 
-    title = "objects"
-    further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
-    per_object = ("difficult",)
+    def __init__(self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]]) -> None:
+        super().__init__(path, items, "objects", _read_objects)
 
     def list_classes(self) -> Sequence[str]:
         """Returns the classes in the first raw annotation that lists them; ``()`` if none does."""
-        return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
+        return next((raw.item[2] for raw in self.raw_annotations() if len(raw.item) > 2), ())
 
-    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the list of objects. ``json`` is the annotation as it was read."""
-        return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
+
+def _read_objects(item: Any, _: Picture) -> Parts:
+    """Reads the list of objects. The value of ``json`` is the annotation as it was read."""
+    yield from (AnnotatedObject(*each) for each in item[0])
+    yield Value("json", item[1])
 
 
 class _SplitItems(Sequence[Mapping[str, Any]]):

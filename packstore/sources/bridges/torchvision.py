@@ -15,9 +15,10 @@ import PIL.Image
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
-from packstore.sources.annotation_formats.ids import check_most_match, parse_id, parse_image_id
-from packstore.sources.annotation_formats.kitti import DONT_CARE
-from packstore.sources.annotation_formats.objects import box_from_corner
+from packstore.sources.annotation_formats.columns import Raw
+from packstore.sources.annotation_formats.parsing import check_most_match, parse_id, parse_image_id
+from packstore.sources.annotation_formats.published import DONT_CARE
+from packstore.sources.annotation_formats.shapes import box_from_corner
 from packstore.sources.base import SourceOptions
 from packstore.sources.boxes import CORNERS
 from packstore.sources.bridges import BridgedData, explain_errors, samples, split_name_and_path
@@ -163,7 +164,10 @@ def _declare_celeba_fields(data: Any) -> dict[str, Field]:
 def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
     """Lists the images of a dataset with objects, with their raw annotations. A key is split and path."""
     images = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
-    return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in images]
+    return [
+        AnnotatedItem(f"{split}/{key}".lstrip("/"), path, None if raw is None else Raw(raw))
+        for key, path, raw in images
+    ]
 
 
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
-from packstore.sources.annotation_formats.ids import check_most_match, parse_id
+from packstore.sources.annotation_formats.parsing import check_most_match, parse_id
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names

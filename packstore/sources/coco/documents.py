@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotation_formats.ids import check_most_match, parse_id, parse_image_id
-from packstore.sources.annotation_formats.objects import is_flagged
+from packstore.sources.annotation_formats.parsing import check_most_match, is_flagged, parse_id, parse_image_id
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.beside import clean_path, read_json
 from packstore.sources.coco.files import AnnotationFile

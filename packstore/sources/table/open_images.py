@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.annotation_formats.objects import parse_json
+from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.beside import join, read_text
 from packstore.sources.table.reading import MAX_BYTES
 from packstore.sources.tree import Tree

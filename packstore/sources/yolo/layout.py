@@ -11,7 +11,7 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import is_yaml_null, load_yaml, parse_yaml_int
-from packstore.sources.annotation_formats.objects import as_list
+from packstore.sources.annotation_formats.parsing import as_list
 from packstore.sources.beside import (
     clean_path,
     has_yolo_beside,

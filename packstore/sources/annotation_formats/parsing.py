@@ -1,0 +1,152 @@
+"""Parses what annotations are made of: numbers, JSON, lines, and the ids by which they name images and classes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.plainjson import load_json
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
+_LARGEST_FLOAT = 1 << 53
+_SHOWN = 3
+
+
+def to_float(value: Any) -> float:
+    """Converts a number or its text to a float. Raises :class:`ValueError` for any other value, infinity, NaN and
+    booleans."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"found {printable(repr(value)[:40])}, expected a number")
+    return number
+
+
+def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
+    """Converts values to floats. Raises :class:`ValueError` if a value is no number, and, with ``count``, for any other
+    number of values."""
+    numbers = [to_float(value) for value in values]
+    if count is not None and len(numbers) != count:
+        raise ValueError(f"found {len(numbers)} numbers, expected {count}")
+    return numbers
+
+
+def get_floats(item: Mapping[str, Any], *names: str) -> list[float]:
+    """Converts the values of ``names`` to floats. Raises :class:`KeyError` if one is missing, and :class:`ValueError`
+    if one is no number."""
+    return [to_float(item[name]) for name in names]
+
+
+def flatten_points(points: Iterable[Sequence[Any]]) -> list[float]:
+    """Converts ``[[x, y], …]`` to ``x, y, …``; ignores further values of a point. Raises :class:`ValueError` if a
+    coordinate is missing, or is no number."""
+    return [number for point in points for number in to_floats(point[:2], 2)]
+
+
+def is_flagged(flags: Any, *names: str) -> bool:
+    """Tells if one of the flags ``names`` of an object is set: neither missing nor 0, False, ``"0"`` or ``"false"``."""
+    values = [flags.get(name) for name in names] if isinstance(flags, Mapping) else []
+    return any(value not in (None, 0, "") and str(value).lower() not in ("0", "false") for value in values)
+
+
+def nonempty_text(value: Any) -> str | None:
+    """Returns ``value`` if it is a text that is not empty, else None."""
+    return value if isinstance(value, str) and value else None
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a single
+    value instead of a list of one element."""
+    return value if isinstance(value, list) else [] if value in (None, "") else [value]
+
+
+def parse_json(data: bytes) -> Any:
+    """Parses JSON. Raises :class:`ValueError` if it is invalid or nested too deeply."""
+    try:
+        return load_json(data, "is no JSON")
+    except ValueError as error:
+        raise ValueError(f"its annotation {printable(str(error))}") from None
+
+
+def parse_json_lines(data: bytes) -> list[Any]:
+    """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
+    return [parse_json(line) for line in data.splitlines() if line.strip()]
+
+
+def split_lines(data: bytes) -> list[str]:
+    """Splits UTF-8 text into its lines. Raises :class:`ValueError` if ``data`` is not UTF-8."""
+    return data.decode("utf-8-sig").splitlines()
+
+
+def parse_each_line(convert: Callable[[str], T]) -> Callable[[bytes], list[T]]:
+    """Returns a parser that converts each line of UTF-8 text that is not blank. It raises :class:`ValueError` with the
+    number of a line, from 1, that ``convert`` refuses."""
+
+    def parse(data: bytes) -> list[T]:
+        found = []
+        for number, line in enumerate(split_lines(data), 1):
+            try:
+                found += [convert(line)] if line.strip() else []
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+        return found
+
+    return parse
+
+
+def parse_id(value: Any) -> int | str | None:
+    """Returns an id in the one form in which equal ids are equal: ``1`` for 1, 1.0, ``"1"`` and ``"1.0"``.
+
+    Other texts stay, such as ``"007"``. Returns None for any other value.
+    """
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        return int(match[1]) if match else value
+    if isinstance(value, float):  # larger ones may have been rounded to the id of another image
+        return int(value) if value.is_integer() and abs(value) <= _LARGEST_FLOAT else None
+    return value if type(value) is int else None
+
+
+def parse_image_id(where: str, value: Any, annotation: Any) -> int | str:
+    """Returns the id of an annotation's image, as :func:`parse_id`. Raises :class:`SourceError` if it is no id.
+
+    Args:
+        where: The file, for the message.
+        value: The value of ``image_id``.
+        annotation: The annotation's own id, for the message.
+    """
+    image_id = parse_id(value)
+    if image_id is None:
+        raise SourceError(
+            f"{where}: annotation {printable(f'{annotation!r:.40}')} has the image_id {printable(f'{value!r:.40}')}; "
+            "expected a whole number or a text. Correct it, or remove this annotation"
+        )
+    return image_id
+
+
+def check_most_match(where: str, name: str, unmatched: Collection[Any], total: int, known: Collection[Any]) -> None:
+    """Raises :class:`SourceError` if most annotations of a file match nothing: their ids are then written differently.
+
+    Args:
+        where: The file, for the message.
+        name: Name of the value with the id, ``image_id``.
+        unmatched: The value of each annotation that matches nothing.
+        total: Number of all annotations.
+        known: All ids that exist.
+    """
+    if 2 * len(unmatched) <= total:
+        return
+    noun = name.removesuffix("_id")
+    some = ", ".join(printable(f"{each!r:.40}") for each in islice(known, _SHOWN))
+    there = f"the ids are {some}{', …' if len(known) > _SHOWN else ''}" if known else "there are none"
+    raise SourceError(
+        f"{where}: {len(unmatched):,} of {total:,} annotations have the {name} of no {noun}, such as "
+        f"{printable(f'{next(iter(unmatched))!r:.40}')}; {there}. Correct the ids, or remove these annotations"
+    )

@@ -1,0 +1,324 @@
+"""Formats of published sets and of training code.
+
+- BDD100K (https://doc.bdd100k.com/format.html): a JSON list of frames with labels; also Scalabel's format.
+- CrowdHuman (https://www.crowdhuman.org): ``annotation_train.odgt``, a line of JSON for each image.
+- DOTA (https://captain-whu.github.io/DOTA): ``images`` and ``labelTxt``, a line of four corners, class and difficulty.
+- keras-yolo3, and Roboflow's exports: lists with an image and its boxes on each line: ``a.jpg 12,34,56,78,0 …``. A box
+  is left, top, right, bottom and the number of its class, which ``_classes.txt`` or ``classes.txt`` names.
+- KITTI (https://www.cvlibs.net/datasets/kitti/eval_object.php): ``image_2`` with ``label_2``. A line is class,
+  truncated, occluded, alpha, left, top, right, bottom, size, position and angle in 3D, and sometimes a score.
+- OpenMMLab (https://mmengine.readthedocs.io): ``metainfo`` and ``data_list``; ``img_path`` with ``instances`` of
+  ``bbox`` and ``bbox_label``, ``polygon`` or ``mask``, ``text``; or ``gt_label`` of the image.
+- SA-1B (https://ai.meta.com/datasets/segment-anything): a JSON file beside each image, with masks as run lengths.
+- VisDrone (https://github.com/VisDrone/VisDrone-Dataset): ``images`` and ``annotations``, a line of left, top, width,
+  height, score, class, truncation and occlusion.
+- WIDER FACE (http://shuoyang1213.me/WIDERFACE): ``wider_face_split/wider_face_train_bbx_gt.txt`` with ``WIDER_train``.
+  A face is left, top, width, height, and six numbers (blur, expression, illumination, invalid, occlusion, pose).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from packstore.core.fields import Text
+from packstore.sources.annotation_formats import shapes
+from packstore.sources.annotation_formats.documents import Document, Listed, document
+from packstore.sources.annotation_formats.parsing import (
+    as_list,
+    flatten_points,
+    get_floats,
+    is_flagged,
+    nonempty_text,
+    parse_each_line,
+    parse_id,
+    parse_json_lines,
+    split_lines,
+    to_floats,
+)
+from packstore.sources.annotation_formats.shapes import AnnotatedObject, Parts, Picture, Tag, Value
+from packstore.sources.annotation_formats.source import FurtherFile, beside
+from packstore.sources.beside import join
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+
+_MAX_ID = 65_535
+
+
+def _list_bdd100k(file: Document) -> Iterator[Listed]:
+    """Lists the frames: of the list, or of an object's ``frames``."""
+    content = file.content if isinstance(file.content, dict) else {"frames": file.content}
+    file.leave_values(["config"] if "config" in content else [])
+    for frame in content["frames"]:
+        yield Listed(frame["name"], frame)
+
+
+@document(
+    "bdd100k",
+    "BDD100K: a JSON list of frames with labels",
+    _list_bdd100k,
+    signature=rb'(?s)^\s*(\[|\{\s*"frames"\s*:\s*\[)\s*\{(?=.*"name"\s*:)(?=.*"labels"\s*:)'
+    rb'(?=.*"(box2d|poly2d|category)"\s*:)',
+)
+def bdd100k(frame: Any, _: Picture) -> Parts:
+    """Each label is an object with its box, else its run lengths and the box of the whole image, else its closed
+    polygons. Open lines, curves and attributes are in ``json`` alone."""
+    for each in frame.get("labels") or ():
+        label = nonempty_text(each["category"])
+        crowd = is_flagged(each.get("attributes"), "crowd", "iscrowd", "ignore", "ignored")
+        if each.get("box2d"):
+            yield shapes.box(label, get_floats(each["box2d"], "x1", "y1", "x2", "y2"), crowd=crowd)
+        elif each.get("rle"):
+            yield shapes.run_lengths(label, each["rle"], crowd=crowd)
+        elif each.get("poly2d"):
+            closed = [shape for shape in each["poly2d"] if shape.get("closed", True)]
+            if closed and all(set(shape.get("types", "L")) <= {"L"} for shape in closed):
+                yield shapes.polygon(label, *(flatten_points(shape["vertices"]) for shape in closed), crowd=crowd)
+
+
+def _list_crowdhuman(file: Document) -> Iterator[Listed]:
+    """Lists the image of each line, ``ID.jpg``."""
+    for image in file.content:
+        yield Listed(f"{image['ID']}.jpg", image)
+
+
+@document(
+    "crowdhuman",
+    "CrowdHuman: annotation_train.odgt with images",
+    _list_crowdhuman,
+    suffixes=(".odgt",),
+    parse=parse_json_lines,
+    signature=rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:',
+)
+def crowdhuman(image: Any, _: Picture) -> Parts:
+    """Each person is an object with its full box (``fbox``); boxes of visible parts and heads are in ``json`` alone.
+    The tag ``mask`` and the flag ``ignore`` mark regions to ignore."""
+    for each in image["gtboxes"]:
+        tag = nonempty_text(each["tag"])
+        crowd = tag == "mask" or is_flagged(each.get("extra"), "ignore")
+        yield shapes.box(tag, shapes.box_from_corner(*each["fbox"]), crowd=crowd)
+
+
+def _split_dota_line(line: str) -> tuple[str, str] | list[str]:
+    """Splits a line of the head into name and value, and any other into its words, of which it has 9 or 10."""
+    name, colon, value = line.partition(":")
+    if colon and name.lower() in ("imagesource", "gsd"):
+        return name, value.strip()
+    words = line.split()
+    if len(words) not in (9, 10):
+        raise ValueError(f"found {len(words)} words, expected 9 or 10")
+    return words
+
+
+@beside(
+    "dota",
+    "DOTA: images with oriented boxes in labelTxt",
+    folders=[("images", f"labelTxt{version}") for version in ("", "-v1.0", "-v1.5", "-v2.0")]
+    + [("images", "annfiles")],
+    patterns=("{stem}.txt",),
+    signature=rb"(?i)^\s*((imagesource|gsd):[^\n]*\n\s*)*("
+    rb"-?\d+(\.\d+)?([ \t]+-?\d+(\.\d+)?){7}[ \t]+[^\s\d]\S*[ \t]+\d[ \t]*(\r?\n|$)|$)",
+    parse=parse_each_line(_split_dota_line),
+)
+def dota(lines: Any, _: Picture) -> Parts:
+    """Each line of corners is an object with its class and difficulty, 0 if it is missing. Its box is the smallest
+    around the corners. ``json`` has the lines of the head by name."""
+    yield Value("json", dict(line for line in lines if len(line) == 2) or None)
+    for words in (line for line in lines if len(line) > 2):
+        yield shapes.polygon(words[8], to_floats(words[:8]), difficult=int(words[9]) if len(words) > 9 else 0)
+
+
+_SUFFIXES = "|".join(map(re.escape, IMAGE_SUFFIXES))
+
+
+def _parse_boxes_line(line: str) -> tuple[str, list[list[float]]]:
+    """Parses a line to an image and its boxes of 5 numbers."""
+    match = re.fullmatch(rf"(?i)(.+?(?:{_SUFFIXES}))((?:\s+[-\d.,e]+)*)\s*", line.strip())
+    if match is None:
+        raise ValueError(f"found {line[:60]!r}, expected an image and boxes x1,y1,x2,y2,class")
+    return match[1], [to_floats(box.split(","), 5) for box in match[2].split()]
+
+
+def _list_line_boxes(file: Document) -> Iterator[Listed]:
+    """Lists the image of each line. The file of class names is in the folder of the list, or one level above."""
+    folders, names = dict.fromkeys((file.folder, file.folder.rpartition("/")[0])), ("_classes.txt", "classes.txt")
+    file.classes = dict(enumerate(file.read_lines(*(join(folder, name) for folder in folders for name in names))))
+    for name, boxes in file.content:
+        yield Listed(name, boxes)
+
+
+@document(
+    "line_boxes",
+    "keras-yolo3: lists of lines with an image and its boxes",
+    _list_line_boxes,
+    suffixes=(".txt",),
+    parse=parse_each_line(_parse_boxes_line),
+    class_order=float,
+    signature=rf"(?im)^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(),
+)
+def line_boxes(boxes: Any, picture: Picture) -> Parts:
+    """Each box is an object. A class without a name has its number as name."""
+    for *corners, number in boxes:
+        yield shapes.box(picture.classes.get(number, f"{number:g}"), corners)
+
+
+def _parse_kitti_line(line: str) -> list[Any]:
+    """Parses a line to the class and all numbers."""
+    name, *words = line.split()
+    if len(words) not in (14, 15):
+        raise ValueError(f"found {len(words)} numbers, expected 14 or 15")
+    return [name, *to_floats(words)]
+
+
+@beside(
+    "kitti",
+    "KITTI: image_2 with a file of objects for each image in label_2",
+    folders=[("image_2", "label_2"), ("images", "labels"), ("image", "label"), ("data", "labels")],
+    patterns=("{stem}.txt",),
+    signature=rb"(?i)^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)",
+    parse=parse_each_line(_parse_kitti_line),
+    files=[FurtherFile("calib", ("../calib/{stem}.txt",), Text(optional=True), bytes.decode)],
+)
+def kitti(lines: Any, _: Picture) -> Parts:
+    """Each line is an object with its class and 2D box. ``DontCare`` is a region to ignore."""
+    for name, *numbers in lines:
+        yield shapes.box(name, numbers[3:7], crowd=name == DONT_CARE)
+
+
+DONT_CARE = "DontCare"
+"""Class of regions to ignore in KITTI."""
+
+
+def _list_openmmlab(file: Document) -> Iterator[Listed]:
+    """Lists the images of ``data_list``. The classes of ``metainfo`` are a list of names, or of ids with names; a
+    number without a name gets itself as name. Other values of ``metainfo`` are left out. Raises :class:`ValueError` for
+    an id above 65,535."""
+    head, known = file.content["metainfo"], ("classes", "CLASSES", "category", "categories")
+    listed: list[Any] = next(filter(None, map(head.get, known)), [])
+    if all(isinstance(each, str) for each in listed):
+        file.classes = dict(enumerate(listed))
+    else:
+        by_id = {int(each["id"]): str(each["name"]) for each in listed}
+        if max(by_id) > _MAX_ID:
+            raise ValueError(f"a class has the id {max(by_id)}, expected at most {_MAX_ID:,}")
+        file.classes = {number: by_id.get(number, str(number)) for number in range(max(by_id) + 1)}
+    file.leave_values((name for name in head if name not in known), "metainfo")
+    for image in file.content["data_list"]:
+        yield Listed(image.get("img_path") or image["file_name"], image)
+
+
+@document(
+    "openmmlab",
+    "OpenMMLab: a JSON file of metainfo and data_list with images",
+    _list_openmmlab,
+    signature=rb'(?s)\A\s*\{(?=.*"data_list"\s*:\s*\[).*"metainfo"\s*:',
+)
+def openmmlab(image: Any, picture: Picture) -> Parts:
+    """Instances are objects, ``gt_label`` is tags. An object has its ``bbox``, or else the box around its polygons; a
+    mask of run lengths replaces its polygon. An only instance with a text and no place gives the value ``text``."""
+    yield from (Tag(picture.classes.get(parse_id(n), str(n))) for n in as_list(image.get("gt_label")))
+    instances = as_list(image.get("instances"))
+    if len(instances) == 1 and "text" in instances[0] and not {"bbox", "polygon"} & instances[0].keys():
+        yield Value("text", instances[0]["text"])
+        return
+    for each in instances:
+        number, mask, texts = each.get("bbox_label"), each.get("mask"), {"texts": each.get("text")}
+        label = None if number is None else picture.classes.get(parse_id(number), str(number))
+        flat = [each["polygon"]] if each.get("polygon") else []
+        polygons = [to_floats(polygon) for polygon in (*flat, *(mask if isinstance(mask, list) else ()))]
+        corners = to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
+        crowd = is_flagged(each, "ignore_flag")
+        if isinstance(mask, dict):
+            yield shapes.run_lengths(label, mask, corners, crowd, **texts)
+        else:
+            yield AnnotatedObject(label, corners, polygons or None, texts, crowd)
+
+
+@beside(
+    "sa1b",
+    "SA-1B: a JSON file of masks beside each image",
+    folders=[("", "")],
+    signature=rb'(?s)\A(?=.*"image"\s*:\s*\{)(?=.*"annotations"\s*:\s*\[)(?!.*"shapes"\s*:)',
+)
+def sa1b(content: Any, _: Picture) -> Parts:
+    """Each annotation is an object with its box and mask (run lengths or polygons), which are not checked. Objects have
+    no class."""
+    for each in content["annotations"]:
+        corners, mask = shapes.box_from_corner(*each["bbox"]), each["segmentation"]
+        is_runs = isinstance(mask, dict)
+        yield shapes.run_lengths(None, mask, corners) if is_runs else AnnotatedObject(None, corners, mask)
+
+
+_VISDRONE = (
+    *("ignored regions", "pedestrian", "people", "bicycle", "car", "van", "truck", "tricycle", "awning-tricycle"),
+    *("bus", "motor", "others"),
+)
+
+
+def _parse_visdrone_line(line: str) -> list[float]:
+    """Parses a line to its eight numbers."""
+    values = to_floats(line.strip().rstrip(",").split(","), 8)
+    if not (values[5].is_integer() and 0 <= values[5] < len(_VISDRONE)):
+        raise ValueError(f"found the class {values[5]:g}, expected 0 to 11")
+    return values
+
+
+@beside(
+    "visdrone",
+    "VisDrone: images with annotations of eight numbers a line",
+    folders=[("images", "annotations")],
+    patterns=("{stem}.txt",),
+    signature=rb"^\s*-?\d+(,-?\d+){7},?\s*(\r?\n|$)",
+    parse=parse_each_line(_parse_visdrone_line),
+    classes=_VISDRONE,
+)
+def visdrone(lines: Any, _: Picture) -> Parts:
+    """Each line is an object with its class and box. An object with the score 0, as ignored regions have it, is one to
+    ignore."""
+    for values in lines:
+        crowd = not values[4] or not values[5]
+        yield shapes.box(_VISDRONE[int(values[5])], shapes.box_from_corner(*values[:4]), crowd=crowd)
+
+
+def _list_widerface(file: Document) -> Iterator[Listed]:
+    """Lists the images with their faces. An image without faces has a line of zeros, which is skipped. Images of the
+    test set have no annotation; without the folder ``WIDER_test``, they are left out. Raises :class:`ValueError` for a
+    line out of place."""
+    split = next(each for each in ("train", "val", "test") if f"_{each}_" in file.path)
+    file.expected += [join(file.folder, f"wider_face_{each}.mat") for each in ("train", "val", "test")]
+    lines = iter(enumerate(file.content, 1))
+    if split == "test":
+        names = [line.strip() for _, line in lines if line.strip()]
+        if any(place.rpartition("/")[2] == "WIDER_test" for place, _ in file.tree.folders(is_passed_over)):
+            yield from (Listed(f"WIDER_test/images/{name}", None, split) for name in names)
+        else:
+            file.leave("images of the test set, which is not here", len(names))
+    for number, line in lines:
+        name = line.strip()
+        if name and not name.lower().endswith(IMAGE_SUFFIXES):
+            raise ValueError(f"line {number} is {line[:60]!r}; expected the name of an image")
+        if name:
+            count = int(next(lines, (0, "none"))[1])
+            faces = [to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
+            if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):
+                raise ValueError(f"{name!r:.80}, line {number}: expected as many faces below it as it says")
+            found = {"event": name.split("/")[0], "faces": faces[:count]}
+            yield Listed(f"WIDER_{split}/images/{name}", found, split)
+
+
+@document(
+    "widerface",
+    "WIDER FACE: wider_face_split with WIDER_train and WIDER_val",
+    _list_widerface,
+    suffixes=(".txt",),
+    names=r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt",
+    parse=split_lines,
+    signature=rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)",
+)
+def widerface(item: Any, _: Picture) -> Parts:
+    """Each face is an object without a class; an invalid one is to be ignored. The tag is the event that the image
+    shows, the name of its folder."""
+    yield Tag(item["event"])
+    yield Value("json", item["faces"])
+    for face in item["faces"]:
+        yield shapes.box(None, shapes.box_from_corner(*face[:4]), crowd=any(face[7:8]))

@@ -1,0 +1,379 @@
+"""Formats of labelling tools with JSON in pixels or fractions: LabelMe, Create ML, Datumaro, FiftyOne, Label Studio,
+Supervisely and VoTT.
+
+- LabelMe (https://github.com/wkentaro/labelme): a file beside each image.
+- Create ML (https://developer.apple.com/documentation/createml): a list of images; boxes by centre and size.
+- Datumaro (https://open-edge-platform.github.io/datumaro): ``annotations/train.json`` with ``images/train``.
+- FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): ``data`` with ``labels.json`` (classes, or boxes
+  as fractions of the image's sides), or ``samples.json`` with any labels.
+- Label Studio (https://labelstud.io/guide/export): JSON, or JSON-MIN, of tasks in percent of the image's sides.
+- Supervisely (https://docs.supervisely.com/data-organization/00_ann_format_navi): ``img`` and ``ann``, ``meta.json``.
+- VoTT (https://github.com/microsoft/VoTT): ``NAME-export.json``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from packstore.core.errors import SourceError
+from packstore.sources.annotation_formats import parsing, shapes
+from packstore.sources.annotation_formats.documents import Document, Listed, document
+from packstore.sources.annotation_formats.parsing import flatten_points, get_floats, nonempty_text, to_float, to_floats
+from packstore.sources.annotation_formats.shapes import Parts, Picture, Point, Tag, Value
+from packstore.sources.annotation_formats.source import beside
+from packstore.sources.beside import is_file, join, read_text
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.tree import Tree
+
+_CORNER = ("x", "y", "width", "height")
+
+
+def _parse_labelme(data: bytes) -> Any:
+    """Parses a file without ``imageData``, its copy of the image."""
+    content = parsing.parse_json(data)
+    content.pop("imageData", None)
+    return content
+
+
+@beside(
+    "labelme",
+    "LabelMe: a JSON file with shapes beside each image",
+    folders=[
+        *(("", name) for name in ("", "annotations", "labels")),
+        *(("images", name) for name in ("annotations", "labels", "json", "jsons", "labelme")),
+        ("imgs", "json"),
+    ],
+    signature=rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)',
+    parse=_parse_labelme,
+    upright="jpeg",  # apply_exif_orientation in labelme/utils/image.py
+)
+def labelme(content: Any, _: Picture) -> Parts:
+    """Shapes with an area are objects, lines and points are points, and true flags are tags. Circles, rectangles and
+    masks have boxes. The corners of a rectangle or mask are its two points, else the first and third point."""
+    for shape in content["shapes"]:
+        label, kind = nonempty_text(shape["label"]), shape.get("shape_type") or "polygon"
+        flat = flatten_points(shape["points"])
+        if kind in ("point", "line", "linestrip", "points"):
+            yield from shapes.points(label, flat)
+        elif kind in ("rectangle", "mask"):
+            yield shapes.box(
+                label, shapes.bounding_box(to_floats([*flat[:2], *flat[4:6]] if len(flat) > 4 else flat, 4))
+            )
+        elif kind == "circle":
+            x, y, ex, ey = flat
+            yield shapes.box(label, shapes.box_from_radii(x, y, *[math.hypot(ex - x, ey - y)] * 2))
+        else:
+            yield shapes.polygon(label, flat)
+    yield from (Tag(name) for name, value in (content.get("flags") or {}).items() if value is True)
+
+
+def _list_createml(file: Document) -> Iterator[Listed]:
+    """Lists the images."""
+    for image in file.content:
+        yield Listed(image.get("image", image.get("imagefilename")), image)
+
+
+@document(
+    "createml",
+    "Create ML: _annotations.createml.json beside the images",
+    _list_createml,
+    signature=rb'^\s*\[\s*\{(?=[^]]*"(image|imagefilename)"\s*:\s*")[^[]*"annotations?"\s*:\s*'
+    rb'\[\s*(\]|\{\s*("(label|coordinates)"\s*:))',
+)
+def createml(image: Any, _: Picture) -> Parts:
+    """Each annotation is an object with a box. An empty label gives no class."""
+    for each in image.get("annotations", image.get("annotation")):
+        corners = shapes.box_from_centre(*get_floats(each["coordinates"], *_CORNER))
+        yield shapes.box(nonempty_text(each["label"]), corners)
+
+
+def list_datumaro(file: Document) -> Iterator[Listed]:
+    """Lists the items. The split is the name of the file, but none for ``default``. An item without a path has the file
+    name ``ID.jpg``. Counts other parts of the head as left out."""
+    content, split = file.content, PurePosixPath(file.path).stem
+    categories = content["categories"]
+    file.classes = dict(enumerate(each["name"] for each in (categories.get("label") or {}).get("labels", ())))
+    file.leave_values(["info"] if content.get("info") else [])
+    file.leave_values((name for name in categories if name != "label"), "categories")
+    for item in content["items"]:
+        media = item.get("image") or item.get("media") or {}
+        yield Listed(media.get("path") or f"{item['id']}.jpg", item, "" if split == "default" else split)
+
+
+def read_datumaro(item: Any, picture: Picture) -> Parts:
+    """Labels are tags, shapes with an area objects, points and lines points.
+
+    An ellipse has its box. A mask without a box has the whole image as its box. An object with the attribute
+    ``is_crowd`` is a crowd. Other annotations are in ``json`` alone.
+    """
+    for each in item["annotations"]:
+        number, kind = each.get("label_id"), each["type"]
+        label = None if number is None or number < 0 else picture.classes[number]
+        more: dict[str, Any] = {"crowd": parsing.is_flagged(each.get("attributes"), "is_crowd")}
+        if kind == "label" and label is not None:
+            yield Tag(label)
+        elif kind == "bbox":
+            yield shapes.box(label, shapes.box_from_corner(*each["bbox"]), **more)
+        elif kind == "rotated_bbox":
+            *centre, degrees = to_floats(each.get("rbox") or each["bbox"], 5)
+            yield shapes.box(label, shapes.box_from_centre(*centre), degrees, **more)
+        elif kind == "polygon":
+            yield shapes.polygon(label, to_floats(each["points"]), **more)
+        elif kind == "ellipse":
+            yield shapes.box(label, to_floats(each["points"], 4), **more)
+        elif kind == "mask":
+            corners = shapes.box_from_corner(*each["bbox"]) if each.get("bbox") else None
+            yield shapes.run_lengths(label, each["rle"], corners, **more)
+        elif kind in ("points", "polyline"):
+            flat = to_floats(each["points"])
+            shapes.bounding_box(flat)  # raises for none, and for an odd number
+            yield from shapes.points(label, flat)
+
+
+datumaro = document(
+    "datumaro",
+    "Datumaro: annotations/*.json with images",
+    list_datumaro,
+    signature=rb'(?s)^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
+    rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)',
+)(read_datumaro)
+
+
+def list_fiftyone_samples(file: Document) -> Iterator[Listed]:
+    """Lists the ``samples``. The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has
+    exactly one of them. Else there are no splits; if any sample has such a tag, that is counted once."""
+    samples = file.content.get("samples", ())
+    file.classes = dict(enumerate(map(str, file.content.get("classes") or ())))
+    tags = [[t for t in each.get("tags") or () if t in ("train", "val", "validation", "test")] for each in samples]
+    split = all(len(each) == 1 for each in tags)
+    file.leave("splits, since not each sample has one", int(not split and any(tags)))
+    for sample, own in zip(samples, tags, strict=True):
+        yield Listed(sample["filepath"], sample, own[0] if split else None)
+
+
+def _list_fiftyone(file: Document) -> Iterator[Listed]:
+    """Lists the images of ``samples.json`` or ``labels.json``. Names in the latter get the suffixes of the images in
+    ``data`` or beside the file. Raises :class:`ValueError` if two images differ in their suffixes alone."""
+    file.find(join(file.folder, "metadata.json"))  # describes the fields of samples
+    yield from list_fiftyone_samples(file)
+    suffixes: dict[str, str] = {}
+    for folder in (join(file.folder, "data"), file.folder) if "samples" not in file.content else ():
+        for name in file.list_images(folder):
+            if suffixes.setdefault(name.rpartition(".")[0], name) != name:
+                raise ValueError(f"two images have the name {name.rpartition('.')[0]!r:.60} without suffix: rename one")
+    for stem, labels in file.content["labels"].items() if "samples" not in file.content else ():
+        yield Listed(suffixes.get(stem, stem), {"labels": labels})
+
+
+def read_fiftyone(item: Any, picture: Picture) -> Parts:
+    """Reads all fields of a sample, or the labels of an image: classes are tags, boxes and closed shapes objects,
+    keypoints points. Masks of detections, and open lines, are in ``json`` alone."""
+    if "filepath" in item:
+        for value in item.values():
+            yield from _read_fiftyone_labels(value, picture)
+        return
+    yield Value("json", item["labels"])
+    for each in parsing.as_list(item["labels"]):
+        if isinstance(each, Mapping) and "bounding_box" not in each:
+            yield from _read_fiftyone_labels(each, picture)
+        elif isinstance(each, Mapping):
+            label = picture.classes.get(each["label"], str(each["label"]))
+            yield from _read_fiftyone_labels({**each, "_cls": "Detection", "label": label}, picture)
+        elif each is not None:
+            yield Tag(picture.classes.get(each, str(each)))
+
+
+def _read_fiftyone_labels(value: Any, picture: Picture) -> Parts:
+    """Reads a field with labels, whose coordinates are fractions of the image's sides. Skips fields of other types, and
+    points that are NaN: they are not seen. FiftyOne's importers of COCO and Open Images write the flags of crowds."""
+    name = str(value.get("_cls")) if isinstance(value, Mapping) else ""
+    kind = name.removesuffix("s")
+    if kind not in ("Classification", "Detection", "Polyline", "Keypoint"):
+        return
+    for each in [value] if name == kind else value[name.lower()]:
+        label, crowd = nonempty_text(each.get("label")), parsing.is_flagged(each, "iscrowd", "IsGroupOf")
+        if kind == "Classification" and label:
+            yield Tag(label)
+        elif kind == "Detection":
+            left, top, width, height = to_floats(each["bounding_box"], 4)
+            across, down = picture.size
+            corners = shapes.box_from_corner(left * across, top * down, width * across, height * down)
+            yield shapes.box(label, corners, crowd=crowd)
+        elif kind == "Polyline" and (each.get("closed") or each.get("filled")):
+            yield shapes.polygon(label, *(_scale_points(shape, picture.size) for shape in each["points"]), crowd=crowd)
+        elif kind == "Keypoint":
+            seen = [(x, y) for x, y in each["points"] if x == x and y == y]
+            yield from shapes.points(label, _scale_points(seen, picture.size))
+
+
+def _scale_points(points: Any, size: Sequence[float]) -> list[float]:
+    """Multiplies points ``[[x, y], …]`` with width and height; returns ``x, y, …``."""
+    return [n * side for point in points for n, side in zip(to_floats(point[:2], 2), size, strict=True)]
+
+
+fiftyone = document(
+    "fiftyone",
+    "FiftyOne: data with labels.json or samples.json",
+    _list_fiftyone,
+    names=r"(labels|samples)\.json",
+    signature=rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{',
+)(read_fiftyone)
+
+_LABEL_STUDIO = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels", "brushlabels", "labels")
+
+
+def _list_label_studio(file: Document) -> Iterator[Listed]:
+    """Lists the tasks. Raises :class:`ValueError` for a task without an image, or with several."""
+    for task in file.content:
+        texts = [value for value in task.get("data", task).values() if isinstance(value, str)]
+        named = [path for path in map(_path_from_url, texts) if path.lower().endswith(IMAGE_SUFFIXES)]
+        if len(named) != 1:
+            raise ValueError(f"task {task.get('id')!r:.40} names {len(named)} images, expected one")
+        yield Listed(named[0], task)
+
+
+def _path_from_url(name: str) -> str:
+    """Returns the image's path in a URL of Label Studio's server (``/data/local-files/?d=a.jpg``), or any other path
+    without its query."""
+    served = re.search(r"/data/local-files/?\?(?:[^#]*&)?d=([^&#]+)", name)
+    return unquote(served[1], errors="surrogateescape") if served is not None else re.split("[?#]", name)[0]
+
+
+@document(
+    "label_studio",
+    "Label Studio: an export as JSON or JSON-MIN beside the images",
+    _list_label_studio,
+    signature=rb'(?s)^\s*\[\s*\{(?=.*("annotations"\s*:\s*\[|"completions"\s*:\s*\[|"annotation_id"\s*:|"annotator"\s*:))'
+    rb'(?=.*("data"\s*:\s*\{|"annotation_id"\s*:|"lead_time"\s*:))',
+)
+def label_studio(task: Any, picture: Picture) -> Parts:
+    """Reads the first annotation of a task that was not cancelled, or all results of JSON-MIN. Other annotations and
+    predictions are in ``json`` alone."""
+    if "data" in task:
+        made = [each for each in task.get("annotations", task.get("completions", ())) if not each.get("was_cancelled")]
+        for result in made[0]["result"] if made else ():
+            yield from _read_result(result.get("value", {}), result, picture)
+        return
+    for value in task.values():  # the results of each control under its name
+        for each in value if isinstance(value, list) else ():
+            if isinstance(each, dict) and any(name in each for name in _LABEL_STUDIO):
+                yield from _read_result(each, each, picture)
+    choices = task.get("choice", task.get("choices"))
+    yield from map(Tag, [choices] if isinstance(choices, str) else (choices or {}).get("choices", []))
+
+
+def _read_result(value: Any, result: Any, picture: Picture) -> Parts:
+    """Reads the value of a result: choices are tags, shapes objects with the first of their labels, points points.
+
+    Converts percentages to pixels by the size in ``result``, or else the image's. A rectangle is rotated about its top
+    left corner, an ellipse becomes its box. Texts, ratings, relations and brush masks are skipped.
+    """
+    yield from map(Tag, value.get("choices", []))
+    named = next((name for name in _LABEL_STUDIO if name in value), "")
+    label = value[named][0] if value.get(named) else None
+    if "points" not in value and "x" not in value:
+        return
+    has_size = "original_width" in result and "original_height" in result
+    width, height = get_floats(result, "original_width", "original_height") if has_size else picture.size
+    degrees = to_float(value.get("rotation", 0))
+    if "points" in value:
+        yield shapes.polygon(label, _scale_points(value["points"], (width / 100, height / 100)))
+        return
+    x, y = _scale_points([get_floats(value, "x", "y")], (width / 100, height / 100))
+    if "radiusX" not in value and (named == "keypointlabels" or "height" not in value):
+        yield Point(label, x, y)
+        return
+    sides = ("radiusX", "radiusY") if "radiusX" in value else ("width", "height")
+    across, down = _scale_points([get_floats(value, *sides)], (width / 100, height / 100))
+    if "radiusX" in value:
+        yield shapes.box(label, shapes.box_from_radii(x, y, across, down), degrees)
+    elif degrees:
+        yield shapes.polygon(label, shapes.rotate_box([x, y, x + across, y + down], degrees, (x, y)))
+    else:
+        yield shapes.box(label, [x, y, x + across, y + down])
+
+
+def _read_supervisely_classes(tree: Tree, folders: Sequence[str]) -> dict[str, list[str]]:
+    """Reads the classes of the only ``meta.json`` above the folders of images; none if there are several. Raises
+    :class:`SourceError` if the file is invalid."""
+    above = {parent for place in folders for parent in PurePosixPath(place).parents}
+    files = [file for parent in above if is_file(tree, file := (parent / "meta.json").as_posix())]
+    if len(files) != 1:
+        return {}
+    try:
+        return {files[0]: [each["title"] for each in parsing.parse_json(read_text(tree, files[0]))["classes"]]}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SourceError(f"{tree.name(files[0])} is not in the format of Supervisely ({error!r:.100})") from None
+
+
+@beside(
+    "supervisely",
+    "Supervisely: img and ann with meta.json",
+    folders=[("img", "ann")],
+    patterns=("{name}.json", "{stem}.json"),
+    signature=rb'(?s)\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)',
+    read_classes=_read_supervisely_classes,
+)
+def supervisely(content: Any, _: Picture) -> Parts:
+    """Shapes and bitmaps are objects, points and lines points, and tags without a value tags. A polygon with holes, or
+    a bitmap, has its box alone. Other geometries are in ``json`` alone."""
+    for each in content["objects"]:
+        label, kind = nonempty_text(each["classTitle"]), each.get("geometryType", "polygon")
+        if kind == "bitmap":
+            yield shapes.box(label, _compute_bitmap_box(each["bitmap"]["data"], *each["bitmap"]["origin"]))
+        elif kind in ("rectangle", "polygon", "point", "line"):
+            outer = flatten_points(each["points"]["exterior"])
+            if kind in ("point", "line"):
+                yield from shapes.points(label, outer)
+            elif kind == "polygon" and not each["points"].get("interior"):
+                yield shapes.polygon(label, outer)
+            else:
+                yield shapes.box(label, shapes.bounding_box(outer))
+    yield from (Tag(each["name"]) for each in content.get("tags", ()) if each.get("value") is None)
+
+
+def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
+    """Computes the box of a bitmap from the size in its PNG header. ``data`` is the PNG file, compressed by zlib, in
+    base64. Raises :class:`ValueError` if it is no PNG file, or its beginning is damaged. The rest is not
+    decompressed."""
+    try:
+        png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"a bitmap of its annotation cannot be read: {error}") from None
+    if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise ValueError("a bitmap of its annotation is no PNG file, or is cut off")
+    return [left, top, left + int.from_bytes(png[16:20]), top + int.from_bytes(png[20:24])]
+
+
+def _list_vott(file: Document) -> Iterator[Listed]:
+    """Lists the assets. The project's tags are classes; its other values are left out."""
+    file.classes = dict(enumerate(each["name"] for each in file.content.get("tags") or ()))
+    file.leave_values(name for name in file.content if name not in ("assets", "tags"))
+    for asset in file.content["assets"].values():
+        yield Listed(asset["asset"]["name"], asset)
+
+
+@document(
+    "vott",
+    "VoTT: NAME-export.json beside the images",
+    _list_vott,
+    signature=rb'(?s)\A(?=.*"assets"\s*:\s*\{)(?=.*("visitedAssets"|"tags"|"videoSettings"|"regions")\s*:)',
+)
+def vott(asset: Any, _: Picture) -> Parts:
+    """Each region is an object with its box. If its type is ``POLYGON``, or the box is missing, its polygon is used.
+    The class is the first tag; all tags are in ``json``."""
+    for region in asset.get("regions", ()):
+        label, corners = next(iter(region.get("tags") or ()), None), region.get("boundingBox")
+        if region.get("type", "RECTANGLE").upper() == "POLYGON" or not corners:
+            yield shapes.polygon(label, [n for point in region["points"] for n in get_floats(point, "x", "y")])
+        else:
+            corners = shapes.box_from_corner(*get_floats(corners, "left", "top", "width", "height"))
+            yield shapes.box(label, corners)

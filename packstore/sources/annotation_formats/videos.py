@@ -1,0 +1,237 @@
+"""Formats of videos as images of frames: CVAT, MOTChallenge and MOTS.
+
+- CVAT (https://docs.cvat.ai/docs/dataset_management/formats/format-cvat/): ``annotations.xml`` of images, or of a video
+  whose frames are images with their numbers at the end of their names (``frame_000010``).
+- MOTChallenge (https://motchallenge.net): sequences of frames in ``img1`` with ``gt/gt.txt``. A line is frame, track,
+  left, top, width, height, and then confidence, class, visibility or more. Coordinates count from 1.
+- MOTS (https://www.vision.rwth-aachen.de/page/mots): masks of tracked objects. A line is frame, object, class, height
+  and width of the image, and run lengths as COCO's string. The number of an object is 1000 times its class, plus its
+  own.
+
+  - MOTSChallenge: ``train/MOTS20-02/img1/000001.jpg`` and ``gt/gt.txt``.
+  - KITTI MOTS: ``training/image_02/0002/000000.png``, ``instances_txt/0002.txt``, ``instances/0002/000000.png``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from packstore.core.plainxml import load_xml
+from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
+from packstore.sources.annotation_formats import shapes
+from packstore.sources.annotation_formats.documents import Document, Listed, document
+from packstore.sources.annotation_formats.parsing import (
+    as_list,
+    flatten_points,
+    get_floats,
+    nonempty_text,
+    parse_each_line,
+    to_float,
+    to_floats,
+)
+from packstore.sources.annotation_formats.shapes import Parts, Picture, Tag
+from packstore.sources.annotation_formats.source import FurtherFile
+from packstore.sources.beside import is_folder, join
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+
+_SHAPES = ("box", "polygon", "polyline", "points", "ellipse", "mask", "cuboid", "skeleton")
+_CUBOID = [f"@{axis}{corner}{n}" for n in (1, 2) for corner in ("tl", "tr", "br", "bl") for axis in "xy"]
+_MAX_XML = 1 << 30
+_MAX_PIXELS = 1 << 28
+
+
+def _parse_cvat(data: bytes) -> Any:
+    """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError` for invalid or larger XML."""
+    return load_xml(data, _MAX_XML)[1]
+
+
+def _list_cvat(file: Document) -> Iterator[Listed]:
+    """Lists the images, whose splits are their subsets, and each frame of a video, with the shapes of all tracks. The
+    labels in the head are classes; the rest of the head is left out."""
+    meta = file.content.get("meta") or {}
+    heads = [each for name in ("task", "project", "job") for each in as_list(meta.get(name))]
+    labels = [each for head in heads for each in as_list((head.get("labels") or {}).get("label"))]
+    file.classes = dict(enumerate(each["name"] for each in labels if each.get("name")))
+    file.leave(f"the rest of the head of {file.path}")
+    for image in as_list(file.content.get("image")):
+        yield Listed(image["@name"], image, image.get("@subset"))
+    frames: dict[int, list[Any]] = {}
+    tracks = as_list(file.content.get("track"))
+    for track, kind in ((track, kind) for track in tracks for kind in _SHAPES):
+        for shape in as_list(track.get(kind)):
+            named = {**shape, "@track": track["@id"], "@label": track["@label"], "kind": kind}
+            frames.setdefault(int(shape["@frame"]), []).append(named)
+    folders = file.tree.folders(is_passed_over, file.folder) if tracks else ()
+    images = [join(folder, name) for folder, names in folders for name in names.ending(*IMAGE_SUFFIXES)]
+    for image, number, found in sorted(file.match_frames(images, frames, r"(?s).*?(\d{1,12})\.\w+"), key=_number):
+        if number >= 0:
+            yield Listed(image, {"@frame": number, "track": found})
+
+
+def _number(frame: tuple[str, int, Any]) -> int:
+    """Returns the number of a frame."""
+    return frame[1]
+
+
+@document(
+    "cvat",
+    "CVAT: annotations.xml of images, or of the frames of a video",
+    _list_cvat,
+    suffixes=(".xml",),
+    parse=_parse_cvat,
+    signature=rb"\s*(<\?xml[^>]*>\s*)?<annotations>\s*<version>\s*1\.\d",
+)
+def cvat(image: Any, _: Picture) -> Parts:
+    """Reads tags and shapes. Shapes of a track that are ``outside`` of the image are in ``json`` alone."""
+    yield from (Tag(each["@label"]) for each in as_list(image.get("tag")))
+    for kind in _SHAPES:
+        for shape in as_list(image.get(kind)):
+            yield from _read_cvat_shape(kind, shape, image)
+    for shape in image.get("track", ()):
+        if shape.get("@outside") != "1":
+            yield from _read_cvat_shape(shape["kind"], shape, image)
+
+
+def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
+    """Reads a shape of ``image``; ``kind`` is the name of its element in the XML. A shape with an area is an object,
+    any other is points. An ellipse has its box, a cuboid a polygon of its eight corners. A skeleton is its points, with
+    their own labels."""
+    label, degrees = nonempty_text(shape.get("@label")), to_float(shape.get("@rotation", 0))
+    more: dict[str, Any] = {"track": int(shape["@track"])} if "@track" in shape else {}
+    if kind == "box":
+        yield shapes.box(label, get_floats(shape, "@xtl", "@ytl", "@xbr", "@ybr"), degrees, **more)
+    elif kind == "ellipse":
+        yield shapes.box(label, shapes.box_from_radii(*get_floats(shape, "@cx", "@cy", "@rx", "@ry")), degrees, **more)
+    elif kind == "mask":
+        left, top, width, height = map(int, get_floats(shape, "@left", "@top", "@width", "@height"))
+        size = [int(image["@height"]), int(image["@width"])]
+        counts = _expand_run_lengths(shape["@rle"], left, top, width, height, size)
+        corners = [left, top, left + width, top + height]
+        yield shapes.run_lengths(label, {"size": size, "counts": counts}, corners, **more)
+    elif kind == "cuboid":
+        yield shapes.polygon(label, get_floats(shape, *_CUBOID), **more)
+    elif kind == "skeleton":
+        for point in as_list(shape.get("points")):
+            yield from _read_cvat_shape("points", point, image)
+    else:
+        flat = flatten_points(point.split(",") for point in shape["@points"].split(";"))
+        yield from [shapes.polygon(label, flat, **more)] if kind == "polygon" else shapes.points(label, flat)
+
+
+def _expand_run_lengths(text: str, left: int, top: int, width: int, height: int, size: Sequence[int]) -> list[int]:
+    """Converts CVAT's run lengths of a box to COCO's of the whole image. CVAT's go row by row, COCO's column by column.
+    Raises :class:`ValueError` for a box outside the image, too many pixels, and runs that do not fill the box."""
+    runs = [int(run) for run in text.split(",")]
+    inside = left >= 0 and top >= 0 and left + width <= size[1] and top + height <= size[0]
+    if not inside or width * height > _MAX_PIXELS or size[0] * size[1] > _MAX_PIXELS or min(runs) < 0:
+        raise ValueError(f"found a mask of {width} x {height} pixels at {left}, {top}; expected one within the image")
+    if sum(runs) != width * height:
+        raise ValueError(f"found runs of {sum(runs)} pixels, expected {width * height}")
+    mask = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+    return encode_run_lengths(mask, (top, left), (size[0], size[1]))
+
+
+_MOT = dict(
+    enumerate(
+        (
+            *("pedestrian", "person on vehicle", "car", "bicycle", "motorbike", "non motorized vehicle"),
+            *("static person", "distractor", "occluder", "occluder on the ground", "occluder full", "reflection"),
+        ),
+        1,
+    )
+)
+"""Classes of MOT16, MOT17 and MOT20."""
+
+
+def _parse_mot_line(line: str) -> list[float]:
+    """Parses a line to its numbers. Raises :class:`ValueError` unless it has 6 to 10, and the first is whole."""
+    values = to_floats(line.split(","))
+    if not 6 <= len(values) <= 10 or not values[0].is_integer():
+        raise ValueError(f"found {line[:60]!r}, expected the number of a frame, and 5 to 9 further numbers")
+    return values
+
+
+def _list_mot(file: Document) -> Iterator[Listed]:
+    """Lists the images of the sequence, with the numbers of each line."""
+    sequence = file.folder.rpartition("/")[0]
+    file.classes = dict(enumerate(file.read_lines(join(file.folder, "labels.txt")), 1))
+    file.find(join(sequence, "seqinfo.ini"))
+    file.expected.append(join(sequence, "det/det"))
+    frames: dict[int, list[Any]] = {}
+    for values in file.content:
+        frames.setdefault(int(values[0]), []).append(values)
+    folder = join(sequence, "img1")
+    for image, _, lines in file.match_frames(file.list_images(folder), frames, r"(\d{1,11})\.\w+"):
+        yield Listed(join(folder, image), lines)
+
+
+@document(
+    "mot",
+    "MOTChallenge: sequences with img1 and gt/gt.txt",
+    _list_mot,
+    suffixes=(".txt",),
+    names=r"gt\.txt",
+    signature=rb"^\s*\d+,\s*-?\d+(,\s*-?\d+(\.\d+)?){4,8}\s*(\r?\n|$)",
+    max_depth=4,
+    parse=parse_each_line(_parse_mot_line),
+    classes=tuple(_MOT.values()),
+)
+def mot(lines: Any, picture: Picture) -> Parts:
+    """Each line is an object with its track; coordinates count from 0. An object has no class if its line has no class
+    number, or the number has no name. The confidence 0 marks an object to ignore."""
+    for values in lines:
+        corners = [each - 1 for each in shapes.box_from_corner(*values[2:6])]
+        label = (picture.classes or _MOT).get(int(values[7])) if len(values) > 7 else None
+        yield shapes.box(label, corners, crowd=len(values) > 6 and not values[6], track=int(values[1]))
+
+
+_MOTS = {1: "car", 2: "pedestrian", 10: "ignored"}
+_MOTS_FOLDERS = ("training/image_02/{}", "train/images/{}", "image_02/{}", "images/{}", "{}/img1", "{}")
+
+
+def _list_mots(file: Document) -> Iterator[Listed]:
+    """Lists the images of the sequence, with the lines of each; nothing if the folder of images is missing."""
+    above, sequence = file.folder.rpartition("/")[0], file.path.rpartition("/")[2].removesuffix(".txt")
+    frames: dict[int, list[str]] = {}
+    for line in file.content:
+        frames.setdefault(int(line.split(" ", 1)[0]), []).append(line)
+    file.find(join(file.path.removesuffix("/gt/gt.txt"), "seqinfo.ini"))
+    places = ["img1"] if sequence == "gt" else [place.format(sequence) for place in _MOTS_FOLDERS]
+    folder = next((place for each in places if is_folder(file.tree, place := join(above, each))), None)
+    images = [] if folder is None else file.list_images(folder)
+    for image, _, lines in file.match_frames(images, frames, r"(\d{1,11})\.\w+"):
+        yield Listed(join(folder or "", image), lines)
+
+
+@document(
+    "mots",
+    "MOTS: masks of tracked objects, of MOTSChallenge and KITTI",
+    _list_mots,
+    suffixes=(".txt",),
+    names=r"(gt|\d{4}|MOTS\d\d-\d\d)\.txt",
+    signature=rb"\A\s*\d+ \d+ (1|2|10) [1-9]\d{0,4} [1-9]\d{0,4} [0-o]+ *(\r?\n|$)",
+    max_depth=4,
+    max_files=100,
+    parse=parse_each_line(str.strip),
+    files=[
+        FurtherFile(
+            "instance_mask",
+            ("../instances/{stem}.png", *("../" * up + "instances/{folder}/{stem}.png" for up in (1, 2, 3, 4))),
+        )
+    ],
+)
+def mots(lines: Any, _: Picture) -> Parts:
+    """Each line is an object with its run lengths, the box around them and its track. A class without a name has its
+    number as name. Raises :class:`ValueError` for a line that does not have 6 valid values."""
+    for line in lines:
+        words = line.split(" ")
+        if len(words) != 6:
+            raise ValueError(f"a line of its objects has {len(words)} values, expected 6")
+        track, number, height, width = map(int, words[1:5])
+        corners = compute_run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
+        mask = {"size": (height, width), "counts": words[5]}
+        label = _MOTS.get(number, str(number))
+        yield shapes.run_lengths(label, mask, corners, crowd=number == 10, track=track)
