@@ -18,7 +18,7 @@ from packstore.sources.base import Entry, Sample, SourceOptions
 from packstore.sources.beside import raise_suffix
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, Listing
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.schema import FieldError
 from packstore.sources.tree import FileStat
@@ -40,11 +40,13 @@ class FileRow(NamedTuple):
         values: The other values. A value that is a file is an :class:`InTree`. A value of several files is a list of
             :class:`InTree`.
         key: Key of the row; None for the path.
+        is_folder: The row stands for all images below the folder ``file``, each with these values and no further files.
     """
 
     file: str
     values: Mapping[str, Any]
     key: str | None = None
+    is_folder: bool = False
 
 
 class InTree(NamedTuple):
@@ -140,26 +142,45 @@ class FileRowSource(TreeRowSource):
     def rows(self, split: str) -> Iterator[Row]:
         """Yields the rows of :meth:`file_rows` with sizes of their files, and the latest of their times. Reading the
         row of a missing main image fails."""
-        for file, values, own_key in self.file_rows(split):
-            key = file if own_key is None else own_key
-            try:
-                status = self._stat_inside(file)
-            except OSError as error:
-                yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
-                continue
-            rest = dict(values)
-            sizes: dict[str, int] = {}
-            modified, changed = status.modified_ns, status.changed_ns
-            for name, value in values.items():
-                if files := _list_files_of(value):
-                    there = [self._stat_value(each) for each in files]
-                    filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
-                    rest[name] = filled[0] if isinstance(value, InTree) else filled
-                    sizes[name] = sum(max(0, at.size) for _, at in there)
-                    modified = max(modified, *(at.modified_ns for _, at in there))
-                    changed = max(changed, *(at.changed_ns for _, at in there))
-            ref = (file, status.size, status.modified_ns, rest)
-            yield Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
+        for row in self.file_rows(split):
+            if row.is_folder:
+                for folder, listing in self.tree.walk(row.file, self.tree.above, None, self.options.skip_bad):
+                    yield from self._make_folder_rows(folder, listing, dict(row.values))
+            else:
+                yield self._make_row(row)
+
+    def _make_folder_rows(self, folder: str, listing: Listing, values: dict[str, Any]) -> Iterator[Row]:
+        """Yields a row for each image in a listed folder, with the same values."""
+        for name, size, modified, changed in zip(
+            listing.images, listing.sizes, listing.modified, listing.changed, strict=True
+        ):
+            file = f"{folder}/{name}" if folder else name
+            if size > 0:
+                yield Row(file, (file, size, modified, values), size, 0, modified, changed)
+            else:  # a broken link, a cycle
+                yield self._make_row(FileRow(file, values))
+
+    def _make_row(self, row: FileRow) -> Row:
+        """Makes a row with sizes and times of its files."""
+        file, values, own_key, _ = row
+        key = file if own_key is None else own_key
+        try:
+            status = self._stat_inside(file)
+        except OSError as error:
+            return Row(key, (file, -1, 0, error.strerror or str(error)), 0)
+        rest = dict(values)
+        sizes: dict[str, int] = {}
+        modified, changed = status.modified_ns, status.changed_ns
+        for name, value in values.items():
+            if files := _list_files_of(value):
+                there = [self._stat_value(each) for each in files]
+                filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
+                rest[name] = filled[0] if isinstance(value, InTree) else filled
+                sizes[name] = sum(max(0, at.size) for _, at in there)
+                modified = max(modified, *(at.modified_ns for _, at in there))
+                changed = max(changed, *(at.changed_ns for _, at in there))
+        ref = (file, status.size, status.modified_ns, rest)
+        return Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
 
     def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
         """Returns a value that is a file, and the file's size and times. If ``a.png`` is missing and ``a.PNG`` exists,

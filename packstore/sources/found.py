@@ -1,26 +1,426 @@
-"""What a generator of a format yields: one image of the source, its split and its values."""
+"""A format as a generator: it yields images with their values; splits, classes, columns and the ledger follow.
+
+A generator reads the files of a dataset through :class:`Files`. Each file that it reads is an annotation, each image
+that it yields is packed, and the rest is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from packstore.core.errors import PackstoreError, SourceError, printable
+from packstore.core.fields import Array, Boxes, Field, Image, Json, Label, Labels, Text
+from packstore.core.plainjson import load_json
+from packstore.sources.base import SourceOptions
+from packstore.sources.beside import find_file, infer_mask_field, is_file, join, read_json, read_text, read_whole
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.rows import in_packing_order
+from packstore.sources.text_table import TextTable
+from packstore.sources.tree import Tree
+
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+_MAX_LIST_BYTES = 1 << 30
+_SHOWN, _PROBED = 80, 32
+_MASKS = ("mask", "vessels", "field_of_view", "panoptic")
+_JSON = (".json", ".geojson")
+_FAULTS = (ValueError, LookupError, TypeError, AttributeError, csv.Error)
 
 
 class Found(NamedTuple):
-    """One image that a format found in a source. The engine derives splits, classes, columns and the ledger.
+    """Image that a generator found, or a folder of images.
 
     Attributes:
         image: Path of the image, relative to the folder of the dataset.
         split: Name of its split; ``""`` in a source without splits.
-        values: Its other values by column; a missing value is left out. A class may be a name or a number. A value that
-            is a file is an :class:`~packstore.sources.file_rows.InTree`.
+        values: Its other values by column; a missing value is left out. A class is a name or a number. A value that is
+            a file is an :class:`~packstore.sources.file_rows.InTree`.
         key: Key of the sample; None for the path of the image.
+        is_folder: ``image`` is a folder, and stands for all images below it, in torchvision's order.
     """
 
     image: str
     split: str = ""
     values: Mapping[str, Any] = _NO_VALUES
     key: str | None = None
+    is_folder: bool = False
+
+
+class Files:
+    """Files of a dataset, as the generator of its format reads them.
+
+    Names are relative to the folder of the dataset; ``a|b`` is the first of the two that exists. Reading a file raises
+    :class:`SourceError` if it is missing or damaged, or has more than 1 GiB.
+
+    Attributes:
+        columns: Fields that the generator declares, by column, in order. They are declared before the first image.
+        splits: Names of the splits in packing order; None if they follow from the images.
+        wanted: The only split that is needed; None for all.
+    """
+
+    def __init__(self, source: FoundSource, wanted: str | None = None) -> None:
+        self.columns: dict[str, Field] = {}
+        self.splits: tuple[str, ...] | None = None
+        self.wanted = wanted
+        self._source, self._tree = source, source.tree
+        self._place: tuple[str, Sequence[str] | None] = (source.tree.name(source.base), None)
+
+    def each_split(self, *names: str) -> Iterator[str]:
+        """Declares all splits, and yields those that are needed."""
+        self.splits = names
+        return (name for name in names if self.wanted in (None, name))
+
+    def exists(self, name: str) -> bool:
+        """Tells if a file or folder exists."""
+        return has_path(self._tree, self._source.base, name)
+
+    def choose(self, name: str) -> str:
+        """Returns the first of the names in ``a|b`` that exists; the last if none does."""
+        return next((each for each in name.split("|") if self.exists(each)), name.rpartition("|")[2])
+
+    def path(self, name: str) -> str:
+        """Returns the path of a file in the tree, for :class:`~packstore.sources.file_rows.InTree`."""
+        return join(self._source.base, name)
+
+    def images(self, folder: str) -> Iterator[str]:
+        """Yields the paths of all images below a folder, relative to it, in torchvision's order."""
+        top = self.path(folder)
+        for place, listing in self._tree.walk(top, self._tree.above, skip_cycles=self._source.options.skip_bad):
+            yield from (join(place, name)[len(top) + 1 if top else 0 :] for name in listing.images)
+
+    def folders(self, folder: str) -> list[str]:
+        """Lists the names of the folders in a folder, sorted, without hidden ones."""
+        return sorted(self._tree.list(self.path(folder)).directories)
+
+    def lines(self, name: str, separator: str | None = None, skip: int = 0) -> Iterator[list[str]]:
+        """Yields the fields of each line of a text file that is not blank, without the first ``skip`` lines."""
+        table = self._read_table(name, separator, skip)
+        return (self.note_line(table.name, line) for line in table)
+
+    def by_key(self, name: str, separator: str | None = None, skip: int = 0) -> LinesByKey:
+        """Finds lines of a text file by their first field. Without the file, the result is empty and false."""
+        return LinesByKey(self, self._read_table(name, separator, skip) if self.exists(name) else None)
+
+    def csv(self, name: str, *columns: str, separator: str = ",") -> Iterator[list[str]]:
+        """Yields the lines of a table with a header. Raises :class:`ValueError` for other columns."""
+        file = self._open(name)
+        text = io.TextIOWrapper(io.BytesIO(read_text(self._tree, file, _MAX_LIST_BYTES)), "utf-8-sig", newline="")
+        lines = csv.reader(text, delimiter=separator, strict=True)
+        expected, shown = ValueError(f"expected the columns {separator.join(columns)}"), self._tree.name(file)
+        if self.note_line(shown, next(lines, [])) != [*columns]:
+            raise expected
+        for line in lines:
+            if len(self.note_line(shown, line)) not in (0, len(columns)):
+                raise expected
+            if line:
+                yield line
+
+    def json(self, name: str) -> Any:
+        """Reads a JSON file."""
+        return read_json(self._tree, self._open(name), _MAX_LIST_BYTES)
+
+    def mat(self, name: str, variable: str) -> tuple[str, Any]:
+        """Reads a variable of a MAT file. Returns the name of the file for messages, and the value."""
+        from packstore.sources.named.mat import load_mat
+
+        file, cache = self._open(name), self._source.cache
+        if file not in cache:
+            cache[file] = load_mat(self._tree.name(file), read_whole(self._tree, file, _MAX_LIST_BYTES))
+        if variable not in cache[file]:
+            raise SourceError(f"{self._tree.name(file)} has no variable {variable!r}")
+        return self._tree.name(file), cache[file][variable]
+
+    def note_line(self, file: str, line: list[str]) -> list[str]:
+        """Returns a line, and keeps it for the message about an error."""
+        self._place = file, line
+        return line
+
+    def make_error(self, error: Exception) -> SourceError:
+        """Makes the error about the last line or file that was read."""
+        (name, line), reason = self._place, str(error)
+        if isinstance(error, KeyError):
+            reason = f"{error.args[0]!r:.80} is unknown"
+        shown = "" if line is None else f" has the line {' '.join(line)[:_SHOWN]!r}"
+        return SourceError(f"{name}{printable(shown)}: {printable(reason[:200])}")
+
+    def _open(self, name: str) -> str:
+        """Returns the path of a file that is about to be read. The source then counts it as an annotation."""
+        file = self.path(self.choose(name))
+        self._source.opened[file] = None
+        self._place = self._tree.name(file), None
+        return file
+
+    def _read_table(self, name: str, separator: str | None, skip: int) -> TextTable:
+        """Reads a text file as a table, once for each source."""
+        file, cache = self._open(name), self._source.cache
+        if (file, separator, skip) not in cache:
+            data = read_text(self._tree, file, _MAX_LIST_BYTES)
+            cache[file, separator, skip] = TextTable(self._tree.name(file), data, separator, skip)
+        table: TextTable = cache[file, separator, skip]
+        return table
+
+
+class LinesByKey:
+    """Lines of a text file by their first field. False without the file."""
+
+    def __init__(self, files: Files, table: TextTable | None) -> None:
+        self._files = files
+        self._table = table
+
+    def __bool__(self) -> bool:
+        return self._table is not None
+
+    def __getitem__(self, key: str) -> list[str]:
+        """Returns the fields behind a key in its first line. Raises :class:`SourceError` if no line has the key."""
+        line = next(self.all(key), None)
+        if line is None:
+            name = self._files.path("") if self._table is None else self._table.name
+            raise SourceError(f"{name} has no line of {printable(key[:_SHOWN])!r}")
+        return line
+
+    def get(self, key: str, default: list[str] | None = None) -> list[str] | None:
+        """Returns the fields behind a key in its first line; ``default`` if no line has the key."""
+        return next(self.all(key), default)
+
+    def all(self, key: str) -> Iterator[list[str]]:
+        """Yields the fields behind a key in each of its lines."""
+        if self._table is not None:
+            for line in self._table.find_lines(key):
+                yield self._files.note_line(self._table.name, line)[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the images of a generator show.
+
+    Attributes:
+        splits: Names of the splits.
+        fields: Field of each column.
+        files: Files that were read meanwhile.
+    """
+
+    splits: tuple[str, ...]
+    fields: Mapping[str, Field]
+    files: tuple[str, ...]
+
+
+class FoundSource(FileRowSource):
+    """Source whose images a generator yields.
+
+    A column exists if the first image of a split has a value for it, or if its declared field is optional. Classes
+    without names get those of the values, sorted. A column that is not declared is ``label``, ``boxes``, a whole
+    number, a text or a file.
+
+    Listing raises :class:`SourceError` for a line that the generator cannot read, and for an unknown class.
+
+    Attributes:
+        base: Folder of the dataset in the tree.
+        opened: Files that were read, by path in the tree.
+        cache: Tables and MAT files that were read.
+        parsers: Parser of the file of a column; returns values by column.
+    """
+
+    base = ""
+    parsers: Mapping[str, Callable[[bytes], Mapping[str, Any]]] = MappingProxyType({})
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self.opened: dict[str, None] = {}
+        self.cache: dict[Any, Any] = {}
+
+    @abstractmethod
+    def generate(self, files: Files) -> Iterator[Found]:
+        """Yields the images, the same at each call. Any error of its lists may be raised as :class:`ValueError` or
+        :class:`LookupError`; the engine adds the file and the line."""
+
+    def splits(self) -> Sequence[str]:
+        return self._seen.splits
+
+    def fields(self) -> Mapping[str, Field]:
+        return self._seen.fields
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, with class numbers."""
+        fields = self._seen.fields
+        classes = {name: getattr(field, "classes", None) for name, field in fields.items()}
+        numbers = {
+            name: {text: n for n, text in enumerate(texts)} for name, texts in classes.items() if texts is not None
+        }
+        for found in self._find(Files(self, split), numbers):
+            # Optional files of a column without any file are left out.
+            values = {
+                name: value
+                for name, value in found.values.items()
+                if name in fields or not (isinstance(value, InTree) and value.optional)
+            }
+            yield FileRow(join(self.base, found.image), values, found.key, found.is_folder)
+
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads the files of a row: by :attr:`parsers`, JSON and texts by the fields of their columns.
+
+        Raises :class:`ValueError` for an invalid file.
+        """
+        values = dict(super().read_values(ref))
+        for name, content in [(name, value) for name, value in values.items() if isinstance(value, bytes)]:
+            field = self._seen.fields.get(name)
+            if name in self.parsers:
+                with self.name_annotation_file(ref):
+                    values |= self.parsers[name](content)
+            elif isinstance(field, Json):
+                try:
+                    values[name] = load_json(content, "is no JSON")
+                except ValueError as error:
+                    raise ValueError(f"its {name} {error}") from None
+            elif isinstance(field, Text):
+                values[name] = content.decode("utf-8-sig")
+        return values
+
+    def describing_files(self) -> Iterable[str]:
+        """Returns the files that are read to find the first image of each split, or all images if classes follow from
+        them."""
+        return self._seen.files
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims all files that were read."""
+        super().claim_files(claims)
+        for file in self.opened.keys() - {*self._seen.files}:
+            claims.claim(file, Role.ANNOTATION)
+
+    def _find(self, files: Files, numbers: Mapping[str, Mapping[str, int]] | None = None) -> Iterator[Found]:
+        """Yields the needed images. With ``numbers`` of the classes, replaces classes by their numbers."""
+        try:
+            for found in self.generate(files):
+                if files.wanted is None or files.wanted == found.split:
+                    yield found if numbers is None else _number_classes(found, numbers)
+        except PackstoreError:
+            raise
+        except _FAULTS as error:
+            raise files.make_error(error) from error
+
+    @cached_property
+    def _seen(self) -> _Seen:
+        """Splits, fields and files. Reads the first image of each split; all images if splits or classes follow from
+        them."""
+        files = Files(self)
+        found = [*islice(self._find(files), 1)]
+        if files.splits is not None:
+            found = [each for split in files.splits for each in islice(self._find(Files(self, split)), 1)]
+        columns = _Columns(self.tree, files.columns)
+        whole = files.splits is None or any(map(columns.has_new_classes, found))
+        splits = {columns.add(each) for each in (self._find(Files(self)) if whole else found)}
+        return _Seen(files.splits or in_packing_order(splits), columns.make_fields(), tuple(sorted(self.opened)))
+
+
+class _Columns:
+    """Fields of columns, from declared fields and from values."""
+
+    def __init__(self, tree: Tree, declared: Mapping[str, Field]) -> None:
+        self._tree = tree
+        self._declared = {"label": Label(), **declared}
+        self._images = 0
+        self._counts: Counter[str] = Counter()
+        self._firsts: dict[str, Any] = {}
+        self._names: dict[str, set[str]] = {
+            name: set() for name, field in self._declared.items() if _lacks_names(field)
+        }
+        self._files: dict[str, list[str]] = {}
+
+    def has_new_classes(self, found: Found) -> bool:
+        """Tells if an image has names of classes that are not declared."""
+        return any(not isinstance(found.values.get(name, 0), int) for name in self._names)
+
+    def add(self, found: Found) -> str:
+        """Takes the values of an image. Returns its split."""
+        self._images += 1
+        self._counts.update(found.values.keys())
+        for name, value in found.values.items():
+            self._firsts.setdefault(name, value)
+            if name in self._names and not isinstance(value, int):
+                self._names[name].update([value] if isinstance(value, str) else value)
+            elif name not in self._declared and isinstance(value, InTree):
+                files = self._files.setdefault(name, [])
+                if len(files) < _PROBED and is_file(self._tree, file := find_file(self._tree, value.file)):
+                    files.append(file)
+        return found.split
+
+    def make_fields(self) -> dict[str, Field]:
+        """Makes the field of each column that exists, the image included."""
+        fields: dict[str, Field] = {"image": Image()}
+        for name in dict.fromkeys((*self._declared, *self._firsts)):
+            field: Any = self._declared.get(name) or self._guess(name)
+            if field is None or (name not in self._firsts and not field.optional):
+                continue
+            if self._names.get(name):
+                texts = self._names[name]
+                field = replace(field, classes=sorted(texts, key=int if all(map(str.isdecimal, texts)) else None))
+            first = self._firsts.get(name)
+            lacking = self._counts[name] < self._images or (isinstance(first, InTree) and first.optional)
+            fields[name] = replace(field, optional=True) if lacking else field
+        return fields
+
+    def _guess(self, name: str) -> Field | None:
+        """Returns the field of a column that is not declared, by its values; None for files that do not exist."""
+        first, files = self._firsts[name], self._files.get(name)
+        if not isinstance(first, InTree):
+            return Boxes() if name == "boxes" else Text() if isinstance(first, str) else Array("int64")
+        if not files:
+            return None
+        suffix = files[0][files[0].rfind(".") :].lower()
+        if suffix in IMAGE_SUFFIXES:
+            masks = any(word in name for word in _MASKS)
+            return infer_mask_field(self._tree, files) if masks else Image(optional=True)
+        return Json(optional=True) if suffix in _JSON else Text(optional=True)
+
+
+def _lacks_names(field: Field) -> bool:
+    """Tells if a field is of classes without names."""
+    return isinstance(field, Label | Labels) and field.classes is None
+
+
+def _number_classes(found: Found, numbers: Mapping[str, Mapping[str, int]]) -> Found:
+    """Replaces classes by their numbers. Raises :class:`LookupError` for an unknown class."""
+
+    def number(value: Any, of: Mapping[str, int]) -> int:
+        if not isinstance(value, str) and not 0 <= value < len(of):
+            raise IndexError(f"{value} is none of {len(of)} classes")
+        return of[value] if isinstance(value, str) else int(value)
+
+    values = dict(found.values)
+    for name, of in numbers.items():
+        if (value := values.get(name)) is not None:
+            values[name] = [number(each, of) for each in value] if isinstance(value, list) else number(value, of)
+    return found._replace(values=values)
+
+
+def parse_numbers(texts: Sequence[str], count: int, parse: Callable[[str], Any] = float) -> list[Any]:
+    """Parses exactly ``count`` numbers. Raises :class:`ValueError` for anything else."""
+    if len(texts) != count:
+        raise ValueError(f"expected {count} numbers")
+    return [parse(text) for text in texts]
+
+
+def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
+    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. A path that cannot be reached
+    is missing.
+
+    ``check_content``: a ``.mat`` file counts only if it begins like one.
+    """
+    for path in (join(base, each) for each in name.split("|")):
+        try:
+            folder = tree.stat(path).is_directory
+        except OSError:
+            continue
+        if folder or not check_content or not path.endswith(".mat") or tree.first_bytes(path, 6) == b"MATLAB":
+            return True
+    return False

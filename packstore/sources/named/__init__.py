@@ -1,173 +1,152 @@
-"""Data sets in the layout in which they are published, recognised by the names of their files.
+"""Published data sets, recognised by the names of their files.
 
-A layout is one module with one class: the files that mark it, and the rows of each split. Splits and labels are those
-of ``torchvision.datasets``, or the publisher's if torchvision has none. Boxes have the published numbers: published
-corners stay, a published width and height are added to the corner.
+A set is a generator in :mod:`.sets`, with the files that mark it. Splits and labels are those of
+``torchvision.datasets``, or the publisher's if torchvision has none. Boxes have the published numbers: corners stay,
+width and height are added to the corner.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import join, read_text, read_whole
-from packstore.sources.file_rows import FileRowSource
+from packstore.sources.beside import is_file, join
+from packstore.sources.found import Files, Found, FoundSource
+from packstore.sources.found import has_path as has_path
 from packstore.sources.listing import is_passed_over
-from packstore.sources.named.mat import load_variable
-from packstore.sources.named.text_table import TextTable
 from packstore.sources.tree import Tree
 
 _DEPTH = 3
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".md5")
-_MAX_LIST_BYTES = 1 << 30
+
+Generator = Callable[[Files], Iterator[Found]]
 
 
-class NamedSource(FileRowSource):
-    """Base of published data sets whose images are files that lists name.
+@dataclass(frozen=True, slots=True)
+class PublishedSet:
+    """Published data set whose images are files that lists or folders name.
 
-    The given path is the data set's folder, or a folder up to three levels above. A folder above holds nothing else but
-    archives, as torchvision leaves it. Opening raises :class:`SourceError` for a path of another layout, and if a
-    required file is missing.
+    A path is the folder of the set, or a folder up to three levels above. A folder above holds nothing else but
+    archives, as torchvision leaves it. All paths are relative to the folder of the set; ``a|b`` is either.
 
     Attributes:
+        kind: Name of the kind.
         title: The publisher's name for it.
-        markers: Files and folders that mark the layout, all of them; ``a|b`` is either.
+        markers: Files and folders that mark the set, all of them.
+        generate: Yields the images.
         required: Further files and folders without which the set is incomplete.
-        optional_files: Further files, which are read if they exist.
+        needs: Files and folders that are required if another exists.
+        also: Further files that belong to the set, such as lists of the same images.
+        within: Folder that may be between the given path and the set.
+        class_folders: Pattern of the names of all folders in the markers.
+        parsers: See :attr:`packstore.sources.found.FoundSource.parsers`.
     """
 
-    asks_about_left = False
-    left_images = "images that no list names"
-    title: ClassVar[str]
-    markers: ClassVar[tuple[str, ...]]
-    required: ClassVar[tuple[str, ...]] = ()
-    optional_files: ClassVar[tuple[str, ...]] = ()
+    kind: str
+    title: str
+    markers: tuple[str, ...]
+    generate: Generator
+    required: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    within: str = ""
+    class_folders: str = ""
+    parsers: Mapping[str, Callable[[bytes], Mapping[str, Any]]] = field(default_factory=dict)
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        base = self.find_base(self.tree)
-        if base is None:
-            raise SourceError(f"{printable(str(path))} is not {self.title}, which has {_format_paths(self.markers)}")
-        if missing := self.find_missing(self.tree, base):
-            raise SourceError(f"{printable(str(path))} is {self.title} without {_format_paths(missing)}")
-        self.base = base
-        self._tables: dict[tuple[str, int], TextTable] = {}
-        self.evidence = _format_paths([self.resolve_alternative(marker) for marker in self.markers])
+    def __call__(self, path: Path, options: SourceOptions) -> PublishedSource:
+        """Opens a path as this set."""
+        return PublishedSource(self, path, options)
 
-    @classmethod
-    def find_base(cls, tree: Tree) -> str | None:
+    def find_base(self, tree: Tree) -> str | None:
         """Finds the folder that holds all :attr:`markers`. Returns its path; None if there is none."""
-        return find_marked_folder(tree, cls.markers)
+        tops = [
+            each for top in walk_lone_folders(tree) for each in (top, join(top, self.within) if self.within else top)
+        ]
+        return next((top for top in tops if self._marks(tree, top)), None)
 
-    @classmethod
-    def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the markers and required paths that are missing. An alternative stays as it is written, ``a|b``.
+    def find_missing(self, tree: Tree, base: str) -> list[str]:
+        """Lists the paths that are missing. A ``.mat`` file that does not begin as a MAT file counts as missing."""
+        needed = [path for other, path in self.needs.items() if has_path(tree, base, other)]
+        paths = dict.fromkeys((*self.markers, *self.required, *needed))
+        return [path for path in paths if not has_path(tree, base, path, check_content=True)]
 
-        A ``.mat`` file that does not begin as a MAT file counts as missing.
-        """
-        return [path for path in (*cls.markers, *cls.required) if not has_path(tree, base, path, check_content=True)]
-
-    @classmethod
-    def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
+    def recognise(self, path: Path, options: SourceOptions) -> Certainty:
         """Returns ``CERTAIN`` if a path has the layout. Returns ``NO`` otherwise, and for a damaged archive.
 
-        Raises :class:`AmbiguousSourceError` if required files are missing.
+        Raises :class:`AmbiguousSourceError` if files are missing.
         """
         try:
             tree = open_tree(path)
         except SourceError:
             return Certainty.NO  # the general kinds report a damaged archive
-        base = None if tree is None else cls.find_base(tree)
+        base = None if tree is None else self.find_base(tree)
         if tree is None or base is None:
             return Certainty.NO
-        if missing := cls.find_missing(tree, base):
-            markers, lacks = _format_paths(cls.markers), _format_paths(missing)
-            raise ambiguous_source_error(path, f"looks like {cls.title} ({markers}), without {lacks}")
+        if missing := self.find_missing(tree, base):
+            markers, lacks = format_paths(self.markers), format_paths(missing)
+            raise ambiguous_source_error(path, f"looks like {self.title} ({markers}), without {lacks}")
         return Certainty.CERTAIN
 
-    @abstractmethod
-    def splits(self) -> Sequence[str]:
-        """Returns the names of the splits that exist at the path."""
-
-    def tree_path(self, name: str) -> str:
-        """Converts the name of a file or folder of the layout to its path in the tree."""
-        return join(self.base, name)
-
-    def exists(self, name: str) -> bool:
-        """Tells if the layout's folder holds a file or folder; ``a|b`` is either."""
-        return has_path(self.tree, self.base, name)
-
-    def file_name(self, name: str) -> str:
-        """Returns the path of a file of the layout as messages show it."""
-        return self.tree.name(self.tree_path(name))
-
-    def read_file(self, name: str) -> bytes:
-        """Reads all bytes of a list or table. Raises :class:`SourceError` if it cannot be read, or has more than 1
-        GiB."""
-        return read_whole(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
-
-    def read_text(self, name: str) -> bytes:
-        """Reads a list or table as UTF-8 bytes. Raises :class:`SourceError` if it cannot be read, or has more than 1
-        GiB.
-
-        Raises :class:`AmbiguousSourceError` for an unknown encoding.
-        """
-        return read_text(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
-
-    def read_table(self, name: str, separator: str | None = None, skip: int = 0) -> TextTable:
-        """Reads a text file as a table, without its first ``skip`` lines. Caches the table by ``name`` and ``skip``,
-        whatever the ``separator``.
-
-        ``separator`` divides the cells of a line; None means blanks. Raises as :meth:`read_text` does.
-        """
-        table = self._tables.get((name, skip))
-        if table is None:
-            table = TextTable(self.file_name(name), self.read_text(name), separator, skip)
-            self._tables[name, skip] = table
-        return table
-
-    def read_mat(self, name: str, key: str) -> tuple[str, Any]:
-        """Reads the variable ``key`` of a MAT file. Returns the file's name for messages, and the value.
-
-        Raises :class:`SourceError` if the file is damaged, or has no such variable.
-        """
-        shown = self.file_name(name)
-        return shown, load_variable(shown, self.read_file(name), key)
-
-    def list_images(self, folder: str) -> Iterator[str]:
-        """Yields the paths in the tree of the images below a folder, in torchvision's order.
-
-        Raises :class:`SourceError` for a cycle of links, unless ``skip_bad``.
-        """
-        above = self.tree.above
-        for directory, listing in self.tree.walk(self.tree_path(folder), above, skip_cycles=self.options.skip_bad):
-            for name in listing.images:
-                yield f"{directory}/{name}"
-
-    def describing_files(self) -> Iterable[str]:
-        """Yields the paths of the existing files among markers, required and optional files."""
-        named = {each for name in (*self.markers, *self.required, *self.optional_files) for each in name.split("|")}
-        for name in sorted(named):
-            try:
-                if not self.tree.stat(self.tree_path(name)).is_directory:
-                    yield self.tree_path(name)
-            except OSError:  # an alternative, or an optional file
-                continue
-
-    def resolve_alternative(self, names: str) -> str:
-        """Returns the first of the names in ``a|b`` that exists. Returns ``a|b`` unchanged if neither exists."""
-        return next((name for name in names.split("|") if self.exists(name)), names)
+    def _marks(self, tree: Tree, base: str) -> bool:
+        """Tells if a folder holds all markers, with folders of classes in them if the set has such."""
+        if not all(has_path(tree, base, marker) for marker in self.markers):
+            return False
+        for marker in self.markers if self.class_folders else ():
+            place = next(name for name in marker.split("|") if has_path(tree, base, name))
+            folders = tree.names(join(base, place)).folders
+            if not folders or not all(re.fullmatch(self.class_folders, name) for name in folders):
+                return False
+        return True
 
 
-def make_named_kind(source: type[NamedSource]) -> Kind:
-    """Makes the :class:`Kind` of a published layout. It is also read from object stores."""
-    return Kind(source.kind, f"{source.title} as published", source.recognise, source, in_objects=True)
+class PublishedSource(FoundSource):
+    """Source of a published data set. Opening raises :class:`SourceError` for a path of another layout, and if a file
+    is missing."""
+
+    asks_about_left = False
+    left_images = "images that no list names"
+
+    def __init__(self, form: PublishedSet, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self.kind, self.parsers = form.kind, form.parsers
+        self._form = form
+        base = form.find_base(self.tree)
+        if base is None:
+            raise SourceError(f"{printable(str(path))} is not {form.title}, which has {format_paths(form.markers)}")
+        if missing := form.find_missing(self.tree, base):
+            raise SourceError(f"{printable(str(path))} is {form.title} without {format_paths(missing)}")
+        self.base = base
+        self.evidence = format_paths(map(Files(self).choose, form.markers))
+
+    def generate(self, files: Files) -> Iterator[Found]:
+        return self._form.generate(files)
+
+    def describing_files(self) -> list[str]:
+        """Returns the files that were read, and the others that belong to the set."""
+        form, read = self._form, super().describing_files()
+        names = {each for name in (*form.markers, *form.required, *form.also) for each in name.split("|")}
+        return sorted({*read, *(path for name in names if is_file(self.tree, path := join(self.base, name)))})
+
+
+def published_set(title: str, *markers: str, kind: str = "", **options: Any) -> Callable[[Generator], Kind]:
+    """Decorates the generator of a published set: makes its :class:`Kind`, which is also read from object stores.
+
+    ``kind`` is the name of the kind; that of the generator if it is empty. ``options`` are further attributes of
+    :class:`PublishedSet`.
+    """
+
+    def make(generate: Generator) -> Kind:
+        form = PublishedSet(kind or generate.__name__, title, markers, generate, **options)
+        return Kind(form.kind, f"{title} as published", form.recognise, form, in_objects=True)
+
+    return make
 
 
 def find_marked_folder(tree: Tree, markers: Sequence[str]) -> str | None:
@@ -181,50 +160,18 @@ def walk_lone_folders(tree: Tree) -> Iterator[str]:
 
     Stops at a folder that holds several folders, or files other than archives. Ignores hidden names.
     """
-    base: str | None = ""
-    for _ in range(_DEPTH + 1):
-        if base is None:
+    base = ""
+    yield base
+    for _ in range(_DEPTH):
+        names = tree.names(base)
+        folders = [name for name in names.folders if not is_passed_over(name)]
+        files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_ARCHIVES)]
+        if files or len(folders) != 1:
             return
+        base = join(base, folders[0])
         yield base
-        base = _find_lone_subfolder(tree, base)
 
 
-def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
-    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. A path that cannot be reached
-    is missing.
-
-    ``check_content``: a ``.mat`` file counts only if it begins like one.
-    """
-    for each in name.split("|"):
-        path = join(base, each)
-        try:
-            entry = tree.stat(path)
-        except OSError:
-            continue
-        if (
-            entry.is_directory
-            or not check_content
-            or not path.endswith(".mat")
-            or tree.first_bytes(path, 6) == b"MATLAB"
-        ):
-            return True
-    return False
-
-
-def _find_lone_subfolder(tree: Tree, base: str) -> str | None:
-    """Returns the path of the only folder in a folder. Returns None if there are several folders, none, or files other
-    than archives.
-
-    Ignores hidden names.
-    """
-    names = tree.names(base)
-    folders = [name for name in names.folders if not is_passed_over(name)]
-    files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_ARCHIVES)]
-    if files or len(folders) != 1:
-        return None
-    return join(base, folders[0])
-
-
-def _format_paths(names: Iterable[str]) -> str:
+def format_paths(names: Iterable[str]) -> str:
     """Joins names for a message, ``a|b`` as "a or b"."""
     return ", ".join(printable(name.replace("|", " or ")) for name in names)

@@ -2,7 +2,7 @@
 
 Labels are torchvision's: the index of a class's wnid in the sorted list. The devkit has other numbers, and its
 ``meta.mat`` also lists the classes above these in the hierarchy. Each tar may be unpacked into a folder ``train`` or
-``val``. The training tar alone, and folders of classes, are read as image folders. Kaggle's layout is :mod:`.kaggle`.
+``val``. The training tar alone, and folders of classes, are read as image folders. Kaggle's layout is in :mod:`.sets`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packstore.sources.beside import is_folder, join
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import Listing, is_passed_over
 from packstore.sources.named.ilsvrc_devkit import DEVKITS, META, TRUTH, Devkit, find_devkit, read_devkit
-from packstore.sources.named.kaggle import KaggleSource
+from packstore.sources.named.sets import kaggle
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
@@ -368,7 +368,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     Raises :class:`SourceError` for archives of ILSVRC within an archive. Raises :class:`AmbiguousSourceError` for
     validation images without labels, and if Kaggle's layout lacks a file.
     """
-    certainty = KaggleSource.recognise(path, options)
+    certainty = kaggle.recognise(path, options)
     if certainty is not Certainty.NO:
         return certainty
     try:
@@ -389,10 +389,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 def _open_layout(path: Path, options: SourceOptions) -> Source:
     """Opens Kaggle's layout, if it is there, or else the downloads."""
-    tree = open_tree(path)
-    if tree is not None and KaggleSource.find_base(tree) is not None:
-        return KaggleSource(path, options)
-    return IlsvrcSource(path, options)
+    found = kaggle.recognise(path, options) is Certainty.CERTAIN
+    return kaggle.open(path, options) if found else IlsvrcSource(path, options)
 
 
 KIND = Kind("ilsvrc", "ILSVRC 2012 as downloaded", _recognise, _open_layout, in_objects=True)

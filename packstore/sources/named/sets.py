@@ -1,0 +1,395 @@
+"""Published sets, each a generator of its images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
+from packstore.sources.beside import clean_path
+from packstore.sources.boxes import CORNERS
+from packstore.sources.file_rows import InTree
+from packstore.sources.found import Files, Found, parse_numbers
+from packstore.sources.named import published_set
+from packstore.sources.named.class_names import EUROSAT, FLOWERS
+from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number, to_whole_numbers
+from packstore.sources.rows import in_packing_order
+from packstore.sources.voc.objects import parse_annotation
+
+
+@published_set("CelebA", "list_attr_celeba.txt", "list_eval_partition.txt", required=("img_align_celeba",))
+def celeba(files: Files) -> Iterator[Found]:
+    """CelebA (http://mmlab.ie.cuhk.edu.hk/projects/CelebA.html). ``bbox`` (left, top, width, height) belongs to the
+    photograph from which an image was cut, so it is no column of boxes."""
+    names = next(files.lines("list_attr_celeba.txt", skip=1), [])
+    files.columns |= {"labels": Labels(names, of=False), "identity": Label(), "bbox": Array("int64", (4,))}
+    files.columns["keypoints"] = Keypoints(2, of=False, points=5)
+    flags, boxes = files.by_key("list_attr_celeba.txt", skip=2), files.by_key("list_bbox_celeba.txt", skip=2)
+    points, people = files.by_key("list_landmarks_align_celeba.txt", skip=2), files.by_key("identity_CelebA.txt")
+    for split in files.each_split("train", "valid", "test"):
+        for image, part in files.lines("list_eval_partition.txt"):
+            if {"0": "train", "1": "valid", "2": "test"}[part] == split:
+                numbers = parse_numbers(flags[image], len(names), int)
+                values: dict[str, Any] = {"labels": [n for n, flag in enumerate(numbers) if flag == 1]}
+                values |= {"identity": parse_numbers(people[image], 1, int)[0]} if people else {}
+                values |= {"bbox": parse_numbers(boxes[image], 4, int)} if boxes else {}
+                sides = parse_numbers(points[image], 10, int) if points else []
+                values |= {"keypoints": [[sides[n : n + 2] for n in range(0, 10, 2)]]} if points else {}
+                yield Found(f"img_align_celeba/{image}", split, values)
+
+
+_CUB = ("images.txt", "image_class_labels.txt", "bounding_boxes.txt", "train_test_split.txt")
+
+
+@published_set("CUB-200-2011", "|".join(_CUB[:2]), "|".join(_CUB[2:]), required=(*_CUB, "classes.txt", "images"))
+def cub200(files: Files) -> Iterator[Found]:
+    """CUB-200-2011 (https://www.vision.caltech.edu/datasets/cub_200_2011/). Parts are keypoints with visibility,
+    (0, 0, 0) for a part that is not listed. Attributes are left out."""
+    boxes, labels, chosen = files.by_key(_CUB[2]), files.by_key(_CUB[1]), files.by_key(_CUB[3])
+    parts = [str(n) for n, _ in enumerate(files.lines("parts/parts.txt"), 1)] if files.exists("parts/parts.txt") else []
+    places = files.by_key("parts/part_locs.txt")
+    if len(parts) > 1000:
+        raise ValueError("expected at most 1,000 parts")
+    files.columns["label"] = Label([" ".join(name) for _, *name in files.lines("classes.txt")])
+    files.columns |= {"boxes": Boxes(), "keypoints": Keypoints(3, of="boxes", points=len(parts))}
+    for split in files.each_split("train", "test"):
+        for key, *image in files.lines("images.txt", " "):
+            if {"1": "train", "0": "test"}[" ".join(chosen[key])] == split:
+                left, top, width, height = parse_numbers(boxes[key], 4)
+                values: dict[str, Any] = {"boxes": [[left, top, left + width, top + height]]}
+                points = {part: [0.0, 0.0, 0.0] for part in parts}
+                for part, *point in places.all(key):
+                    points[part][:] = parse_numbers(point, 3)
+                values |= {"keypoints": [[*points.values()]]} if places and parts else {}
+                values["label"] = parse_numbers(labels[key], 1, int)[0] - 1
+                yield Found(f"images/{' '.join(image)}", split, values)
+
+
+@published_set("DTD", "images", "labels/train1.txt", required=("labels/val1.txt", "labels/test1.txt"))
+def dtd(files: Files) -> Iterator[Found]:
+    """Describable Textures (https://www.robots.ox.ac.uk/~vgg/data/dtd/): the first of ten partitions, torchvision's
+    default. ``labels`` has all textures that an image shows, its class included."""
+    lists = {split: [image for (image,) in files.lines(f"labels/{split}1.txt")] for split in ("train", "val", "test")}
+    classes = [sorted({image.partition("/")[0] for image in images}) for images in lists.values()]
+    if classes.count(classes[0]) != len(classes):  # torchvision would number the classes of each list on its own
+        raise ValueError("train1.txt, val1.txt and test1.txt do not have the same classes")
+    files.columns |= {"label": Label(classes[0]), "labels": Labels(classes[0], of=False)}
+    joint = files.by_key("labels/labels_joint_anno.txt")
+    for split in files.each_split(*lists):
+        for image in lists[split]:
+            label, _ = image.split("/")
+            labels = {"labels": joint.get(image, [label])} if joint else {}
+            yield Found(f"images/{image}", split, {"label": label} | labels)
+
+
+_EUROSAT = tuple(f"2750/{name}" for name in EUROSAT)
+
+
+@published_set("EuroSAT", "|".join(_EUROSAT), required=_EUROSAT)
+def eurosat(files: Files) -> Iterator[Found]:
+    """EuroSAT in RGB (https://github.com/phelber/eurosat), as torchvision puts it. The folder ``2750`` alone, and the
+    archive, are image folders."""
+    files.columns["label"] = Label(EUROSAT)
+    for name in EUROSAT:
+        yield Found(f"2750/{name}", values={"label": name}, is_folder=True)
+
+
+_AIRCRAFT = {"label": "variant", "family": "family", "manufacturer": "manufacturer"}
+_AIRCRAFT_CLASSES = {"label": "variants.txt", "family": "families.txt", "manufacturer": "manufacturers.txt"}
+_PARTS = ("train", "val", "test", "trainval")
+_AIRCRAFT_LISTS = tuple(f"images_{level}_{part}.txt" for part in _PARTS for level in _AIRCRAFT.values())
+
+
+@published_set(
+    "FGVC-Aircraft",
+    "images_variant_train.txt|images_variant_test.txt",
+    within="data",
+    required=("images", *_AIRCRAFT_CLASSES.values(), *_AIRCRAFT_LISTS[:-3]),
+    also=(*_AIRCRAFT_LISTS, *(f"images_{part}.txt" for part in _PARTS)),
+)
+def fgvcaircraft(files: Files) -> Iterator[Found]:
+    """FGVC-Aircraft (https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/): ``label`` is the variant."""
+    for column, file in _AIRCRAFT_CLASSES.items():
+        files.columns[column] = Label([*dict.fromkeys(" ".join(line) for line in files.lines(file))])
+    boxes = files.by_key("images_box.txt")
+    for split in files.each_split("train", "val", "test"):
+        levels = {column: files.by_key(f"images_{level}_{split}.txt") for column, level in _AIRCRAFT.items()}
+        for image, *_ in files.lines(f"images_variant_{split}.txt"):
+            values: dict[str, Any] = {column: " ".join(names[image]) for column, names in levels.items()}
+            values |= {"boxes": [parse_numbers(boxes[image], 4, int)]} if boxes else {}
+            yield Found(f"images/{image}.jpg", split, values)
+
+
+@published_set("Flowers-102", "imagelabels.mat", "setid.mat", required=("jpg",))
+def flowers102(files: Files) -> Iterator[Found]:
+    """Oxford 102 Flower (https://www.robots.ox.ac.uk/~vgg/data/flowers/102/). Labels begin at 1 in the file; names are
+    torchvision's."""
+    files.columns["label"] = Label(FLOWERS)
+    labels = dict(enumerate(to_whole_numbers(*files.mat("imagelabels.mat", "labels")).tolist(), 1))
+    sets = {"train": "trnid", "val": "valid", "test": "tstid"}
+    for split in files.each_split(*sets):
+        for image in to_whole_numbers(*files.mat("setid.mat", sets[split])).tolist():
+            yield Found(f"jpg/image_{image:05}.jpg", split, {"label": labels[image] - 1})
+
+
+@published_set(
+    "Food-101",
+    *("images", "meta/train.json|meta/train.txt"),
+    required=("meta/test.json|meta/test.txt",),
+    also=("meta/classes.txt", "meta/labels.txt"),
+)
+def food101(files: Files) -> Iterator[Found]:
+    """Food-101 (https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/): JSON lists if they exist, else texts."""
+    for split in files.each_split("train", "test"):
+        if files.exists(f"meta/{split}.json"):
+            images: Iterator[Any] = chain.from_iterable(files.json(f"meta/{split}.json").values())
+        else:
+            images = (line[0] for line in files.lines(f"meta/{split}.txt"))
+        for image in images:
+            label, name = clean_path(image).split("/")
+            yield Found(f"images/{label}/{name}.jpg", split, {"label": label})
+
+
+_GTSRB = "GTSRB/Training/00000|Training/00000|GTSRB/Final_Training/Images/00000|00000"
+_GTSRB_TEST = "GTSRB/Final_Test/Images|Final_Test/Images"
+_GTSRB_TRUTH = "GT-final_test.csv|GTSRB/Final_Test/Images/GT-final_test.csv|Final_Test/Images/GT-final_test.csv"
+_GTSRB_COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
+
+
+@published_set(
+    "GTSRB", "|".join(f"{name}/GT-00000.csv" for name in _GTSRB.split("|")), needs={_GTSRB_TEST: _GTSRB_TRUTH}
+)
+def gtsrb(files: Files) -> Iterator[Found]:
+    """GTSRB (https://benchmark.ini.rub.de/): training images class by class, then test images if they are there."""
+    train = files.choose(_GTSRB).removesuffix("00000")
+    names = files.folders(train.rstrip("/"))
+    files.columns["label"] = Label(names)
+    for split in files.each_split("train", *(["test"] if files.exists(_GTSRB_TEST) else [])):
+        tables = {f"{train}{name}": f"{train}{name}/GT-{name}.csv" for name in names}
+        for folder, table in (tables if split == "train" else {files.choose(_GTSRB_TEST): _GTSRB_TRUTH}).items():
+            for image, _, _, *box, label in files.csv(table, *_GTSRB_COLUMNS, separator=";"):
+                yield Found(f"{folder}/{image}", split, {"label": int(label), "boxes": [parse_numbers(box, 4, int)]})
+
+
+_KAGGLE = "ILSVRC/Data/CLS-LOC"
+
+
+@published_set(
+    "ILSVRC",
+    f"{_KAGGLE}/train|{_KAGGLE}/val",
+    kind="ilsvrc",
+    required=("LOC_synset_mapping.txt",),
+    needs={f"{_KAGGLE}/val": "LOC_val_solution.csv"},
+    also=("LOC_train_solution.csv", "LOC_val_solution.csv"),
+)
+def kaggle(files: Files) -> Iterator[Found]:
+    """ILSVRC as downloaded from Kaggle, class by class. Some images have no boxes, test images no labels."""
+    names = {wnid: " ".join(words) for wnid, *words in sorted(files.lines("LOC_synset_mapping.txt"))}
+    files.columns |= {"label": Label([*names]), "name": Text(), "boxes": Boxes(optional=True)}
+    files.columns["labels"] = Labels([*names], of="boxes", optional=True)
+    for split in files.each_split(*(name for name in ("train", "val", "test") if files.exists(f"{_KAGGLE}/{name}"))):
+        solutions = files.by_key(f"LOC_{split}_solution.csv", ",", skip=1)
+        images: Iterator[tuple[str, str]] = iter([])
+        if split == "test":
+            yield Found(f"{_KAGGLE}/test", split, is_folder=True)
+        elif split == "val":
+            listed = files.images(f"{_KAGGLE}/val")
+            images = iter(sorted((_parse_solution(solutions[_stem(name)])["labels"][0], name) for name in listed))
+        else:
+            there = (wnid for wnid in names if files.exists(f"{_KAGGLE}/train/{wnid}"))
+            images = ((wnid, f"{wnid}/{name}") for wnid in there for name in files.images(f"{_KAGGLE}/train/{wnid}"))
+        for wnid, image in images:
+            values = _parse_solution(solutions.get(_stem(image)))
+            yield Found(f"{_KAGGLE}/{split}/{image}", split, {"label": wnid, "name": names[wnid]} | values)
+
+
+def _stem(path: str) -> str:
+    """Returns the file name in a path, without its suffix."""
+    return path.rpartition("/")[2].rpartition(".")[0]
+
+
+def _parse_solution(line: list[str] | None) -> dict[str, Any]:
+    """Parses ``WNID left top right bottom WNID …`` to classes and boxes; empty for an image without a line."""
+    if line is None:
+        return {}
+    parts = " ".join(line).split()
+    boxes = [parse_numbers(parts[n : n + 4], 4, int) for n in range(1, len(parts) + 1, 5)]
+    return {"boxes": boxes, "labels": parts[::5]}
+
+
+@published_set(
+    "Oxford-IIIT Pet",
+    *("annotations/list.txt", "annotations/trainval.txt"),
+    required=("annotations/test.txt", "annotations/trimaps", "images"),
+    parsers={"boxes": lambda xml: {"boxes": parse_annotation(xml, CORNERS)["boxes"]}},
+)
+def oxfordpet(files: Files) -> Iterator[Found]:
+    """Oxford-IIIT Pet (https://www.robots.ox.ac.uk/~vgg/data/pets/): the mask is 1 for the pet, 2 for the background, 3
+    for the border. Only some images have the box of a head. Names of classes are torchvision's."""
+    breeds: dict[int, str] = {}
+    rows = []
+    for split in ("test", "trainval"):
+        for line in files.lines(f"annotations/{split}.txt"):
+            if not line[0].startswith("#"):
+                name, label, species = line[0], *parse_numbers(line[1:], 3, int)[:2]
+                if not 1 <= label <= 10_000:
+                    raise ValueError("expected classes from 1 to 10,000")
+                breeds[label] = name.rpartition("_")[0].replace("_", " ").title()
+                rows.append((split, name, {"label": label - 1, "species": species - 1}))
+    files.columns["label"] = Label([breeds.get(n, f"Class {n - 1}") for n in range(1, max(breeds, default=0) + 1)])
+    files.columns |= {"species": Label(("Cat", "Dog")), "mask": Mask(), "boxes": Boxes()}
+    heads = files.exists("annotations/xmls")
+    for each in files.each_split("test", "trainval"):
+        for split, name, numbers in rows:
+            if split == each:
+                values = {**numbers, "mask": InTree(files.path(f"annotations/trimaps/{name}.png"))}
+                box = InTree(files.path(f"annotations/xmls/{name}.xml"), optional=True)
+                yield Found(f"images/{name}.jpg", split, values | ({"boxes": box} if heads else {}))
+
+
+_PLACES = {
+    "val": ("places365_val.txt", "val_256|val_large"),
+    "test": ("places365_test.txt", "test_256|test_large"),
+    "train-standard": ("places365_train_standard.txt", "data_256_standard|data_large_standard"),
+    "train-challenge": ("places365_train_challenge.txt", "data_256_challenge|data_large_challenge"),
+}
+_PLACES_UNNAMED = "data_256|data_large"
+"""Folders of unpacked training archives. They belong to the standard or the challenge set, whichever has its list."""
+
+
+@published_set(
+    "Places365",
+    "categories_places365.txt",
+    needs={
+        "": "|".join((*(folders for _, folders in _PLACES.values()), _PLACES_UNNAMED)),
+        **{folders: file for file, folders in _PLACES.values()},
+        _PLACES_UNNAMED: "places365_train_standard.txt|places365_train_challenge.txt",
+    },
+    also=tuple(file for file, _ in _PLACES.values()),
+)
+def places365(files: Files) -> Iterator[Found]:
+    """Places365 (http://places2.csail.mit.edu/): folders have torchvision's names, or those of the archives. Images of
+    ``test`` have no labels."""
+    names = {int(number): name for name, number in files.lines("categories_places365.txt")}
+    if sorted(names) != [*range(len(names))]:
+        raise ValueError("expected classes that are numbered from 0 on")
+    files.columns["label"] = Label([names[number] for number in range(len(names))])
+    trained = [split for split, (file, _) in _PLACES.items() if split.startswith("train") and files.exists(file)]
+    folders: dict[str, str] = {}
+    for split, (_, folder) in _PLACES.items():
+        known = f"{folder}|{_PLACES_UNNAMED}" if trained == [split] else folder
+        there = [name for name in known.split("|") if files.exists(name)]
+        if len(there) > 1:
+            raise ValueError(f"{' and '.join(there)} hold the same images twice: move one of them out")
+        folders |= {split: there[0]} if there else {}
+    for split in files.each_split(*folders):
+        for image, *label in files.lines(_PLACES[split][0]):
+            numbers = parse_numbers(label, 0 if split == "test" else 1, int)
+            yield Found(f"{folders[split]}/{image.lstrip('/')}", split, {"label": numbers[0]} if numbers else {})
+
+
+_CARS_TEST = "cars_test_annos_withlabels.mat|devkit/cars_test_annos_withlabels.mat"
+_CARS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
+_CARS_FILES = ("devkit/cars_train_annos.mat", "cars_train")
+
+
+@published_set("Stanford Cars", "devkit/cars_meta.mat", required=_CARS_FILES, needs={"cars_test": _CARS_TEST})
+def stanfordcars(files: Files) -> Iterator[Found]:
+    """Stanford Cars: labels begin at 1 in the files. The split ``test`` exists if its folder does."""
+    files.columns["label"] = Label(to_texts(*files.mat("devkit/cars_meta.mat", "class_names")))
+    for split in files.each_split("train", *(["test"] if files.exists("cars_test") else [])):
+        shown, notes = files.mat(_CARS_FILES[0] if split == "train" else _CARS_TEST, "annotations")
+        *numbers, images = get_struct_fields(shown, notes, _CARS)
+        for image, *row in zip(to_texts(shown, images), *numbers, strict=True):
+            *box, label = (to_whole_number(shown, each) for each in row)
+            yield Found(f"cars_{split}/{image}", split, {"label": label - 1, "boxes": [box]})
+
+
+_DOGS = {"train": "train_list.mat|lists/train_list.mat", "test": "test_list.mat|lists/test_list.mat"}
+
+
+def _parse_dog(xml: bytes) -> dict[str, Any]:
+    """Parses an annotation to ``boxes`` with the published corners, and ``json``."""
+    parsed = parse_annotation(xml, CORNERS)
+    return {"boxes": parsed["boxes"], "json": parsed["json"]["annotation"]}
+
+
+@published_set(
+    "Stanford Dogs",
+    *("Images|images/Images", "Annotation|annotations/Annotation"),
+    class_folders=r"n\d{8}-.+",
+    needs={_DOGS["train"]: _DOGS["test"], _DOGS["test"]: _DOGS["train"]},
+    also=(*_DOGS.values(), "file_list.mat|lists/file_list.mat"),
+    parsers={"json": _parse_dog},
+)
+def stanforddogs(files: Files) -> Iterator[Found]:
+    """Stanford Dogs (http://vision.stanford.edu/aditya86/ImageNetDogs/). Kaggle's copy has no lists, so no splits."""
+    top, notes = files.choose("Images|images/Images"), files.choose("Annotation|annotations/Annotation")
+    files.columns |= {"label": Label(files.folders(top)), "boxes": Boxes(optional=True), "json": Json(optional=True)}
+    for split in files.each_split(*(_DOGS if files.exists(_DOGS["train"]) else [""])):
+        for image in to_texts(*files.mat(_DOGS[split], "file_list")) if split else files.images(top):
+            label, name = image.split("/")
+            if not name.endswith(".jpg"):
+                raise ValueError(f"{image} is not CLASS/FILE.jpg")
+            note = InTree(files.path(f"{notes}/{image.removesuffix('.jpg')}"), optional=True)
+            yield Found(f"{top}/{image}", split, {"label": label, "json": note})
+
+
+@published_set("SUN397", "ClassName.txt|a/abbey", required=("ClassName.txt", "a"))
+def sun397(files: Files) -> Iterator[Found]:
+    """SUN397 (https://vision.princeton.edu/projects/2010/SUN/). It has no splits, as in torchvision; the ten partitions
+    for training and testing are left out."""
+    names = []
+    for (name,) in files.lines("ClassName.txt"):
+        if not re.fullmatch("/[^/]/[^/]+(/[^/]+)?", name):
+            raise ValueError("expected a class such as /a/abbey")
+        names.append(name[1:])
+    files.columns["label"] = Label([name[2:] for name in names])
+    for name in names:
+        for image in files.images(name):
+            if re.fullmatch("sun_[^/]*", image):
+                yield Found(f"{name}/{image}", values={"label": name[2:]})
+
+
+@published_set("Tiny-ImageNet", "train", "val/val_annotations.txt", required=("wnids.txt", "val/images"))
+def tinyimagenet(files: Files) -> Iterator[Found]:
+    """Tiny-ImageNet (http://cs231n.stanford.edu/tiny-imagenet-200.zip): labels are in the order of the sorted wnids, as
+    ``ImageFolder`` numbers the folders of ``train``. Test images have no labels."""
+    wnids = sorted(wnid for wnid, *_ in files.lines("wnids.txt"))
+    files.columns["label"] = Label(wnids)
+    for split in files.each_split("train", "val", *(["test"] if files.exists("test/images") else [])):
+        if split == "test":
+            yield Found("test/images", "test", is_folder=True)
+        elif split == "val":
+            for image, wnid, *box in files.lines("val/val_annotations.txt"):
+                yield Found(f"val/images/{image}", "val", {"label": wnid, "boxes": [parse_numbers(box, 4, int)]})
+        else:
+            for wnid in wnids:
+                boxes = files.by_key(f"train/{wnid}/{wnid}_boxes.txt")
+                for image in files.images(f"train/{wnid}/images"):
+                    box = parse_numbers(boxes[image], 4, int)
+                    yield Found(f"train/{wnid}/images/{image}", "train", {"label": wnid, "boxes": [box]})
+
+
+@published_set("VisA", "split_csv/1cls.csv", "split_csv")
+def visa(files: Files) -> Iterator[Found]:
+    """VisA (https://github.com/amazon-science/spot-diff): the mask has a number for each kind of defect. The tables
+    ``2cls_fewshot`` and ``2cls_highshot`` split the same images otherwise: they are left out."""
+    files.columns |= {"label": Label(), "object": Label(), "defects": Labels(of=False)}
+    columns, tables, splits, defects = ("object", "split", "label", "image", "mask"), set(), set(), {}
+    for name, split, *_ in files.csv("split_csv/1cls.csv", *columns):
+        tables.add(f"{clean_path(name)}/image_anno.csv")
+        splits.add(split)
+    for table in sorted(filter(files.exists, tables)):
+        for image, kinds, _ in files.csv(table, "image", "label", "mask"):
+            if named := [kind for each in kinds.split(",") if (kind := each.strip()) not in ("", "normal")]:
+                defects[clean_path(image)] = [*dict.fromkeys(named)]
+    for split in files.each_split(*in_packing_order(splits)):
+        for name, of, label, image, mask in files.csv("split_csv/1cls.csv", *columns):
+            if of == split:
+                values: dict[str, Any] = {"label": label, "object": name}
+                values |= {"defects": defects.get(clean_path(image), [])} if defects else {}
+                values |= {"mask": InTree(files.path(clean_path(mask)))} if mask else {}
+                yield Found(clean_path(image), split, values)
