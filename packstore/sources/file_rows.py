@@ -147,7 +147,7 @@ class FileRowSource(TreeRowSource):
                 for folder, listing in self.tree.walk(row.file, self.tree.above, None, self.options.skip_bad):
                     yield from self._make_folder_rows(folder, listing, dict(row.values))
             else:
-                yield self._make_row(row)
+                yield self._make_sized_row(row)
 
     def _make_folder_rows(self, folder: str, listing: Listing, values: dict[str, Any]) -> Iterator[Row]:
         """Yields a row for each image in a listed folder, with the same values."""
@@ -158,9 +158,9 @@ class FileRowSource(TreeRowSource):
             if size > 0:
                 yield Row(file, (file, size, modified, values), size, 0, modified, changed)
             else:  # a broken link, a cycle
-                yield self._make_row(FileRow(file, values))
+                yield self._make_sized_row(FileRow(file, values))
 
-    def _make_row(self, row: FileRow) -> Row:
+    def _make_sized_row(self, row: FileRow) -> Row:
         """Makes a row with sizes and times of its files."""
         file, values, own_key, _ = row
         key = file if own_key is None else own_key
