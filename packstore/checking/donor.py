@@ -11,14 +11,15 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.against import make_encoder_for, read_source_split, reading_source
 from packstore.core.checksums import row_checksum, row_columns
+from packstore.core.column import Link
 from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import EncodedImage
 from packstore.images.seek_index import index_values
-from packstore.packing.batches import Link, Linker
 from packstore.packing.frames import restore_aligner
+from packstore.packing.linking import Linker
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.store import StoreSource

@@ -24,7 +24,7 @@ from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
-from packstore.core.column import LINK_COLUMNS
+from packstore.core.column import LINK_COLUMNS, Link
 from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths, writing
 from packstore.core.manifest import Column, Skipped
@@ -35,7 +35,6 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.images.decoders.orientation import count_oriented
 from packstore.images.encode.options import keeps_exif
-from packstore.packing.batches import Link
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import create_store, format_of
 from packstore.stores.base import Problem, Reader

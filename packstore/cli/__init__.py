@@ -14,46 +14,36 @@ import signal
 import sys
 import threading
 import traceback
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from packstore import __version__
-from packstore.cli.append import append
-from packstore.cli.audit import audit
-from packstore.cli.bench import bench
-from packstore.cli.cache import cache
-from packstore.cli.clean import clean
 from packstore.cli.colour import red
 from packstore.cli.common import suggest_commands
-from packstore.cli.completion import completion
-from packstore.cli.convert import convert
-from packstore.cli.demo import demo
-from packstore.cli.doctor import doctor
-from packstore.cli.export import export
-from packstore.cli.guide import guide
-from packstore.cli.index import index
-from packstore.cli.info import info
-from packstore.cli.link import link
-from packstore.cli.merge import merge
-from packstore.cli.repair import repair
-from packstore.cli.salvage import salvage
-from packstore.cli.select import select
-from packstore.cli.sheet import sheet
-from packstore.cli.verify import verify
-from packstore.cli.view import view
 from packstore.core.errors import WITHOUT_TORCH, AmbiguousSourceError, PackstoreError, UsageError, printable
 
+_COMMANDS = (
+    *("demo", "convert", "append", "merge", "select", "index", "link", "export", "verify", "audit", "info"),
+    *("sheet", "view", "repair", "salvage", "clean", "cache", "bench", "doctor", "guide", "completion"),
+)
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
-class _OrderedGroup(click.Group):
-    """Command group that lists its commands in the order of typical use, not alphabetically."""
+class _LazyGroup(click.Group):
+    """Command group that imports the module of a command when the command is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the commands in the order in which they were added."""
-        return list(self.commands)
+        """Returns the names of all commands, in the order of typical use."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command with this name, or None; imports it on first use."""
+        if cmd_name in _COMMANDS and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -71,7 +61,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 
 
 @click.group(
-    cls=_OrderedGroup,
+    cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has examples: packstore COMMAND --help",
 )
@@ -91,32 +81,6 @@ def cli(context: click.Context, debug: bool) -> None:
       packstore guide packing                     read more
     """
     context.obj = debug
-
-
-for command in (
-    demo,
-    convert,
-    append,
-    merge,
-    select,
-    index,
-    link,
-    export,
-    verify,
-    audit,
-    info,
-    sheet,
-    view,
-    repair,
-    salvage,
-    clean,
-    cache,
-    bench,
-    doctor,
-    guide,
-    completion,
-):
-    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

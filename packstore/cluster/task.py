@@ -26,7 +26,6 @@ from packstore.packing.plan import Plan
 from packstore.packing.records import PackedShard, first_label, pack_shard
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
-from packstore.sources.clips import ClipsSource
 from packstore.stores.format import Format
 from packstore.stores.opening import open_reader
 from packstore.stores.remote.publish import upload_shard
@@ -88,8 +87,7 @@ def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions:
     key = run.objects.url, run.name
     if key not in _sources:
         source = _sources[key] = open_source(**opening)
-        if isinstance(source, ClipsSource):
-            source.read_as(plan.encode.reading)
+        source.read_as(plan.encode.reading)
     return ClusterJob(replace(plan, source=_sources[key]), run)
 
 

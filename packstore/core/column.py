@@ -23,15 +23,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from packstore.core.column_types.base import MAX_ARRAY_BYTES as MAX_ARRAY_BYTES
 from packstore.core.column_types.base import Column as Column
 from packstore.core.column_types.base import check as check
-from packstore.core.column_types.canvas import RowClasses
 from packstore.core.column_types.forms import ITEM_SIZE as ITEM_SIZE
+
+if TYPE_CHECKING:
+    from packstore.core.column_types.canvas import RowClasses
 
 KEY = Column("key", "ragged", "uint8", type="text")
 CHECKSUM = Column("checksum", "fixed", "uint64")
@@ -63,6 +65,16 @@ INTERNAL = (
     *(column.name for column in LINK_COLUMNS),
 )
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
+
+
+class Link(NamedTuple):
+    """Location of a linked record: the values of :data:`LINK_COLUMNS`, in their order."""
+
+    file: str
+    offset: int
+    length: int
+    file_bytes: int
+    file_modified: int
 
 
 def join_hidden_boxes(columns: Iterable[Column]) -> bool | None:
@@ -116,6 +128,8 @@ def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[
         return None
     flags = find_crowd_column(columns)
     crowds = None if flags is None or flags[1] != column.name else read(flags[0].name)
+    from packstore.core.column_types.canvas import RowClasses
+
     return RowClasses(np.asarray(numbers), class_column.classes, None if crowds is None else np.asarray(crowds))
 
 

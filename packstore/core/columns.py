@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import Column
+from packstore.core.column_types.forms import NUMPY_DTYPE as NUMPY_DTYPE
 from packstore.core.column_types.forms import Buffer as Buffer
-from packstore.core.dtypes import NUMPY_DTYPE as NUMPY_DTYPE
-from packstore.core.dtypes import bfloat16_bits as bfloat16_bits
+from packstore.core.column_types.forms import bfloat16_bits as bfloat16_bits
 from packstore.core.errors import StoreError
 
 OFFSET = np.dtype("<i8")

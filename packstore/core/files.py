@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from packstore.core.errors import DestinationError, UsageError, printable
 
@@ -29,6 +29,35 @@ _reserving = threading.RLock()
 
 MANIFEST_FILE = "manifest.json"
 """Name of the manifest file in the directory of a sharded store."""
+
+
+class FileState(NamedTuple):
+    """Size and time of a file, which show whether it has changed.
+
+    Attributes:
+        nbytes: Its size.
+        modified: Time of its last modification, in nanoseconds since 1970; for an object see
+            :func:`packstore.stores.link_files.derive_object_state`.
+    """
+
+    nbytes: int
+    modified: int
+
+
+class Location(NamedTuple):
+    """Location of an image's uncompressed bytes in a file.
+
+    Attributes:
+        path: Absolute path of the file, or its URL.
+        offset: Offset of the image in bytes.
+        state: State of the file, if it is known without a system call or request.
+        within: Number of bytes from ``offset`` on in which the image begins. None if it begins exactly at ``offset``.
+    """
+
+    path: str
+    offset: int
+    state: FileState | None = None
+    within: int | None = None
 
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)

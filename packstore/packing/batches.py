@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from packstore.core.column import Link
 from packstore.core.columns import Buffer
-from packstore.core.errors import CorruptRecordError, SampleError, SourceError, UsageError, printable
+from packstore.core.errors import CorruptRecordError, SampleError
+from packstore.core.files import FileState
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.further_images import FileLossError
 from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes
 from packstore.sources.base import Entry, Sample, Source
-from packstore.stores.link_files import FileState, LinkedFiles, Location, is_url_link, read_file_state
-from packstore.stores.linked import make_relative_link
+
+if TYPE_CHECKING:
+    from packstore.packing.linking import Linker
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -28,18 +29,7 @@ PASS_RECORDS, PASS_BYTES = 256, 4 << 20
 DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
 LINK_BYTES = 16 << 20  # of records that are only linked: nothing keeps them in memory
 _PIECE_BYTES = 4 << 20
-_KNOWN_PATHS = 1 << 10
 _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
-
-
-class Link(NamedTuple):
-    """Location of a linked record: the values of :data:`packstore.core.column.LINK_COLUMNS`, in their order."""
-
-    file: str
-    offset: int
-    length: int
-    file_bytes: int
-    file_modified: int
 
 
 class PackedBatch(NamedTuple):
@@ -193,85 +183,6 @@ def pack_batch(
                 None if linker is None else links,
             ),
         )
-
-
-class Linker:
-    """Computes links to records, and checks that their files did not change while they were read.
-
-    Refuses samples that are no plain range of a file's bytes.
-    """
-
-    def __init__(self, source: Source, folder: Path | None) -> None:
-        """``folder`` is the base of relative links; None for absolute links."""
-        self._source = source
-        self._folder = folder
-        self._files = LinkedFiles()
-        self._shown: dict[str, str] = {}
-
-    def locate(self, entry: Entry, states: dict[str, FileState]) -> Location:
-        """Locates a sample before it is read, and notes the state of its file in ``states``.
-
-        Raises :class:`UsageError` if the sample is no range of a file's bytes. Raises :class:`SampleError` if the file
-        is gone.
-        """
-        place = self._source.locate(entry)
-        if place is None:
-            raise self._make_unlinkable_error(entry.key)
-        if place.path not in states:
-            try:
-                states[place.path] = read_file_state(place.path) if place.state is None else place.state
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-                raise SampleError(entry.key, f"cannot be linked: {reason}") from None
-        return place
-
-    def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
-        """Returns the link to a record that has been read, in the form in which stores keep it.
-
-        :meth:`locate` may know only a longer range of the file; then searches that range for the record. Raises
-        :class:`UsageError` if the record is not there, and :class:`SampleError` if the file cannot be read.
-        """
-        path, offset, _, within = place
-        if within is not None:
-            try:
-                file = self._files.open(path).data.obj
-            except (OSError, ValueError) as error:
-                raise SampleError(key, f"cannot be linked: {error}") from None
-            offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
-            if offset < 0:
-                raise self._make_unlinkable_error(key)
-        nbytes, modified = states[path]
-        return Link(self._shown.get(path) or self._to_stored_path(path), offset, len(record), nbytes, modified)
-
-    def _to_stored_path(self, path: str) -> str:
-        """Converts a path to the form that stores keep: relative to ``folder`` if there is one.
-        Caches the results, since an archive's path is asked for often."""
-        if len(self._shown) >= _KNOWN_PATHS:
-            self._shown.clear()
-        shown = self._shown[path] = path if self._folder is None else make_relative_link(path, self._folder)
-        return shown
-
-    def _make_unlinkable_error(self, key: str) -> UsageError:
-        """Makes the error for a sample that is no plain range of a file's bytes."""
-        return UsageError(
-            f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
-            "a file, as in compressed archives and shards; pack without --link"
-        )
-
-    def check_files(self, states: Mapping[str, FileState]) -> None:
-        """Raises :class:`SourceError` if a file changed or vanished since its state was noted.
-
-        Skips files at URLs: the source itself checks them when it has been read.
-        """
-        for path, state in states.items():
-            if is_url_link(path):
-                continue
-            try:
-                same = read_file_state(path) == state
-            except OSError:
-                same = False
-            if not same:
-                raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
 
 
 def group_entries(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from packstore.core.arguments import take_options
 from packstore.core.errors import SourceError, UsageError, printable
@@ -31,11 +31,17 @@ from packstore.packing.resume import PositionTracker, ResumedRecords, conversion
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.statistics import with_statistics
 from packstore.sources.base import SourceOptions
-from packstore.sources.dataset import DatasetSource, MapStyle
 from packstore.stores import create_store
 from packstore.stores.builder.interrupted import finish_published_run
 
 _SMALL_FILE = 16 << 10
+
+
+class MapStyle(Protocol):
+    """Dataset whose samples are read by index. It also needs ``__len__``, which torch's ``Dataset`` does not
+    declare."""
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,8 @@ def _plan_dataset(
     check_new_store(destination, options)
     if options.cluster is not None:
         raise UsageError("a cluster reads paths, which each of its machines opens; a dataset is in this process alone")
+    from packstore.sources.dataset import DatasetSource
+
     source = DatasetSource(
         data if by_split else {options.split or "": data},
         SourceOptions(max_pixels=options.max_pixels, skip_bad=options.on_error == "skip"),

@@ -17,7 +17,6 @@ from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
-from packstore.packing.added_source import AddedSource
 from packstore.packing.column_answers import KEEP, Answers
 from packstore.packing.options import ConvertOptions
 from packstore.sources.base import Source, Survey
@@ -48,9 +47,12 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         return Reading(chosen=store is not None, by_pillow=True)
     reading = replace(Reading.restore(base.mode, base.answers() | given), chosen=store is not None)
     holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not find_file_columns(survey.columns)
-    if holds_arrays and not isinstance(source, AddedSource):  # its store was asked
-        _refuse_unused_options(base, options, str(source.path), source.kind)
-        _refuse_wide_scale(base, options, survey, str(source.path))
+    if holds_arrays:
+        from packstore.packing.added_source import AddedSource
+
+        if not isinstance(source, AddedSource):  # its store was asked
+            _refuse_unused_options(base, options, str(source.path), source.kind)
+            _refuse_wide_scale(base, options, survey, str(source.path))
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
     if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
         _refuse_other_mode(base, options, is_raw)

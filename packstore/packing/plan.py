@@ -26,12 +26,10 @@ from packstore.packing.probing import SampleProbe, make_encoder, resolve_uniform
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_clips, ask_about_left
 from packstore.sources.base import Source, Survey
-from packstore.sources.clips import ClipsSource
 from packstore.stores import format_of
 from packstore.stores.builder.interrupted import was_killed_after_publishing
 from packstore.stores.builder.publish import check_destination
 from packstore.stores.format import Format
-from packstore.stores.linked import link_folder
 from packstore.stores.ownership import list_owned_files
 
 DEFAULT_QUALITY = 90
@@ -124,8 +122,7 @@ def plan_source(
         ask_about_left(opened, survey)
         ask_about_clips(opened, survey)
         reading = resolve_reading(opened, survey, options)
-        if isinstance(opened, ClipsSource):
-            opened.read_as(reading)
+        if opened.read_as(reading):
             survey = opened.survey(options.split)
         survey = resolve_column_modes(opened, survey, options)
         if options.check != "none":
@@ -142,6 +139,11 @@ def plan_source(
         survey = state_frames(survey, encode.exif_transpose)
         if options.annotation_frame is not None and not FrameAligner(opened, survey, False, None, None).has_effect:
             raise no_effect_error()
+        link_folder = None
+        if options.link == "relative":
+            from packstore.stores.linked import link_folder as find_link_folder
+
+            link_folder = find_link_folder(destination)
         probe = SampleProbe(opened, options)
         shape = resolve_uniform_shape(encode, survey, probe)
         plan = Plan(
@@ -156,7 +158,7 @@ def plan_source(
             free_bytes=free_bytes(destination),
             options=options,
             index=wants_index(options.index, encode.encoding),
-            relative_link_folder=link_folder(destination) if options.link == "relative" else None,
+            relative_link_folder=link_folder,
         )
         encoder = plan.make_encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":

@@ -24,7 +24,6 @@ from packstore.packing.batches import (
     LINK_BYTES,
     PASS_BYTES,
     PASS_RECORDS,
-    Linker,
     PackedBatch,
     group_entries,
     pack_batch,
@@ -127,7 +126,11 @@ def pack_batches(
     source, skip = plan.source, plan.options.on_error == "skip"
     checks = FileChecks(plan.survey, plan.encode, plan.options) or None
     converter = ValueConverter(plan.survey, checks, aligner or plan.make_aligner())
-    linker = Linker(source, plan.relative_link_folder) if plan.options.link else None
+    linker = None
+    if plan.options.link:
+        from packstore.packing.linking import Linker
+
+        linker = Linker(source, plan.relative_link_folder)
     return ordered_flat_map(
         lambda batch: pack_batch(batch, source, encoder, converter, skip, plan.index, linker),
         group_entries(source.fetch(entries), *limits, source.nbytes),

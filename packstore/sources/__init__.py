@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,20 +25,15 @@ from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.archives import cache_archives, cache_folders
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
-from packstore.sources.bridges import open_bridge
-from packstore.sources.clips import ClipsSource
-from packstore.sources.column_options import KEY, check_columns
+from packstore.sources.column_options import GEO, KEY, check_columns
 from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, check_companions
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import find_encoding, use_encoding
-from packstore.sources.file_rows import TreeRowSource
-from packstore.sources.frames import FramesSource
 from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
 from packstore.sources.questions import add_source_to_questions, ask_about_clips, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
-from packstore.sources.remote import NeedsCopyError, RemotePath, cache_buckets
+from packstore.sources.refusals import NeedsCopyError
 from packstore.sources.splits import check_splits
-from packstore.sources.wrapped import GEO, GeoSource
 from packstore.stores.opening import holds_store
 
 __all__ = [
@@ -133,7 +128,7 @@ def open_source(
             for ``labels`` at a URL.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
-    place = RemotePath(path) if isinstance(path, UrlPath) else path
+    place = _as_remote_path(path) if isinstance(path, UrlPath) else path
     files_as = None if packed_as is not None and _is_packed(place) else packed_as
     named = check_columns(columns) or _recorded_texts(files_as, "columns")
     if packed_as is not None and crowds is None and not packed_as.has_column(CROWD):
@@ -171,14 +166,23 @@ def open_source(
     if encoding is not None:
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
+        from packstore.sources.wrapped import GeoSource
+
         opened = GeoSource(opened)
     if frames is None and isinstance(recorded, str):
         holds_files = opened.store_manifest is None or opened.store_manifest.encoding == "original"
         frames = recorded if holds_files else None
     opened = take_frames(opened, frames)
-    if isinstance(opened, ClipsSource) and packed_as is not None:
+    if frames in (CLIPS, FILE_CLIPS) and packed_as is not None:
         opened.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
     return opened
+
+
+def _as_remote_path(url: UrlPath) -> Path:
+    """Returns a URL as a path that lists and reads."""
+    from packstore.sources.remote import RemotePath
+
+    return RemotePath(url)
 
 
 def _is_packed(place: Path) -> bool:
@@ -195,15 +199,21 @@ def recorded_companions(manifest: Manifest, source: Path) -> Sequence[tuple[str,
     """Returns the recorded ``pair``, ``sidecar`` and ``masks`` of a store to which ``source`` will be appended. All are
     empty if the source is a store or an export of one."""
     recorded = [_recorded_texts(manifest, name) for name in OPTIONS]
-    place = RemotePath(source) if isinstance(source, UrlPath) else source
+    place = _as_remote_path(source) if isinstance(source, UrlPath) else source
     return [()] * len(OPTIONS) if any(recorded) and _is_packed(place) else recorded
 
 
 def take_frames(source: Source, frames: str | None) -> Source:
     """Wraps the source if ``frames`` is ``all``, ``clips`` or ``clips:files``, else returns it."""
     if frames in (CLIPS, FILE_CLIPS):
+        from packstore.sources.clips import ClipsSource
+
         return ClipsSource(source, frames)
-    return FramesSource(source) if frames == ALL_FRAMES else source
+    if frames == ALL_FRAMES:
+        from packstore.sources.frames import FramesSource
+
+        return FramesSource(source)
+    return source
 
 
 def _open_files(
@@ -267,16 +277,19 @@ def _open_files(
             )
         if packed_as is not None:
             options = replace(options, **_recorded_array_names(packed_as, options))
+        from packstore.sources.bridges import open_bridge
+
         return open_bridge(place, options)
     if options.labels is None and (described := find_described_folder(place, options, named)) is not None:
         place, options = described
-    if isinstance(place, RemotePath) and (holds_store(place) if named is None else named.name == "store"):
+    if isinstance(place, UrlPath) and (holds_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
         return store.open(place, options)
     try:
         return _open_recognised(place, named, options, packed_as, clips)
     except NeedsCopyError:
         from packstore.sources.copied import CopiedSource
+        from packstore.sources.remote import RemotePath
 
         assert isinstance(place, RemotePath)
         with add_source_to_questions(place, options):
@@ -291,7 +304,7 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
     Siblings have the same suffix or a similar one (``.json`` and ``.jsonl``). Returns None if the file describes no
     folder, is at a URL, or has more than 256 siblings.
     """
-    if isinstance(file, RemotePath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
+    if isinstance(file, UrlPath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
         return None
     alike = next((suffixes for suffixes in _ALIKE if file.suffix in suffixes), (file.suffix,))
     for folder in (file.parent, file.parent.parent):
@@ -320,6 +333,8 @@ def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | Non
 def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptions) -> bool:
     """Opens ``folder`` as ``kind``, and tells if ``file`` is one of the describing files. False if the folder cannot be
     opened."""
+    from packstore.sources.file_rows import TreeRowSource
+
     try:
         with closing(kind.open(folder, replace(options, named=True))) as source:
             names = source.describing_files() if isinstance(source, TreeRowSource) else ()
@@ -346,7 +361,7 @@ def _open_recognised(
         raise
     except (OSError, ValueError) as error:
         raise SourceError(unreachable_message(place, error)) from None
-    if not isinstance(place, RemotePath) and not (place.is_dir() or place.is_file()):
+    if not isinstance(place, UrlPath) and not (place.is_dir() or place.is_file()):
         raise SourceError(f"{printable(str(place))} is neither a file nor a folder, but a pipe, socket or device")
     if named is not None and not named.reads(place):
         raise NeedsCopyError(f"{printable(str(place))} is of kind {named.name}")
@@ -354,7 +369,7 @@ def _open_recognised(
         apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
         add_source_to_questions(place, options),
         cache_archives(),
-        cache_buckets(),
+        _cache_buckets(place),
     ):
         if named is None:
             try:
@@ -372,6 +387,15 @@ def _open_recognised(
         if packed_as is not None and packed_as.origin.kind == named.name and takes:
             options = replace(options, **_recorded_array_names(packed_as, options))
         return named.open(place, options)
+
+
+def _cache_buckets(place: Path) -> AbstractContextManager[None]:
+    """Shares listings of a bucket between all paths in it within the block, if ``place`` is a URL."""
+    if not isinstance(place, UrlPath):
+        return nullcontext()
+    from packstore.sources.remote import cache_buckets
+
+    return cache_buckets()
 
 
 def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:

@@ -19,20 +19,19 @@ from typing import Any, ClassVar, NamedTuple
 from packstore.core.arguments import check_texts
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
+from packstore.core.files import Location
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
+from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.arrays.flat import is_layout
-from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
 from packstore.sources.column_options import KEY
 from packstore.sources.companion_patterns import OPTIONS, check_companions
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import FolderTree
-from packstore.stores.link_files import Location
 
 _REMOTE_WORKERS = 32
 
@@ -106,18 +105,30 @@ class SourceOptions:
         check_patterns(self.ignore)
         for name, given_patterns in self.companions.items():
             check_companions(name, given_patterns)
-        if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
+        if self.layout is not None:
+            self._check_layout(self.layout)
+        if type(self.max_pixels) is not int or self.max_pixels < 1:
+            raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
+
+    def _check_layout(self, layout: str) -> None:
+        """Raises :class:`UsageError` for a layout that is neither that of arrays nor of boxes."""
+        from packstore.sources.arrays.flat import is_layout
+        from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
+
+        if not self.says_boxes and not is_layout(layout):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
                 f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)}, "
-                f"{VOC} or {NOT_CONVERTED}; got {self.layout!r}"
+                f"{VOC} or {NOT_CONVERTED}; got {layout!r}"
             )
-        if type(self.max_pixels) is not int or self.max_pixels < 1:
-            raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
 
     @property
     def says_boxes(self) -> bool:
         """True if ``layout`` is a convention of boxes."""
+        if self.layout is None:
+            return False
+        from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
+
         return self.layout in (*CONVENTIONS, VOC, NOT_CONVERTED)
 
     @property
@@ -402,6 +413,10 @@ class Source(ABC):
         """Takes over what the store of ``manifest`` recorded about its source, to which this source will be appended,
         as far as the options do not say it. Does nothing in this base."""
         return
+
+    def read_as(self, reading: Reading) -> bool:
+        """Takes over how images will be read, and tells if that changes the survey. False in this base."""
+        return False
 
     def identity(self) -> str:
         """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and

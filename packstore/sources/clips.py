@@ -112,9 +112,10 @@ class ClipsSource(FrameFilesSource):
             sampled=survey.sampled | {each.name for each in (clip, *clip.companions)},
         )  # fmt: skip
 
-    def read_as(self, reading: Reading) -> None:
-        """Sets the reading of all frames, which replaces the mode that holds all frames."""
+    def read_as(self, reading: Reading) -> bool:
+        """Sets the reading of all frames, which replaces the mode that holds all frames. Returns True."""
         self._reading = reading
+        return True
 
     @property
     def _target(self) -> Reading:

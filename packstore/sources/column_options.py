@@ -8,6 +8,8 @@ from packstore.core.errors import UsageError, printable
 from packstore.sources.encodings import find_encoding
 
 ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding", "key")
+GEO = "keep=geo"
+"""Value of ``--column`` that adds the position of images on the ground, see :class:`.wrapped.GeoSource`."""
 KEY = "key="
 """Beginning of the option that says which dot ends keys of WebDataset: ``--column key=last-dot``."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count, groupby, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -61,13 +61,6 @@ def index_key(split: str, index: int) -> str:
     """Makes the key of a sample from its split and index: ``train/0000000012``, or ``0000000012`` without a split."""
     number = f"{index:0{KEY_DIGITS}}"
     return f"{split}/{number}" if split else number
-
-
-class MapStyle(Protocol):
-    """Dataset whose samples are read by index. It also needs ``__len__``, which torch's ``Dataset`` does not
-    declare."""
-
-    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class SampleSource(Source):

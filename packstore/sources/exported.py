@@ -31,8 +31,7 @@ from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.refusals import first_bytes
-from packstore.sources.remote import NeedsCopyError
+from packstore.sources.refusals import NeedsCopyError, first_bytes
 from packstore.sources.rows import Row
 from packstore.sources.tree import FolderTree, Tree
 from packstore.stores.link_files import Location

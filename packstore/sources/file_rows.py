@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.files import Location
 from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Sample, SourceOptions
@@ -22,7 +23,6 @@ from packstore.sources.listing import IMAGE_SUFFIXES, Listing
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.schema import FieldError
 from packstore.sources.tree import FileStat
-from packstore.stores.link_files import Location
 
 _EVIDENCE = re.compile(
     r"(readme.*|licen[cs]e.*|.*class(es)?(_?names?)?[.]txt|.*[.]names|.*[.]data|data[.]ya?ml|wnids[.]txt|words[.]txt|"

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
+from packstore.core.files import Location
 from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind, unread_kind_message
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import count_replaced_members, list_files
 from packstore.sources.listing import ARRAY, CYCLE, IMAGE_SUFFIXES, IS_CYCLE
-from packstore.stores.link_files import Location
 
 _SURE = frozenset(spelled for suffix in IMAGE_SUFFIXES if suffix != ".hdr" for spelled in (suffix, suffix.upper()))
 """Suffixes that only images have; other files have ``.hdr``, too."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
+from packstore.core.files import Location
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native, pillow
@@ -24,7 +25,6 @@ from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
-from packstore.stores.link_files import Location
 
 _EVERY = 200
 _BY_LIBRARY = ("avif", "heif", "jxl")

@@ -25,6 +25,8 @@ _LMDB = (".mdb", ".lmdb", ODD_SUFFIX, ONE_FILE)
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
 
 NEEDS: Mapping[str, Sequence[str | bytes]] = {
+    # A store of a plug-in's format is asked about at the end, see recognition.py.
+    "store": ("data.mdb", "manifest.json", "versions/", ONE_FILE),
     "exported": ("packstore.json",),
     "tfds": ("dataset_info.json",),
     "tfrecord": (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zlib", ODD_SUFFIX, ONE_FILE),
@@ -157,7 +159,7 @@ class PresentNames:
         self._unknown = False
         try:
             self._list()
-        except (SourceError, OSError):  # reported by the kinds
+        except (SourceError, OSError, RuntimeError):  # reported by the kinds; RuntimeError is a cycle of links
             self._unknown = True
 
     def may_be(self, kind: str) -> bool:

@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from packstore.core.errors import PackstoreError, printable
+from packstore.core.urls import UrlPath
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Kind
 from packstore.sources.contents import Contents, path_and_parents
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
-from packstore.sources.remote import RemotePath
 from packstore.sources.splits import SPLIT_ORDER, find_split_folders, is_split
 
 _TRIED, _DEPTH, _SHOWN = 16, 3, 4
@@ -77,7 +77,7 @@ def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | 
 def find_first_archive(path: Path) -> Path | None:
     """Returns the first archive in a folder that holds nothing but archives; None for any other path. Raises
     :class:`SourceError` if that archive cannot be read."""
-    places = [] if isinstance(path, RemotePath) or not path.is_dir() else _list_visible(path)
+    places = [] if isinstance(path, UrlPath) or not path.is_dir() else _list_visible(path)
     if not places or not all(place.is_file() and place.name.lower().endswith(_ARCHIVES) for place in places):
         return None
     return places[0] if open_tree(places[0]) is not None else None
@@ -161,7 +161,7 @@ def _join_names(names: Sequence[str]) -> str:
 def _list_visible(path: Path) -> list[Path]:
     """Lists a folder, sorted, without hidden and ignored entries; empty if it cannot be listed."""
     try:
-        names = [place.name for place in path.iterdir()] if isinstance(path, RemotePath) else os.listdir(path)
+        names = [place.name for place in path.iterdir()] if isinstance(path, UrlPath) else os.listdir(path)
     except OSError:
         return []
     return [path / name for name in sorted(names) if not is_passed_over(name) and not is_ignored(path / name)]

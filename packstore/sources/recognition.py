@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
 from packstore.core.registry import SOURCES
-from packstore.sources.annotation_questions import unread_annotations_error
+from packstore.core.urls import UrlPath
 from packstore.sources.annotations import find_left_annotations, find_left_images
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
@@ -26,6 +26,7 @@ from packstore.sources.nested import (
 )
 from packstore.sources.refusals import (
     TABLES,
+    NeedsCopyError,
     add_first_answer,
     add_kinds,
     archive_without_images_error,
@@ -37,7 +38,6 @@ from packstore.sources.refusals import (
     split_names_error,
     unrecognised_error,
 )
-from packstore.sources.remote import NeedsCopyError, RemotePath
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 from packstore.stores.opening import holds_store
@@ -111,8 +111,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     by_certainty: dict[Certainty, list[Kind]] = {}
     refused: SourceError | None = None
     kind: Kind
-    if isinstance(path, RemotePath) and path.is_file():
-        raise path.one_object_error()
+    if isinstance(path, UrlPath) and path.is_file():
+        raise NeedsCopyError(f"{printable(str(path))} is one object")
     present = PresentNames(path)
     # Plug-ins come last: they are not loaded if a built-in kind is certain.
     for kind in SOURCES.values(present.may_be):
@@ -140,6 +140,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if refused is not None:
         raise refused
     if partial := by_certainty.get(Certainty.PARTIAL):
+        from packstore.sources.annotation_questions import unread_annotations_error
+
         formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES)]
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == MODALITIES]
@@ -158,12 +160,15 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         if within and not several_masks:
             raise nested_error(path, within)
         raise unread_annotations_error(path, partial[0].name)
+    store: Kind = SOURCES["store"]  # of a plug-in's format, whose file names no table has
+    if store.takes(options) and store.reads(path) and store.recognise(path, options) is Certainty.CERTAIN:
+        return store
     possible = by_certainty.get(Certainty.POSSIBLE, [])
     if possible and possible[0].name not in PLAIN_KINDS:
         return possible[0]
     if options.labels is None and (within := find_nested(path, _find_certain_kind)):
         raise nested_error(path, within)
-    if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
+    if isinstance(path, UrlPath) and not (options.named or _holds_images(path)):
         raise NeedsCopyError(f"{printable(str(path))} holds no images and no store")
     if possible:
         if (archive := find_first_archive(path)) is not None:  # with a problem of its own, so it is not in `within`
@@ -256,16 +261,16 @@ def _refuse_few_annotations(path: Path, kind: Kind) -> None:
         raise few_annotations_error(path, kind, count, images)
 
 
-def _holds_images(path: RemotePath) -> bool:
+def _holds_images(path: UrlPath) -> bool:
     """Tells if an image is anywhere below a URL. Raises :class:`NeedsCopyError` for the URL of one object."""
-    tree = path.tree()
+    tree = open_tree(path)
     return tree is not None and tree.holds_images("", ())
 
 
 def unreachable_message(path: Path, error: OSError | ValueError) -> str:
     """Returns the message about a path that does not exist or cannot be read."""
     name = printable(str(path))
-    if isinstance(error, FileNotFoundError) and isinstance(path, RemotePath):
+    if isinstance(error, FileNotFoundError) and isinstance(path, UrlPath):
         return f"{name}: nothing is there: no store, no object of this name, and none below it"
     if isinstance(error, FileNotFoundError) and path.is_symlink():
         return f"{name} is a link to nowhere: {printable(str(path.readlink()))} does not exist"

@@ -23,6 +23,10 @@ _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07
 """First bytes of gzip, zip, bzip2, xz, RAR and 7z files."""
 
 
+class NeedsCopyError(SourceError):
+    """Raised for a URL that is not a folder of images. If it is a source, it can be read only from local copies."""
+
+
 def unrecognised_error(path: Path) -> SourceError:
     """Returns the error for a path of no known kind. Its message depends on the first bytes: empty, one image, an
     archive …. Raises :class:`SourceError` for a saved web page, and for a file that cannot be read."""

@@ -29,6 +29,7 @@ from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
+from packstore.sources.refusals import NeedsCopyError
 from packstore.sources.tree import FileStat, Tree, changed_message
 
 _KNOWN_NAMES = 200_000
@@ -40,10 +41,6 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _NOTHING = ObjectInfo("", 0, None, 0.0)
 Children = Mapping[str, "ObjectInfo | None"]
 """Content of a directory by name: an object, or None for a directory."""
-
-
-class NeedsCopyError(SourceError):
-    """Raised for a URL that is not a folder of images. If it is a source, it can be read only from local copies."""
 
 
 class Bucket:

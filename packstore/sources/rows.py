@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from packstore.core.column import CROWD
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Field, Labels
+from packstore.core.files import Location
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size, stamp_files
@@ -28,7 +29,6 @@ from packstore.sources.listing import key_size
 from packstore.sources.schema import Schema
 from packstore.sources.schema_inference import make_schema
 from packstore.sources.splits import SPLIT_ORDER
-from packstore.stores.link_files import Location
 
 PROBED = 16
 """Number of rows of each split that are read to tell files from pixels."""

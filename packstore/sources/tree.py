@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.files import open_regular
+from packstore.core.files import Location, open_regular
 from packstore.images.engine import read_files
 from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import NameCache, Names, is_directory, list_directory_names
@@ -32,7 +32,6 @@ from packstore.sources.listing import (
     is_image_name,
     list_directory,
 )
-from packstore.stores.link_files import Location
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux

@@ -9,14 +9,13 @@ from typing import Any
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Json, column_of
+from packstore.core.files import Location
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.geotiff import read_geotiff
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey
-from packstore.stores.link_files import Location
+from packstore.sources.column_options import GEO
 
-GEO = "keep=geo"
-"""Value of ``--column`` that adds the position of images on the ground, see :class:`GeoSource`."""
 _GEO_BYTES = 1024
 
 

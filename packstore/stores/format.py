@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,10 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import shard_name
 from packstore.stores.base import FileWriter, Reader
-from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.scavenge import ScavengedData
+
+if TYPE_CHECKING:
+    from packstore.stores.manifest_recovery import RecoveredManifest
+    from packstore.stores.scavenge import ScavengedData
 
 
 class Format(ABC):

@@ -14,6 +14,8 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.errors import CacheFullError
+from packstore.core.files import FileState as FileState
+from packstore.core.files import Location as Location
 from packstore.core.files import open_regular
 from packstore.core.urls import UrlPath
 
@@ -22,35 +24,6 @@ if TYPE_CHECKING:
 
 _OPEN_FILES = 128
 _READ_STEP = 1 << 30  # one read returns at most 0x7ffff000 bytes on Linux
-
-
-class FileState(NamedTuple):
-    """Size and time of a file, which show whether it has changed.
-
-    Attributes:
-        nbytes: Its size.
-        modified: Time of its last modification, in nanoseconds since 1970; for an object see
-            :func:`derive_object_state`.
-    """
-
-    nbytes: int
-    modified: int
-
-
-class Location(NamedTuple):
-    """Location of an image's uncompressed bytes in a file.
-
-    Attributes:
-        path: Absolute path of the file, or its URL.
-        offset: Offset of the image in bytes.
-        state: State of the file, if it is known without a system call or request.
-        within: Number of bytes from ``offset`` on in which the image begins. None if it begins exactly at ``offset``.
-    """
-
-    path: str
-    offset: int
-    state: FileState | None = None
-    within: int | None = None
 
 
 class LinkedFile(NamedTuple):

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.files import MANIFEST_FILE, open_regular, url_message
@@ -14,12 +15,10 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
-from packstore.stores.linked import LinkedReader, link_folder
-from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
-from packstore.stores.remote.names import VERSIONS, parse_version_number
-from packstore.stores.scavenge import ScavengedData
-from packstore.stores.sharded import open_sharded
-from packstore.stores.sharded_manifest import read_sharded_manifest
+
+if TYPE_CHECKING:
+    from packstore.stores.manifest_recovery import RecoveredManifest
+    from packstore.stores.scavenge import ScavengedData
 
 START_BYTES = 512
 """First bytes of a file by which formats recognise it."""
@@ -84,6 +83,10 @@ def directory_format(path: Path) -> Format | None:
 
 def _is_copy_of_url(path: Path) -> bool:
     """Returns whether a directory is a copy of the objects of a store at a URL, with their names."""
+    if not (path / "versions").is_dir():
+        return False
+    from packstore.stores.remote.names import VERSIONS, parse_version_number
+
     return any(parse_version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
 
@@ -124,6 +127,8 @@ def open_reader(path: Path) -> Reader:
     reader = open_container(path)
     if not reader.manifest.is_linked or reader.manifest.shards is not None:
         return reader
+    from packstore.stores.linked import LinkedReader, link_folder
+
     return LinkedReader(reader, link_folder(path))
 
 
@@ -133,7 +138,11 @@ def open_container(path: Path) -> Reader:
     Raises :class:`StoreError` if there is no valid store.
     """
     format = recognise_store(path)
-    return open_sharded(path) if format is None else format.open(path)
+    if format is not None:
+        return format.open(path)
+    from packstore.stores.sharded import open_sharded
+
+    return open_sharded(path)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -146,7 +155,11 @@ def read_manifest(path: Path) -> Manifest:
 
         return read_remote_manifest(path)
     format = recognise_store(path)
-    return read_sharded_manifest(path) if format is None else format.read_manifest(path)
+    if format is not None:
+        return format.read_manifest(path)
+    from packstore.stores.sharded_manifest import read_sharded_manifest
+
+    return read_sharded_manifest(path)
 
 
 def holds_store(path: Path) -> bool:
@@ -197,6 +210,8 @@ def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenge
     data = memoryview(mapped)
     if format is not None:
         return format.scavenge(path, data, hint)
+    from packstore.stores.manifest_recovery import find_manifest
+
     recovered = hint or find_manifest(data)
     if recovered is None:
         raise StoreError(

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from packstore.cli import cli
 from packstore.core.errors import DestinationError, StoreError, UsageError
-from tests.makers.command import run
+from tests.makers.command import commands, run
 from tests.makers.datasets import write_image
 from tests.makers.images import encode, picture
 from tests.makers.stores import content, damage
@@ -248,7 +247,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     partial = run("repair", store, "--from", tmp_path / "less", "--out", tmp_path / "more.pth", "--partial")
     assert partial.returncode == 3, partial.stderr
     assert "lost      record 5 (val/bee/f.png): the source has no sample" in partial.stdout
-    assert "Examples:" in (cli.commands["repair"].help or "")
+    assert "Examples:" in (commands()["repair"].help or "")
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.0, "3", True])

@@ -23,7 +23,10 @@ COMMAND = [sys.executable, "-m", "packstore"]
 def commands() -> dict[str, click.Command]:
     """All commands by name, those of groups too: ``cache list``."""
     found: dict[str, click.Command] = {}
-    for name, command in cli.commands.items():
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
         found[name] = command
         if isinstance(command, click.Group):
             found |= {f"{name} {below}": each for below, each in command.commands.items()}

@@ -230,12 +230,12 @@ def test_each_version_has_a_section_of_changes() -> None:
 
 def test_every_command_is_named() -> None:
     texts = "\n".join(text_of(name) for name in TEXTS)
-    for command in cli.commands:
+    for command in commands():
         assert f"packstore {command}" in texts
 
 
 def test_every_option_is_explained() -> None:
-    for option in [option for each in cli.commands["convert"].params for option in each.opts]:
+    for option in [option for each in commands()["convert"].params for option in each.opts]:
         assert f"`{option}" in text_of("packing") or not option.startswith("--"), option
     for name, argument in inspect.signature(PackedLoader).parameters.items():
         if argument.kind is argument.KEYWORD_ONLY:

@@ -8,19 +8,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column_types.canvas import Canvas, RowClasses
-from packstore.core.column_types.faults import RowFaults
 from packstore.core.column_types.forms import ITEM_SIZE, Buffer, Collation, Form
-from packstore.core.column_types.geometry import RowMoves
-from packstore.core.column_types.shown import show_numbers
 from packstore.core.errors import ManifestError
 from packstore.core.modes import RGB, Mode, parse_mode
 from packstore.core.registry import COLUMN_TYPES
+
+if TYPE_CHECKING:
+    from packstore.core.column_types.canvas import Canvas, RowClasses
+    from packstore.core.column_types.faults import RowFaults
+    from packstore.core.column_types.geometry import RowMoves
 
 MAX_ARRAY_BYTES = 1 << 62
 """Most bytes of a column, with each empty dimension counted as one: numpy's limit."""
@@ -363,6 +364,8 @@ class ColumnType(ABC):
         array = np.asarray(value)
         if column.dtype == "bfloat16":
             array = (array.astype(np.uint32) << 16).view(np.float32)
+        from packstore.core.column_types.shown import show_numbers
+
         return {"as": "numbers", **show_numbers(array)}
 
     def name_checks(self, sizes_known: bool) -> str:

@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as as_index
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
-from packstore.core.column_types.faults import RowFaults
-from packstore.core.dtypes import NUMPY_DTYPE, bfloat16_bits
+from packstore.core.column_types.forms import NUMPY_DTYPE, bfloat16_bits
 from packstore.core.errors import ManifestError, StoreError
+
+if TYPE_CHECKING:
+    from packstore.core.column_types.faults import RowFaults
 
 
 class ArrayType(ColumnType):
@@ -230,6 +232,8 @@ class BoxesType(ArrayType):
         if sizes is not None and len(rows):
             limits = sizes[:, ::-1].astype(np.float32)
             outside |= finite & (limits > 0).all(1) & (high > limits + _OUTSIDE).any(1)
+        from packstore.core.column_types.faults import RowFaults
+
         yield RowFaults("box_inverted", inverted)
         yield RowFaults("box_empty", ~inverted & (low == high).any(1))
         yield RowFaults("box_outside", outside, depends_on_size=True)

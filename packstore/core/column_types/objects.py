@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
 from packstore.core.column_types.forms import Buffer, Form
-from packstore.core.column_types.hidden_boxes import find_hidden_boxes
-from packstore.core.column_types.shown import show_text
 from packstore.core.errors import StoreError
 from packstore.core.plainjson import load_json
 
@@ -81,6 +79,8 @@ class TextType(BytesType):
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters as ``value``."""
+        from packstore.core.column_types.shown import show_text
+
         return {"as": "text", **show_text(value)}
 
 
@@ -130,10 +130,14 @@ class JsonType(BytesType):
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of indented JSON as ``value``."""
+        from packstore.core.column_types.shown import show_text
+
         return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
 
     def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool:
         """Tells if a value has boxes or points under a usual key, such as ``bbox`` or ``xmin``, at any depth."""
+        from packstore.core.column_types.hidden_boxes import find_hidden_boxes
+
         return find_hidden_boxes(column.name, values)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
-from packstore.core.column_types.canvas import Canvas, RowClasses
 from packstore.core.column_types.forms import Collation
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
 from packstore.core.modes import RGB, parse_mode
+
+if TYPE_CHECKING:
+    from packstore.core.column_types.canvas import Canvas, RowClasses
 
 MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 """Dtypes of masks that are arrays; float32 for values measured at each pixel, such as depth."""

@@ -11,18 +11,18 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.archives.index import ArchiveIndex
-from packstore.sources.archives.tar import is_tar, read_tar
-from packstore.sources.archives.tree import ArchiveTree
-from packstore.sources.archives.zip import is_zip, read_zip
+from packstore.core.urls import UrlPath
 from packstore.sources.contents import cache_contents
 from packstore.sources.encodings import active_encoding
 from packstore.sources.refusals import not_a_folder_error
-from packstore.sources.remote import RemotePath
 from packstore.sources.tree import FolderTree, Tree
+
+if TYPE_CHECKING:
+    from packstore.sources.archives.index import ArchiveIndex
 
 _START = 512
 _Key = tuple[str, int, int, int, str | None]
@@ -45,8 +45,10 @@ def open_tree(path: Path) -> Tree | None:
     and errors are reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an
     archive that is damaged, encrypted, or needs a library that is not installed.
     """
-    if isinstance(path, RemotePath):
-        return path.tree()
+    if isinstance(path, UrlPath):
+        from packstore.sources.remote import RemotePath
+
+        return RemotePath(path).tree()
     if path.is_dir():
         known = _folders.get()
         if known is None:
@@ -57,6 +59,10 @@ def open_tree(path: Path) -> Tree | None:
         return known.trees[path]
     if not path.is_file():
         return None
+    from packstore.sources.archives.tar import is_tar, read_tar
+    from packstore.sources.archives.tree import ArchiveTree
+    from packstore.sources.archives.zip import is_zip, read_zip
+
     try:
         status = path.stat()
         with path.open("rb") as file:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import SampleError
-from packstore.core.files import beyond_standard_streams
+from packstore.core.files import Location, beyond_standard_streams
 from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
@@ -24,7 +24,6 @@ from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
 from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.tree import FileStat, Tree
-from packstore.stores.link_files import Location
 
 _START = 16
 _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))

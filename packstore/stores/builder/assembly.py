@@ -25,7 +25,6 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.stores.format import Format
-from packstore.stores.remote.transfer import download_shard
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -206,6 +205,8 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
             name = f"{name}/{file}"
             shard = shard if isinstance(shard, UrlPath) else f"{shard}/{file}"
         if isinstance(shard, UrlPath):
+            from packstore.stores.remote.transfer import download_shard
+
             download_shard(shard, Path(name), digest)
             copied += 1
             continue

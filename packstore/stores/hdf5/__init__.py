@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import FileWriter, Reader
 from packstore.stores.format import Format
-from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.mapped import map_consecutive_images
-from packstore.stores.scavenge import ScavengedData
+
+if TYPE_CHECKING:
+    from packstore.stores.manifest_recovery import RecoveredManifest
+    from packstore.stores.scavenge import ScavengedData
 
 
 class Hdf5(Format):
