@@ -7,26 +7,31 @@ Labels are torchvision's: the index of a class's wnid in the sorted list. The de
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
-from packstore.core.fields import Field, Image, Label, Text
-from packstore.images.sniff import max_file_bytes
+from packstore.core.fields import Label
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
-from packstore.sources.beside import is_folder, join
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions, stamp_files
+from packstore.sources.beside import is_folder, join, read_whole
 from packstore.sources.folder_names import Names
+from packstore.sources.found import Files, Found, FoundSource
+from packstore.sources.ledger import Claims
 from packstore.sources.listing import Listing, is_passed_over
-from packstore.sources.named.ilsvrc_devkit import DEVKITS, META, TRUTH, Devkit, find_devkit, read_devkit
+from packstore.sources.named.mat import get_struct_fields, load_variable, to_texts, to_whole_number
 from packstore.sources.named.sets import kaggle
-from packstore.sources.rows import Row, RowSource
+from packstore.sources.rows import Row
 from packstore.sources.splits import is_split
-from packstore.sources.tree import Tree
+from packstore.sources.text_table import TextTable
+from packstore.sources.tree import FileStat, Tree
+from packstore.stores.link_files import Location
 
 _TARS = {
     "train": ("ILSVRC2012_img_train.tar",),
@@ -35,13 +40,14 @@ _TARS = {
 }
 _ARCHIVES = ("ILSVRC2012_img_", "ILSVRC2012_devkit_")
 """Beginnings of the names of its archives."""
+_DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar")
+_META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 _VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
 _DEPTH = 3
 
 
-@dataclass(frozen=True)
-class _SplitImages:
+class _Part(NamedTuple):
     """Location of the images of a split.
 
     Attributes:
@@ -51,43 +57,86 @@ class _SplitImages:
     """
 
     path: Path
-    folder: str
-    in_classes: bool
-
-    @property
-    def prefix(self) -> str:
-        """Path of :attr:`folder` with a slash; ``""`` for the top."""
-        return f"{self.folder}/" if self.folder else ""
+    folder: str = ""
+    in_classes: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Layout:
     """Location of ILSVRC at a path.
 
     Attributes:
-        splits: Location of the images of each split that is there.
+        parts: Location of the images of each split that is there.
         devkit: Path of the devkit; None if there is none.
     """
 
-    splits: dict[str, _SplitImages] = field(default_factory=dict)
+    parts: Mapping[str, _Part]
     devkit: Path | None = None
 
     @property
     def needs_devkit(self) -> bool:
         """True if validation images lie outside of folders of classes. Only the devkit has their labels then."""
-        return "val" in self.splits and not self.splits["val"].in_classes
+        return "val" in self.parts and not self.parts["val"].in_classes
 
     @property
     def is_image_folder(self) -> bool:
         """True if all splits are unpacked folders of classes, or there are none."""
-        return all(part.in_classes and part.path.is_dir() for part in self.splits.values())
+        return all(part.in_classes and part.path.is_dir() for part in self.parts.values())
 
 
-class IlsvrcSource(RowSource):
+class _JoinedTree(Tree):
+    """Folders of other trees, each under the name of its split."""
+
+    def __init__(self, path: Path, parts: Mapping[str, tuple[Tree, str]]) -> None:
+        self.root = str(path)
+        self._parts = parts
+
+    def find(self, path: str) -> tuple[Tree, str]:
+        """Returns the tree of a path, and the path in it. Raises :class:`OSError` for no such split."""
+        split, _, rest = path.partition("/")
+        if split not in self._parts:
+            raise FileNotFoundError(errno.ENOENT, "is in no split", path)
+        tree, folder = self._parts[split]
+        return tree, f"{folder}/{rest}".strip("/")
+
+    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        tree, place = self.find(directory)
+        return tree.list(place, ignored)
+
+    def list_names(self, directory: str) -> Names:
+        tree, place = self.find(directory)
+        return tree.names(place)
+
+    def stat_any(self, file: str) -> FileStat:
+        tree, place = self.find(file)
+        return tree.stat(place)
+
+    def read_first_bytes(self, file: str, size: int) -> bytes:
+        tree, place = self.find(file)
+        return tree.first_bytes(place, size)
+
+    def read_part(self, file: str, place: int, size: int) -> bytes:
+        tree, inner = self.find(file)
+        return tree.read_part(inner, place, size)
+
+    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        tree, place = self.find(key)
+        return tree.read(place, size_bytes, modified_ns, max_bytes)
+
+    def locate(self, key: str) -> Location | None:
+        tree, place = self.find(key)
+        return tree.locate(place)
+
+    def close(self) -> None:
+        for tree, _ in self._parts.values():
+            tree.close()
+
+
+class IlsvrcSource(FoundSource):
     """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes.
 
     Keys are the paths to which torchvision unpacks: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. The column ``name``
-    has the name of the class, if there is a devkit.
+    has the name of the class, if there is a devkit. Images come class by class, test images in the order of names.
 
     Opening raises :class:`SourceError` for a path without these images. It raises :class:`AmbiguousSourceError` for
     validation images without the devkit, which has their labels.
@@ -101,143 +150,133 @@ class IlsvrcSource(RowSource):
             self._layout = _find_layout(path)
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
-        if not self._layout.splits:
+        if not self._layout.parts:
             raise SourceError(
                 f"{printable(str(path))} is not ILSVRC as downloaded: expected {_TARS['train'][0]}, {_TARS['val'][0]} "
-                f"and {DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
+                f"and {_DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
             )
         if self._layout.needs_devkit and self._layout.devkit is None:
             raise _missing_devkit_error(path, self._layout)
-        self._trees: dict[Path, Tree] = {}
-        for split, part in self._layout.splits.items():
-            tree = self._trees.get(part.path) or open_tree(part.path)
+        self._own, parts = self.tree, {}
+        for split, part in self._layout.parts.items():
+            tree = self._own if part.path == path else open_tree(part.path)
             if tree is None:
                 raise SourceError(f"{printable(str(part.path))} is no tar that can be read")
-            self._trees[part.path] = tree
-            if not part.folder and is_folder(tree, split):
-                self._layout.splits[split] = replace(part, folder=split)
+            parts[split] = tree, part.folder or (split if is_folder(tree, split) else "")
+        self.tree = self._joined = _JoinedTree(path, parts)
         self.evidence = ", ".join(printable(file.name) for file in self.files())
-        self._max_bytes = max_file_bytes(options.max_pixels)
 
-    def splits(self) -> tuple[str, ...]:
-        """Returns those of ``train``, ``val`` and ``test`` that exist at the path."""
-        return tuple(self._layout.splits)
-
-    def fields(self) -> Mapping[str, Field]:
-        """Returns the fields of image and label; without classes, only that of the image. Adds the class name with a
-        devkit.
-
-        If there are test images, label and name are optional.
-        """
-        optional = "test" in self._layout.splits
-        declared: dict[str, Field] = {"image": Image()}
-        if not self._classes:
-            return declared
-        declared["label"] = Label(self._classes, optional=optional)
-        return declared | ({"name": Text(optional=optional)} if self._devkit is not None else {})
-
-    def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows class by class, as torchvision does. Yields test images in the order of names.
+    def generate(self, files: Files) -> Iterator[Found]:
+        """Yields folders of classes and of test images, and validation images by class.
 
         Raises :class:`SourceError` for a validation image that the devkit does not label.
         """
-        part = self._layout.splits[split]
-        tree = self._trees[part.path]
-        if part.in_classes:
-            for label, wnid in enumerate(self._classes):
-                if wnid in self._class_folders[split]:
-                    for folder, listing in tree.walk(f"{part.prefix}{wnid}", tree.above, None, self.options.skip_bad):
-                        yield from self._make_rows(split, folder, listing, [label] * len(listing.images))
-            return
-        listing = tree.list(part.folder)
-        labels: list[int | None] = [self._find_label(name) if split == "val" else None for name in listing.images]
-        order = sorted(range(len(labels)), key=lambda n: (labels[n] or 0, listing.images[n]))
-        yield from self._make_rows(split, part.folder, listing, labels, order)
+        parts, devkit = self._layout.parts, self._devkit
+        folders = {split: files.folders(split) if part.in_classes else [] for split, part in parts.items()}
+        labelled = devkit.truth if devkit is not None and self._layout.needs_devkit else []
+        wnids = sorted({*labelled, *(wnid for listed in folders.values() for wnid in listed)})
+        files.columns["label"] = Label(wnids)
+        values = {wnid: {"label": wnid} for wnid in wnids}
+        if devkit is not None:
+            values = {wnid: {"label": wnid, "name": devkit.names.get(wnid, wnid)} for wnid in wnids}
+        for split in files.each_split(*parts):
+            if split == "val" and devkit is not None and not parts[split].in_classes:
+                for wnid, name in sorted(
+                    (self._find_wnid(devkit, name), name) for name in self.tree.list(split).images
+                ):
+                    yield Found(f"{split}/{name}", split, values[wnid], f"{split}/{wnid}/{name}")
+            elif parts[split].in_classes:
+                for wnid in folders[split]:
+                    yield Found(f"{split}/{wnid}", split, values[wnid], is_folder=True)
+            else:
+                yield Found(split, split, is_folder=True)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and its ``label``; with a devkit also its ``name``. A test image has neither value.
-
-        The name is the wnid if the devkit does not name the class. Raises :class:`ValueError` if the image cannot be
-        read.
-        """
-        split, file, size, modified, label = ref
+        """Reads an image and its values. Raises :class:`ValueError` if the image cannot be read."""
         try:
-            image = self._trees[self._layout.splits[split].path].read(file, size, modified, self._max_bytes)
+            return super().read_values(ref)
         except SampleError as error:  # it names the path, which may differ from the key
             raise ValueError(error.reason) from None
-        if label is None:
-            return {"image": image}
-        values = {"image": image, "label": label}
-        if self._devkit is not None:
-            values["name"] = self._devkit.names.get(self._classes[label], self._classes[label])
-        return values
 
     def files(self) -> Iterator[Path]:
         """Yields the tars or folders of images, and the devkit's files."""
-        yield from dict.fromkeys(part.path for part in self._layout.splits.values())
+        yield from dict.fromkeys(part.path for part in self._layout.parts.values())
         devkit = self._layout.devkit
         if devkit is not None:
-            yield from (devkit / META, devkit / TRUTH) if devkit.is_dir() else (devkit,)
+            yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
+
+    def stamp(self) -> str:
+        """Returns size and times of all :meth:`files`."""
+        return stamp_files(self.files())
+
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Lists the files at the path: tars, not what they hold."""
+        return Source.list_all_files(self)
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims :meth:`files` as packed."""
+        self.claim_paths(claims, self.files())
+
+    def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims an image that is a file of its own."""
+        tree, file = self._joined.find(row.ref[0])
+        if tree is self._own and row.ref[1] >= 0:
+            claims.claim(file)
 
     def close(self) -> None:
         """Closes all archives and folders."""
-        for tree in self._trees.values():
-            tree.close()
+        super().close()
+        self._own.close()
 
-    def _make_rows(
-        self, split: str, folder: str, listing: Listing, labels: list[Any], order: list[int] | None = None
-    ) -> Iterator[Row]:
-        """Yields the rows of a folder's images. Keys are ``SPLIT/WNID/NAME``, without the wnid if there is no label.
-
-        ``labels``: class number of each image, or None. ``order``: numbers of the images to yield; None keeps the order
-        of the listing.
-        """
-        prefix = f"{folder}/" if folder else ""
-        for n in range(len(labels)) if order is None else order:
-            name, size, modified, changed, label = (
-                *(listing.images[n], listing.sizes[n], listing.modified[n], listing.changed[n]),
-                labels[n],
-            )
-            key = f"{split}/{name}" if label is None else f"{split}/{self._classes[label]}/{name}"
-            ref = (split, prefix + name, size, modified, label)
-            yield Row(key, ref, max(0, size), 0, modified, changed)
-
-    def _find_label(self, name: str) -> int:
-        """Returns the class number of a validation image. Raises :class:`SourceError` if the devkit does not label
-        it."""
-        match, devkit = _VAL.fullmatch(name), self._devkit
-        if match is None or devkit is None or not 1 <= int(match[1]) <= len(devkit.truth):
-            labels = 0 if devkit is None else len(devkit.truth)
+    def _find_wnid(self, devkit: _Devkit, name: str) -> str:
+        """Returns the wnid of a validation image. Raises :class:`SourceError` if the devkit does not label it."""
+        match = _VAL.fullmatch(name)
+        if match is None or not 1 <= int(match[1]) <= len(devkit.truth):
             raise SourceError(
-                f"{printable(str(self.path))}: {printable(name)} is not one of the {labels:,} validation images that "
-                "the devkit labels"
+                f"{printable(str(self.path))}: {printable(name)} is not one of the {len(devkit.truth):,} validation "
+                "images that the devkit labels"
             )
-        return self._class_numbers[devkit.truth[int(match[1]) - 1]]
+        return devkit.truth[int(match[1]) - 1]
 
     @cached_property
-    def _class_numbers(self) -> dict[str, int]:
-        """Class number by wnid."""
-        return {wnid: number for number, wnid in enumerate(self._classes)}
-
-    @cached_property
-    def _classes(self) -> tuple[str, ...]:
-        """Sorted wnids of the folders of classes. If validation images lie outside of such folders, the devkit's
-        wnids count, too."""
-        truth = self._devkit.truth if self._devkit is not None and self._layout.needs_devkit else []
-        return tuple(sorted({*truth, *(wnid for split in self._layout.splits for wnid in self._class_folders[split])}))
-
-    @cached_property
-    def _class_folders(self) -> dict[str, frozenset[str]]:
-        """Names of the folders of classes, by split. A split without such folders has none."""
-        return {
-            split: frozenset(self._trees[part.path].list(part.folder).directories if part.in_classes else ())
-            for split, part in self._layout.splits.items()
-        }
-
-    @cached_property
-    def _devkit(self) -> Devkit | None:
+    def _devkit(self) -> _Devkit | None:
         """Content of the devkit; None without one. Raises :class:`SourceError` if it is damaged."""
-        return None if self._layout.devkit is None else read_devkit(self._layout.devkit)
+        return None if self._layout.devkit is None else _read_devkit(self._layout.devkit)
+
+
+class _Devkit(NamedTuple):
+    """Names of the classes by wnid, and the wnid of each validation image, in order."""
+
+    names: dict[str, str]
+    truth: list[str]
+
+
+def _read_devkit(path: Path) -> _Devkit:
+    """Reads the devkit, a folder or an archive. Only synsets without children are classes.
+
+    Raises :class:`SourceError` if the devkit is missing or damaged, and for a label that is no class.
+    """
+    tree = open_tree(path)
+    if tree is None:
+        raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
+    shown = tree.name(_META)
+    synsets = load_variable(shown, read_whole(tree, _META), "synsets")
+    fields = get_struct_fields(shown, synsets, ("ILSVRC2012_ID", "num_children", "WNID", "words"))
+    numbers, children = ([to_whole_number(shown, each) for each in column] for column in fields[:2])
+    wnids, words = (to_texts(shown, column) for column in fields[2:])
+    leaves = [n for n, count in enumerate(children) if count == 0]
+    by_number = {str(numbers[n]): wnids[n] for n in leaves}
+    truth = []
+    for line in (table := TextTable(tree.name(_TRUTH), read_whole(tree, _TRUTH))):
+        if len(line) != 1 or line[0] not in by_number:
+            table.refuse_line(line, f"the number of one of the {len(by_number)} classes of {_META}")
+        truth.append(by_number[line[0]])
+    return _Devkit({wnids[n]: words[n] for n in leaves}, truth)
+
+
+def _find_devkit(folder: Path) -> Path | None:
+    """Finds the devkit in a folder, unpacked or not; returns None if there is none."""
+    return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
 
 
 def _find_layout(path: Path) -> _Layout:
@@ -248,48 +287,38 @@ def _find_layout(path: Path) -> _Layout:
 
     Returns an empty layout if there is nothing of ILSVRC. Raises :class:`OSError` if a folder cannot be listed.
     """
-    layout = _Layout()
+    if val := _find_val_images(path):
+        return _Layout({"val": val}, _find_devkit(path) or _find_devkit(path.parent))
     if not path.is_dir():
-        if _is_val_archive(path):
-            layout.splits["val"] = _SplitImages(path, "", in_classes=False)
-            layout.devkit = find_devkit(path.parent)
-        return layout
-    if _is_val_folder(path):
-        layout.splits["val"] = _SplitImages(path, "", in_classes=False)
-        layout.devkit = find_devkit(path) or find_devkit(path.parent)
-        return layout
+        return _Layout({})
+    parts = {}
     for split, tars in _TARS.items():
         tar = next((path / name for name in tars if (path / name).is_file()), None)
         if split != "test" and (path / split).is_dir():
             in_classes = any(map(_WNID.fullmatch, _list_top_names(path / split).folders))
-            if in_classes or _is_val_folder(path / split):
-                layout.splits[split] = _SplitImages(path, split, in_classes)
+            if in_classes or _find_val_images(path / split):
+                parts[split] = _Part(path, split, in_classes)
         elif tar is not None:
-            layout.splits[split] = _SplitImages(tar, "", in_classes=split == "train")
-    layout.devkit = find_devkit(path)
-    if layout.devkit is not None and "val" not in layout.splits:
+            parts[split] = _Part(tar, in_classes=split == "train")
+    devkit = _find_devkit(path)
+    if devkit is not None and "val" not in parts:
         files = (path / name for name in _list_top_names(path).files if "val" in name.lower())
-        archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
-        if archive is not None:
-            layout.splits["val"] = _SplitImages(archive, "", in_classes=False)
-    return layout
+        if archive := next(filter(None, map(_find_val_images, files)), None):
+            parts["val"] = archive
+    return _Layout(parts, devkit)
 
 
-def _is_val_folder(path: Path) -> bool:
-    """Tells if a folder directly contains validation images."""
-    return any(map(_VAL.fullmatch, _list_top_names(path).files))
+def _find_val_images(path: Path) -> _Part | None:
+    """Finds validation images directly in a folder, or in an archive at its top or in its folder ``val``."""
+    tree = _open_or_none(path)
+    places = ("",) if path.is_dir() else ("", "val")
+    return _Part(path) if tree is not None and any(_has_val_images(tree, place) for place in places) else None
 
 
 def _list_top_names(folder: Path) -> Names:
     """Lists the names directly in a folder or an archive; empty for any other path."""
     tree = open_tree(folder)
     return Names() if tree is None else tree.names("")
-
-
-def _is_val_archive(path: Path) -> bool:
-    """Tells if a file is an archive of validation images, at its top or in its folder ``val``."""
-    tree = _open_or_none(path)
-    return tree is not None and any(_has_val_images(tree, folder) for folder in ("", "val"))
 
 
 def _open_or_none(path: Path) -> Tree | None:
@@ -329,18 +358,18 @@ def _missing_devkit_error(path: Path, layout: _Layout) -> AmbiguousSourceError:
 
     Its answer is to pack the training images alone. Without training images, it is to pack without labels.
     """
-    if "train" in layout.splits:
-        part = layout.splits["train"]
+    if "train" in layout.parts:
+        part = layout.parts["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
         answer = Answer(source=part.path / part.folder)
     else:
-        part = layout.splits["val"]
+        part = layout.parts["val"]
         tree = _open_or_none(part.path)
         kind = "flat" if tree is not None and _has_val_images(tree, "") else "imagefolder"
         alone = f"or pack them without labels with --source {kind}"
         answer = Answer(("--source", kind), None if part.path == path else part.path)
     return AmbiguousSourceError(
-        f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {DEVKITS[1]} beside "
+        f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
         f"them, {alone}",
         [answer],
     )
@@ -357,7 +386,7 @@ def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
         give, options = f"give {printable(str(place))}", [Answer(source=place), *options]
     return AmbiguousSourceError(
         f"{printable(str(path))} holds the validation images of ILSVRC in {printable(folder)}, without labels: "
-        f"{give} with {DEVKITS[1]} beside it, or pack folders as classes with --source imagefolder",
+        f"{give} with {_DEVKITS[1]} beside it, or pack folders as classes with --source imagefolder",
         options,
     )
 
@@ -375,7 +404,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         layout = _find_layout(path)
     except OSError:
         return Certainty.NO  # the general kinds report the error
-    tree = None if "val" in layout.splits else _open_or_none(path)
+    tree = None if "val" in layout.parts else _open_or_none(path)
     if tree is not None and path.is_file() and any(n.startswith(_ARCHIVES) for n in tree.names("").files):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _find_stray_val(tree)) is not None:
