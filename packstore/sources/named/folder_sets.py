@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ class FolderSet:
     :attr:`markers`.
 
     Attributes:
-        title: The publisher's name for it.
         markers: Files and folders that mark the set, all of them. In ``a|b``, either is enough. ``*/a`` is ``a`` in any
             folder, if there are at most 64.
         path: Pattern of the path of an image, with its suffix in lower case. Its groups are columns of whole numbers,
@@ -50,11 +49,10 @@ class FolderSet:
         unless: Files and folders that mark another layout.
     """
 
-    title: str
     markers: tuple[str, ...]
     path: str
     splits: Mapping[str, str] = field(default_factory=dict)
-    labels: tuple[str, ...] = ("label",)
+    labels: tuple[str, ...] = ("label", "object", "domain", "corruption", "eye", "disaster", "city")
     texts: tuple[str, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
@@ -73,6 +71,7 @@ class FolderSetMatch(NamedTuple):
     """Result of matching a :class:`FolderSet` with the files of a source.
 
     Attributes:
+        title: The publisher's name for the set.
         row: The set.
         base: Folder that holds the markers.
         images: Number of matching images.
@@ -80,6 +79,7 @@ class FolderSetMatch(NamedTuple):
         first_stranger: The first of them; ``""`` if there are none.
     """
 
+    title: str
     row: FolderSet
     base: str
     images: int
@@ -96,17 +96,16 @@ class FolderSetSource(FoundSource):
 
     left_images = "images whose names do not follow the set's pattern"
 
-    def __init__(self, kind: str, known_sets: Sequence[FolderSet], path: Path, options: SourceOptions) -> None:
+    def __init__(self, kind: str, known_sets: Mapping[str, FolderSet], path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.kind = kind
         fit = find_folder_set(self.tree, known_sets)
         if fit is None:
-            titles = [row.title for row in known_sets]
-            named = " or ".join(titles) if len(titles) < 4 else "one of the known sets"
+            named = " or ".join(known_sets) if len(known_sets) < 4 else "one of the known sets"
             raise SourceError(f"{printable(str(path))} is not {named}")
-        self.row, self.base = fit.row, fit.base
+        self.title, self.row, self.base, *_ = fit
         self._path = re.compile(self.row.path)
-        self.evidence = f"the folders of {self.row.title}, and the names of {fit.images:,} images"
+        self.evidence = f"the folders of {self.title}, and the names of {fit.images:,} images"
 
     def generate(self, files: Files) -> Iterator[Found]:
         """Yields the images whose paths match the pattern, with their further files."""
@@ -133,7 +132,7 @@ class FolderSetSource(FoundSource):
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for images that the set does not count. For other files, returns the base's reason."""
         if self.row.left and self._matches(self.row.left, join(folder, name)):
-            return f"images that {self.row.title} does not count"
+            return f"images that {self.title} does not count"
         return super().reason_to_leave_out(folder, name)
 
     def _matches(self, pattern: str, path: str) -> bool:
@@ -141,7 +140,7 @@ class FolderSetSource(FoundSource):
         return re.fullmatch(pattern, path[len(self.base) + 1 if self.base else 0 :]) is not None
 
 
-def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> FolderSetMatch | None:
+def find_folder_set(tree: Tree, rows: Mapping[str, FolderSet]) -> FolderSetMatch | None:
     """Finds the first set that matches all images of a tree. If none does, finds the first that matches some. None if
     no set matches.
 
@@ -151,13 +150,18 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> FolderSetMatch | N
     for base in walk_lone_folders(tree):
         names = tree.names(base)
         has_marker = partial(_has_marker, tree, base, {*names.folders, *names.files})
-        marked = (row for row in rows if all(map(has_marker, row.markers)) and not any(map(has_marker, row.unless)))
-        if fits := [fit for fit in (_match_set(tree, base, row) for row in marked) if fit is not None]:
+        fits = [
+            fit
+            for title, row in rows.items()
+            if all(map(has_marker, row.markers)) and not any(map(has_marker, row.unless))
+            if (fit := _match_set(tree, base, title, row)) is not None
+        ]
+        if fits:
             return min(fits, key=lambda fit: fit.strangers > 0)
     return None
 
 
-def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch | None:
+def _match_set(tree: Tree, base: str, title: str, row: FolderSet) -> FolderSetMatch | None:
     """Matches all images of a tree with a set. Returns None if no image matches, or if a required file is missing.
     Skips cycles of links.
 
@@ -187,7 +191,7 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch | None:
         return None
     strangers = others - beside
     first = next((image for image in below() if hash(image) in strangers), "") if strangers else ""
-    return FolderSetMatch(row, base, images, len(strangers), first)
+    return FolderSetMatch(title, row, base, images, len(strangers), first)
 
 
 def _lower_suffix(path: str) -> str:
@@ -215,7 +219,7 @@ def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
     return False
 
 
-def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
+def make_folder_set_kind(name: str, help: str, rows: Mapping[str, FolderSet]) -> Kind:
     """Makes the :class:`Kind` of some sets. It recognises a path by the images that a set matches:
 
     - All images: ``CERTAIN``.
@@ -234,7 +238,7 @@ def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kin
         if fit.strangers:
             raise ambiguous_source_error(
                 path,
-                f"looks like {fit.row.title}, but {fit.strangers:,} of its images have other names, "
+                f"looks like {fit.title}, but {fit.strangers:,} of its images have other names, "
                 f"{printable(fit.first_stranger)} among them",
             )
         return Certainty.CERTAIN

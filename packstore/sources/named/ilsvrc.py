@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,14 +23,13 @@ from packstore.sources.beside import is_folder, join, read_whole
 from packstore.sources.folder_names import Names
 from packstore.sources.found import Files, Found, FoundSource
 from packstore.sources.ledger import Claims
-from packstore.sources.listing import Listing, is_passed_over
+from packstore.sources.listing import is_passed_over
 from packstore.sources.named.mat import get_struct_fields, load_variable, to_texts, to_whole_number
 from packstore.sources.named.sets import kaggle
 from packstore.sources.rows import Row
 from packstore.sources.splits import is_split
 from packstore.sources.text_table import TextTable
-from packstore.sources.tree import FileStat, Tree
-from packstore.stores.link_files import Location
+from packstore.sources.tree import Tree
 
 _TARS = {
     "train": ("ILSVRC2012_img_train.tar",),
@@ -84,6 +82,16 @@ class _Layout:
         return all(part.in_classes and part.path.is_dir() for part in self.parts.values())
 
 
+def _delegate(method: str) -> Any:
+    """Makes a method that calls that of the tree to which a path belongs."""
+
+    def call(tree: _JoinedTree, path: str, *arguments: Any) -> Any:
+        inner, place = tree.find(path)
+        return getattr(inner, method)(place, *arguments)
+
+    return call
+
+
 class _JoinedTree(Tree):
     """Folders of other trees, each under the name of its split."""
 
@@ -99,33 +107,13 @@ class _JoinedTree(Tree):
         tree, folder = self._parts[split]
         return tree, f"{folder}/{rest}".strip("/")
 
-    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        tree, place = self.find(directory)
-        return tree.list(place, ignored)
-
-    def list_names(self, directory: str) -> Names:
-        tree, place = self.find(directory)
-        return tree.names(place)
-
-    def stat_any(self, file: str) -> FileStat:
-        tree, place = self.find(file)
-        return tree.stat(place)
-
-    def read_first_bytes(self, file: str, size: int) -> bytes:
-        tree, place = self.find(file)
-        return tree.first_bytes(place, size)
-
-    def read_part(self, file: str, place: int, size: int) -> bytes:
-        tree, inner = self.find(file)
-        return tree.read_part(inner, place, size)
-
-    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        tree, place = self.find(key)
-        return tree.read(place, size_bytes, modified_ns, max_bytes)
-
-    def locate(self, key: str) -> Location | None:
-        tree, place = self.find(key)
-        return tree.locate(place)
+    list_all = _delegate("list")
+    list_names = _delegate("names")
+    stat_any = _delegate("stat")
+    read_first_bytes = _delegate("first_bytes")
+    read_part = _delegate("read_part")
+    read = _delegate("read")
+    locate = _delegate("locate")
 
     def close(self) -> None:
         for tree, _ in self._parts.values():

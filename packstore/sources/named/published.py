@@ -10,154 +10,121 @@ from __future__ import annotations
 
 from packstore.sources.named.folder_sets import FolderSet, make_folder_set_kind
 
-_RE_ID = {"bounding_box_train": "train", "bounding_box_test": "test"}
-_PEOPLE = r"(?P<split>bounding_box_train|bounding_box_test|query)/"
-_PERSON = ("bounding_box_train", "bounding_box_test")
-_NOTES = r"(.*/)?(readme|licen[cs]e|copyright)[^/]*"
-_IMAGE = r"\.(jpg|jpeg|JPG|JPEG|png|PNG|bmp|tif)"
+_SUFFIX = r"\.(jpg|jpeg|png|bmp|tif)"
+
+_PEOPLE = ("bounding_box_train", "bounding_box_test")
+_PERSON = r"(?P<split>bounding_box_train|bounding_box_test|query)/(?P<identity>-?\d+)_c(?P<camera>\d+)"
+_PEOPLE_SPLITS = {"bounding_box_train": "train", "bounding_box_test": "test"}
 
 _MARKET = FolderSet(
-    "Market-1501",
-    _PERSON,
-    _PEOPLE + r"(?P<identity>-?\d+)_c(?P<camera>\d+)s(?P<sequence>\d+)_(?P<frame>\d+)_(?P<number>\d+)(\.jpg)?\.jpg",
-    splits=_RE_ID,
-    left=r"gt_bbox/.*",
-    known=rf"gt_query/.*|{_NOTES}",
+    _PEOPLE,
+    _PERSON + r"s(?P<sequence>\d+)_(?P<frame>\d+)_(?P<number>\d+)(\.jpg)?\.jpg",
+    splits=_PEOPLE_SPLITS,
+    left="gt_bbox/.*",
+    known="gt_query/.*",
 )
-_DUKE = FolderSet(
-    "DukeMTMC-reID", _PERSON, _PEOPLE + r"(?P<identity>\d+)_c(?P<camera>\d+)_f(?P<frame>\d+)\.jpg", splits=_RE_ID
-)
+_DUKE = FolderSet(_PEOPLE, _PERSON + r"_f(?P<frame>\d+)\.jpg", splits=_PEOPLE_SPLITS)
 _MARS = FolderSet(
-    "MARS",
     ("bbox_train", "bbox_test"),
     r"(?P<split>bbox_train|bbox_test)/[^/]+/(?P<identity>\d{4}|00-1)C(?P<camera>\d)T(?P<track>\d{4})F(?P<frame>\d{3})"
     r"\.jpg",
     splits={"bbox_train": "train", "bbox_test": "test"},
-    known=rf"info/.*|{_NOTES}",
+    known="info/.*",
 )
-_OMNIGLOT = FolderSet(
-    "Omniglot",
-    ("images_background|images_evaluation|images_background_small1|images_background_small2",),
-    r"(?P<split>images_background|images_evaluation|images_background_small[12])/(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png",
-    splits={"images_background": "train", "images_evaluation": "test"},
-)
-_OMNIGLOT_PART = FolderSet(
-    "Omniglot, one of its archives", ("*/character01",), r"(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png"
-)
+_CHARACTER = r"(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png"
+_OMNIGLOT = {
+    "Omniglot": FolderSet(
+        ("images_background|images_evaluation|images_background_small1|images_background_small2",),
+        r"(?P<split>images_background|images_evaluation|images_background_small[12])/" + _CHARACTER,
+        splits={"images_background": "train", "images_evaluation": "test"},
+    ),
+    "Omniglot, one of its archives": FolderSet(("*/character01",), _CHARACTER),
+}
 _CORRUPTIONS = (
     "gaussian_noise|shot_noise|impulse_noise|defocus_blur|glass_blur|motion_blur|zoom_blur|snow|frost|fog|brightness|"
     "contrast|elastic_transform|pixelate|jpeg_compression|speckle_noise|gaussian_blur|spatter|saturate"
 )
 _V2 = ("matched-frequency", "threshold0.7", "threshold-0.7", "top-images")
 
-CLASSES = (
-    FolderSet(
-        "Labeled Faces in the Wild",
+CLASSES = {
+    "Labeled Faces in the Wild": FolderSet(
         ("lfw|lfw_funneled|lfw-deepfunneled",),
         r"(lfw|lfw_funneled|lfw-deepfunneled)/(?P<label>[^/]+)/(?P=label)_(?P<number>\d{4})\.(jpg|png|ppm)",
-        known=rf"(.*/)?(pairs|people)[^/]*\.txt|lfw-names\.txt|{_NOTES}",
+        known=r"(.*/)?(pairs|people)[^/]*\.txt|lfw-names\.txt",
     ),
-    FolderSet(
-        "VGGFace2",
+    "VGGFace2": FolderSet(
         ("train|test", "identity_meta.csv|meta/identity_meta.csv"),
         r"(?P<split>train|test)/(?P<label>n\d{6})/(?P<number>\d{4})_(?P<face>\d{2})\.jpg",
-        known=r"(meta/)?(identity_meta\.csv|(train|test)_list\.txt|class_overlap[^/]*\.txt)|" + _NOTES,
+        known=r"(meta/)?(identity_meta\.csv|(train|test)_list\.txt|class_overlap[^/]*\.txt)",
     ),
-    FolderSet(
-        "MVTec AD",
+    "MVTec AD": FolderSet(
         ("*/train/good", "*/ground_truth"),
-        r"(?P<object>[^/]+)/(?P<split>train|validation|test)/(?P<label>[^/]+)/(?P<_name>[^/]+)" + _IMAGE,
-        labels=("label", "object"),
+        r"(?P<object>[^/]+)/(?P<split>train|validation|test)/(?P<label>[^/]+)/(?P<_name>[^/]+)" + _SUFFIX,
         beside={"mask": "{object}/ground_truth/{label}/{_name}_mask.png"},
-        known=_NOTES,
     ),
-    FolderSet(
-        "MVTec AD, one object",
+    "MVTec AD, one object": FolderSet(
         ("train/good", "test", "ground_truth"),
-        r"(?P<split>train|validation|test)/(?P<label>[^/]+)/(?P<_name>[^/]+)" + _IMAGE,
+        r"(?P<split>train|validation|test)/(?P<label>[^/]+)/(?P<_name>[^/]+)" + _SUFFIX,
         beside={"mask": "ground_truth/{label}/{_name}_mask.png"},
-        known=_NOTES,
     ),
-    FolderSet(
-        "Caltech-101",
+    "Caltech-101": FolderSet(
         ("101_ObjectCategories",),
         r"101_ObjectCategories/(?P<label>(?!BACKGROUND_Google/)[^/]+)/image_(?P<number>\d{4})\.jpg",
         left=r"101_ObjectCategories/BACKGROUND_Google/.*",
-        known=rf"Annotations/.*|.*\.m|{_NOTES}",
+        known=r"Annotations/.*|.*\.m",
     ),
-    FolderSet(
-        "Caltech-256",
+    "Caltech-256": FolderSet(
         ("256_ObjectCategories",),
         r"256_ObjectCategories/(?P<label>\d{3}\.[^/]+)/\d{3}_(?P<number>\d{4})\.jpg",
-        known=r".*/RENAME2|" + _NOTES,
+        known=r".*/RENAME2",
     ),
-    FolderSet(
-        "UC Merced Land Use",
+    "UC Merced Land Use": FolderSet(
         ("UCMerced_LandUse/Images|Images/agricultural",),
         r"(UCMerced_LandUse/)?Images/(?P<label>[a-z]+)/(?P=label)(?P<number>\d{2,})\.(tif|jpg|png)",
         known=r"(.*/)?readme\.txt",
     ),
-    FolderSet(
-        "NWPU-RESISC45",
-        ("NWPU-RESISC45",),
-        r"NWPU-RESISC45/(?P<label>[a-z_]+)/(?P=label)_(?P<number>\d{3})\.jpg",
-        known=_NOTES,
+    "NWPU-RESISC45": FolderSet(
+        ("NWPU-RESISC45",), r"NWPU-RESISC45/(?P<label>[a-z_]+)/(?P=label)_(?P<number>\d{3})\.jpg"
     ),
-    FolderSet(
-        "DomainNet",
+    "DomainNet": FolderSet(
         ("clipart|quickdraw|infograph", "real|sketch|painting"),
         r"(?P<domain>clipart|infograph|painting|quickdraw|real|sketch)/(?P<label>[^/]+)/[^/]+\.(jpg|png)",
-        labels=("label", "domain"),
         unless=tuple(
             f"{name}_train.txt" for name in ("clipart", "quickdraw", "infograph", "real", "sketch", "painting")
         ),
     ),
-    FolderSet(
-        "Office-31",
+    "Office-31": FolderSet(
         ("amazon/images|dslr/images", "webcam/images|dslr/images"),
         r"(?P<domain>amazon|dslr|webcam)/images/(?P<label>[^/]+)/frame_(?P<number>\d{4})\.jpg",
-        labels=("label", "domain"),
     ),
-    FolderSet(
-        "Office-Home",
+    "Office-Home": FolderSet(
         ("Art", "Clipart", "Product"),
         r"(?P<domain>Art|Clipart|Product|Real[ _]?World)/(?P<label>[^/]+)/(?P<number>\d{5})\.jpg",
-        labels=("label", "domain"),
-        known=r"ImageInfo\.csv|imagelist\.txt|" + _NOTES,
+        known=r"ImageInfo\.csv|imagelist\.txt",
     ),
-    FolderSet(
-        "PACS",
+    "PACS": FolderSet(
         ("art_painting", "cartoon", "photo", "sketch"),
         r"(?P<domain>art_painting|cartoon|photo|sketch)/(?P<label>[^/]+)/[^/]+\.(jpg|png)",
-        labels=("label", "domain"),
     ),
-    FolderSet(
-        "ImageNet-A, -O, -R or -Sketch",
+    "ImageNet-A, -O, -R or -Sketch": FolderSet(
         ("imagenet-a|imagenet-o|imagenet-r|imagenet-sketch|sketch",),
-        r"(imagenet-[aor]|imagenet-sketch|sketch)/(?P<label>n\d{8})/[^/]+" + _IMAGE,
-        known=_NOTES,
+        r"(imagenet-[aor]|imagenet-sketch|sketch)/(?P<label>n\d{8})/[^/]+" + _SUFFIX,
     ),
-    FolderSet(
-        "ImageNetV2",
+    "ImageNetV2": FolderSet(
         ("|".join(f"imagenetv2-{name}{end}" for name in _V2 for end in ("-format-val", "")),),
         r"imagenetv2-[^/]+/(?P<label>\d{1,3})/[0-9a-f]+\.(jpeg|jpg)",
     ),
-    FolderSet(
-        "ImageNet-C",
+    "ImageNet-C": FolderSet(
         ("|".join(f"{name}/{level}" for name in _CORRUPTIONS.split("|") for level in (1, 5)),),
         rf"(?P<corruption>{_CORRUPTIONS})/(?P<severity>[1-5])/(?P<label>n\d{{8}})/[^/]+\.jpeg",
-        labels=("label", "corruption"),
     ),
-    FolderSet(
-        "ImageNet-C, one corruption",
-        ("1", "2", "3", "4", "5"),
-        r"(?P<severity>[1-5])/(?P<label>n\d{8})/[^/]+\.jpeg",
+    "ImageNet-C, one corruption": FolderSet(
+        ("1", "2", "3", "4", "5"), r"(?P<severity>[1-5])/(?P<label>n\d{8})/[^/]+\.jpeg"
     ),
-)
+}
 
-MASKS = (
-    FolderSet(
-        "KITTI semantics",
+MASKS = {
+    "KITTI semantics": FolderSet(
         ("training/image_2|train/image_2", "training/semantic|training/instance|train/semantic|train/instance"),
         r"(?P<split>training|testing|train|val|validation|test)/image_2/(?P<_name>[^/]+)\.png",
         beside={
@@ -167,40 +134,36 @@ MASKS = (
         },
         known=r"label_colors\.txt",
     ),
-    FolderSet(
-        "images and instances",
+    "images and instances": FolderSet(
         ("train/images|val/images|test/images|training/images", "train/instances|val/instances|training/instances"),
         r"(?P<split>train|val|test|training|validation|testing)/images/(?P<_name>[^/]+)\.(png|jpg)",
         beside={"instance_mask": "{split}/instances/{_name}.png"},
-        known=rf"(.*/)?labels\.txt|{_NOTES}",
+        known=r"(.*/)?labels\.txt",
         unless=("training/v2.0", "validation/v2.0", "training/labels", "train/labels", "val/labels"),
     ),
-    FolderSet(
-        "KITTI MOTS",
+    "KITTI MOTS": FolderSet(
         ("training/image_02", "instances"),
         r"(?P<split>training|testing)/image_02/(?P<sequence>\d{4})/(?P<frame>\d{6})\.png",
         beside={"instance_mask": "instances/{sequence}/{frame}.png"},
     ),
-    FolderSet(
-        "Mapillary Vistas",
+    "Mapillary Vistas": FolderSet(
         ("training/images|validation/images", "training/instances|validation/instances|training/v2.0|validation/v2.0"),
         r"(?P<split>training|validation|testing)/images/(?P<_name>[^/]+)\.jpg",
         beside={
-            "mask": "{split}/labels/{_name}.png",
-            "instance_mask": "{split}/instances/{_name}.png",
-            "panoptic_mask": "{split}/panoptic/{_name}.png",
-            "mask_v1": "{split}/v1.2/labels/{_name}.png",
-            "instance_mask_v1": "{split}/v1.2/instances/{_name}.png",
-            "panoptic_mask_v1": "{split}/v1.2/panoptic/{_name}.png",
-            "mask_v2": "{split}/v2.0/labels/{_name}.png",
-            "instance_mask_v2": "{split}/v2.0/instances/{_name}.png",
-            "panoptic_mask_v2": "{split}/v2.0/panoptic/{_name}.png",
+            **{
+                f"{column}{version}": f"{{split}}/{top}{folder}/{{_name}}.png"
+                for version, top in (("", ""), ("_v1", "v1.2/"), ("_v2", "v2.0/"))
+                for column, folder in (
+                    ("mask", "labels"),
+                    ("instance_mask", "instances"),
+                    ("panoptic_mask", "panoptic"),
+                )
+            },
             "polygons": "{split}/v2.0/polygons/{_name}.json",
         },
-        known=rf"config[^/]*\.json|demo\.py|.*/panoptic/panoptic[^/]*\.json|requirements\.txt|{_NOTES}",
+        known=r"config[^/]*\.json|demo\.py|.*/panoptic/panoptic[^/]*\.json|requirements\.txt",
     ),
-    FolderSet(
-        "SYNTHIA",
+    "SYNTHIA": FolderSet(
         ("RGB", "GT/LABELS"),
         r"RGB/(?P<_name>[^/]+)\.png",
         beside={
@@ -209,49 +172,37 @@ MASKS = (
             "depth": "Depth/Depth/{_name}.png",
             "instances": "GT/TXT/{_name}.txt",
         },
-        known=_NOTES,
     ),
-    FolderSet(
-        "DRIVE",
-        (
-            "training/images|test/images|testing/images|images",
-            "training/1st_manual|test/1st_manual|testing/1st_manual|1st_manual",
-        ),
+    "DRIVE": FolderSet(
+        ("images|*/images", "1st_manual|*/1st_manual"),
         r"(?P<_top>((?P<split>training|test|testing)/)?)images/(?P<number>\d\d)_(?P<_end>training|test)\.(tif|png)",
         beside={
             "vessels": "{_top}1st_manual/{number}_manual1.gif",
             "vessels_2": "{_top}2nd_manual/{number}_manual2.gif",
             "field_of_view": "{_top}mask/{number}_{_end}_mask.gif",
         },
-        known=_NOTES,
     ),
-    FolderSet(
-        "CHASE_DB1",
+    "CHASE_DB1": FolderSet(
         ("Image_01L.jpg|Image_01R.jpg|Image_02L.jpg|Image_02R.jpg",),
         r"Image_(?P<number>\d\d)(?P<eye>[LR])\.jpg",
-        labels=("eye",),
         beside={"vessels": "Image_{number}{eye}_1stHO.png", "vessels_2": "Image_{number}{eye}_2ndHO.png"},
         required=("vessels",),
-        known=_NOTES,
     ),
-    FolderSet(
-        "CamVid of SegNet",
+    "CamVid of SegNet": FolderSet(
         ("train|test|val", "trainannot|testannot|valannot", "train.txt|test.txt|val.txt"),
         r"(?P<split>train|val|test)/(?P<_name>[^/]+)\.(png|jpg)",
         beside={"mask": "{split}annot/{_name}.png"},
         required=("mask",),
-        known=rf"(train|val|test|label_colors)\.txt|{_NOTES}",
+        known=r"(train|val|test|label_colors)\.txt",
     ),
-    FolderSet(
-        "COCO-Stuff",
+    "COCO-Stuff": FolderSet(
         ("stuffthingmaps", "train2017|val2017|images/train2017|images/val2017"),
         r"(images/)?(?P<split>(train|val)2017)/(?P<_name>\d{12})\.jpg",
         beside={"mask": "stuffthingmaps/{split}/{_name}.png"},
         required=("mask",),
-        known=rf"labels\.txt|labels\.md|{_NOTES}",
+        known=r"labels\.txt|labels\.md",
     ),
-    FolderSet(
-        "ADE20K, full",
+    "ADE20K, full": FolderSet(
         ("images/ADE/training|images/ADE/validation|images/training|images/validation|training|validation",),
         r"(?P<_top>(images/)?(ADE/)?)(?P<split>training|validation)/(?P<scene>.+)/(?P<_name>ADE_[a-z]+_\d{8})\.jpg",
         texts=("scene",),
@@ -263,9 +214,9 @@ MASKS = (
         },
         required=("mask",),
         left=r".*/ADE_[a-z]+_\d{8}/instance_[^/]*\.png",
-        known=rf"index_ade20k\.(mat|pkl)|objects\.txt|objectInfo[^/]*|{_NOTES}",
+        known=r"index_ade20k\.(mat|pkl)|objects\.txt|objectInfo[^/]*",
     ),
-)
+}
 
 _BANDS = ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "10", "11", "12")
 _OSCD_MARKERS = ("*[Ii]mages/train.txt|Onera*Labels", "*[Ii]mages/test.txt|Onera*Images")
@@ -277,17 +228,11 @@ _OSCD_MASKS = {
 _AREA = r"(?P<_top>((?P<split>train|test)/)?([^/]*AOI_\d+_[^/]+/)?)"
 _ROADS = ("roads", "roads_speed")
 
-PAIRS = (
-    FolderSet(
-        "xView2 (xBD)",
-        (
-            "train/images|test/images|hold/images|tier3/images|images",
-            "|".join(f"{split}{name}" for split in ("train/", "test/", "hold/", "tier3/", "") for name in
-                     ("labels", "targets")),
-        ),
+PAIRS = {
+    "xView2 (xBD)": FolderSet(
+        ("images|*/images", "labels|targets|*/labels|*/targets"),
         r"(?P<_top>((?P<split>train|test|hold|tier3)/)?)images/(?P<disaster>[a-z\d-]+)_(?P<number>\d{8})_pre_disaster"
         r"\.(?P<_end>png|tif)",
-        labels=("disaster",),
         beside={
             "after": "{_top}images/{disaster}_{number}_post_disaster.{_end}",
             "mask": "{_top}targets/{disaster}_{number}_pre_disaster_target.png",
@@ -296,23 +241,18 @@ PAIRS = (
             "buildings_after": "{_top}labels/{disaster}_{number}_post_disaster.json",
         },
         required=("after",),
-        known=_NOTES,
     ),
-    FolderSet(
-        "OSCD",
+    "OSCD": FolderSet(
         _OSCD_MARKERS,
         r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/pair/img1\.png",
-        labels=("city",),
         beside={"after": "{_top}/{city}/pair/img2.png", **_OSCD_MASKS},
         required=("after",),
         left=r".*/(imgs_[12](_rect)?/.*|cm/[^/]+-cm\.tif)",
-        known=rf".*/(train|test|dates)\.txt|.*\.geojson|{_NOTES}",
+        known=r".*/(train|test|dates)\.txt|.*\.geojson",
     ),
-    FolderSet(
-        "OSCD, its bands",
+    "OSCD, its bands": FolderSet(
         _OSCD_MARKERS,
         r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/imgs_1_rect/(?P<_band>B02)\.tif",
-        labels=("city",),
         beside={
             **{f"b{band.lower()}": f"{{_top}}/{{city}}/imgs_1_rect/B{band}.tif" for band in _BANDS},
             "after": "{_top}/{city}/imgs_2_rect/B02.tif",
@@ -321,45 +261,44 @@ PAIRS = (
         },
         required=("after",),
         left=r".*/(imgs_[12]/.*|cm/[^/]+-cm\.tif)",
-        known=rf".*/(train|test|dates)\.txt|.*\.geojson|{_NOTES}",
+        known=r".*/(train|test|dates)\.txt|.*\.geojson",
     ),
-    FolderSet(
-        "change detection: A, B and label",
+    "change detection: A, B and label": FolderSet(
         ("train/A|val/A|test/A|A", "train/B|val/B|test/B|B", "train/label|val/label|test/label|label"),
         r"(?P<_top>((?P<split>train|val|test)/)?)A/(?P<_name>[^/]+\.(png|jpg|tif))",
         beside={"after": "{_top}B/{_name}", "mask": "{_top}label/{_name}"},
         required=("after", "mask"),
-        known=rf"list/[^/]+\.txt|{_NOTES}",
+        known=r"list/[^/]+\.txt",
     ),
-    FolderSet(
-        "BigEarthNet",
+    "BigEarthNet": FolderSet(
         ("S1*_IW_*|S2*_MSIL*",),
         r"(?P<_patch>S[12][AB]_[^/]+)/(?P=_patch)_(B02|VV)\.tif",
         beside={
-            **{f"b{band.lower()}": f"{{_patch}}/{{_patch}}_B{band}.tif" for band in
-               ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "11", "12")},
+            **{
+                f"b{band.lower()}": f"{{_patch}}/{{_patch}}_B{band}.tif"
+                for band in ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "11", "12")
+            },
             "vh": "{_patch}/{_patch}_VH.tif",
             "json": "{_patch}/{_patch}_labels_metadata.json",
         },
     ),
-    FolderSet(
-        "fMoW",
+    "fMoW": FolderSet(
         ("|".join(f"{split}/{name}" for split in ("train", "val", "test_gt") for name in ("airport", "zoo")),),
         r"(?P<_top>(?P<split>train|val|test|seq|test_gt|seq_gt)/(?P<label>[^/]+)/(?P<_place>[^/]+)/(?P=_place)"
         r"_(?P<number>\d+)_(?P<_kind>rgb|msrgb|ms))\.(jpg|tif)",
         beside={"json": "{_top}.json"},
     ),
-    FolderSet(
-        "SpaceNet 1",
+    "SpaceNet 1": FolderSet(
         ("3band", "8band|geojson"),
         r"3band/3band_(?P<_name>AOI_\d+_[A-Za-z]+_img\d+)\.tif",
         beside={"bands": "8band/8band_{_name}.tif", "buildings": "geojson/Geo_{_name}.geojson"},
-        known=rf"(vectordata|summaryData)/.*|{_NOTES}",
+        known=r"(vectordata|summaryData)/.*",
     ),
-    FolderSet(
-        "SpaceNet 2 and 3",
-        ("RGB-PanSharpen|*/RGB-PanSharpen", "|".join(
-            f"{top}geojson/{name}" for top in ("", "*/") for name in ("buildings", "spacenetroads"))),
+    "SpaceNet 2 and 3": FolderSet(
+        (
+            "RGB-PanSharpen|*/RGB-PanSharpen",
+            "|".join(f"{top}geojson/{name}" for top in ("", "*/") for name in ("buildings", "spacenetroads")),
+        ),
         _AREA + r"RGB-PanSharpen/[A-Za-z\d_-]*?(?P<_name>AOI_\d+_[A-Za-z]+_(Train_)?img\d+)\.tif",
         beside={
             "buildings": "{_top}geojson/buildings/buildings_{_name}.geojson",
@@ -368,27 +307,30 @@ PAIRS = (
             "mul": "{_top}MUL/MUL_{_name}.tif",
             "mul_pansharpen": "{_top}MUL-PanSharpen/MUL-PanSharpen_{_name}.tif",
         },
-        known=rf"(.*/)?summaryData/.*|{_NOTES}",
+        known=r"(.*/)?summaryData/.*",
     ),
-    FolderSet(
-        "SpaceNet 3, 5 and 6",
-        ("|".join(f"{top}PS-RGB" for top in ("", "*/", "train/*/")), "|".join(
-            f"{top}geojson_{name}" for top in ("", "*/", "train/*/") for name in ("buildings", *_ROADS))),
+    "SpaceNet 3, 5 and 6": FolderSet(
+        (
+            "|".join(f"{top}PS-RGB" for top in ("", "*/", "train/*/")),
+            "|".join(f"{top}geojson_{name}" for top in ("", "*/", "train/*/") for name in ("buildings", *_ROADS)),
+        ),
         _AREA + r"PS-RGB/(?P<_set>SN\d_\w+?_AOI_\d+_[A-Za-z]+)_PS-RGB_(?P<_tile>\w+)\.tif",
         beside={
-            **{name.lower().replace("-", "_"): f"{{_top}}{name}/{{_set}}_{name}_{{_tile}}.tif" for name in
-               ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")},
+            **{
+                name.lower().replace("-", "_"): f"{{_top}}{name}/{{_set}}_{name}_{{_tile}}.tif"
+                for name in ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")
+            },
             "buildings": "{_top}geojson_buildings/{_set}_Buildings_{_tile}.geojson",
             **{name: f"{{_top}}geojson_{name}/{{_set}}_geojson_{name}_{{_tile}}.geojson" for name in _ROADS},
         },
-        known=rf"(.*/)?(SummaryData|summaryData)/.*|(.*/)?[^/]*\.csv|{_NOTES}",
+        known=r"(.*/)?(SummaryData|summaryData)/.*|(.*/)?[^/]*\.csv",
     ),
-)  # fmt: skip
+}
 
-MARKET1501 = make_folder_set_kind("market1501", "Market-1501 as published", [_MARKET])
-DUKEMTMC = make_folder_set_kind("dukemtmc", "DukeMTMC-reID as published", [_DUKE])
-MARS = make_folder_set_kind("mars", "MARS as published", [_MARS])
-OMNIGLOT = make_folder_set_kind("omniglot", "Omniglot as published", [_OMNIGLOT, _OMNIGLOT_PART])
+MARKET1501 = make_folder_set_kind("market1501", "Market-1501 as published", {"Market-1501": _MARKET})
+DUKEMTMC = make_folder_set_kind("dukemtmc", "DukeMTMC-reID as published", {"DukeMTMC-reID": _DUKE})
+MARS = make_folder_set_kind("mars", "MARS as published", {"MARS": _MARS})
+OMNIGLOT = make_folder_set_kind("omniglot", "Omniglot as published", _OMNIGLOT)
 PUBLISHED = make_folder_set_kind(
-    "published", "a published set recognised by its folders and file names", [*CLASSES, *MASKS, *PAIRS]
+    "published", "a published set recognised by its folders and file names", CLASSES | MASKS | PAIRS
 )
