@@ -10,7 +10,6 @@ import functools
 import gzip
 import hashlib
 import importlib
-import io
 import json
 import random
 import shutil
@@ -41,14 +40,14 @@ from packstore.images.pillow_tags import parse_exif_orientation
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
+from packstore.sources.arrays.cifar import LAYOUTS, Cifar10Source
 from packstore.sources.arrays.idx import IdxSource
+from packstore.sources.arrays.mat import OpenMat
 from packstore.sources.arrays.n5 import N5Source
 from packstore.sources.arrays.npz import NpzSource
+from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict, parse_name_list
 from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
-from packstore.sources.cifar import CifarSource
-from packstore.sources.cifar.files import LAYOUTS, find_cifar
-from packstore.sources.cifar.pickles import BatchError, build_array, load_dict, parse_name_list
 from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
 from packstore.sources.huggingface.columns import TableFacts, declare_columns
@@ -58,7 +57,7 @@ from packstore.sources.labels import LabelsFile
 from packstore.sources.lmdbs.formats import parse_datum
 from packstore.sources.medical.dicom import DicomSource
 from packstore.sources.medical.nifti import NiftiSource
-from packstore.sources.named.mat import find_arrays, load_mat
+from packstore.sources.named.mat import load_mat
 from packstore.sources.records import arrayrecord_files
 from packstore.sources.records.arrayrecord import ArrayRecordSource
 from packstore.sources.records.beton import BetonSource
@@ -199,7 +198,7 @@ def _tiff(data: bytes) -> None:
 
 
 def _pickle(data: bytes) -> None:
-    for value in load_dict(io.BytesIO(data)).values():
+    for value in parse_dict(data).values():
         for read in (build_array, parse_name_list):
             try:
                 read(value)
@@ -232,9 +231,8 @@ def _cifar_archive(data: bytes) -> None:
     """``data`` is a gzip file, or a tar file that is yet to be compressed."""
     path = _scratch() / "cifar-10-binary.tar.gz"
     path.write_bytes(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 1))
-    files = find_cifar(path, None)
-    if files is not None:
-        with closing(CifarSource(path, SourceOptions(), files)) as source:
+    if Cifar10Source.matches(path):
+        with closing(Cifar10Source(path, SourceOptions())) as source:
             source.survey()
             for entry in source.entries():
                 source.read(entry)
@@ -700,7 +698,7 @@ def _mat(data: bytes) -> None:
     path = _scratch() / "x.mat"
     path.write_bytes(data)
     with suppress(PackstoreError):
-        find_arrays(path)
+        OpenMat(path).close()
     load_mat("x.mat", data)
 
 
@@ -716,9 +714,9 @@ TARGETS = (
     ),
     Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
     Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),
-    Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
-    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
-    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "inflating.py")),
+    Target("cifar_pickle", _pickle, (BatchError,), ("arrays/pickles.py", "pickle_machine.py")),
+    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("arrays/cifar.py", "arrays/pixels.py")),
+    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("arrays/cifar.py", "archives/tar.py", "inflating.py")),
     Target(
         "archive",
         _archive,
@@ -744,7 +742,7 @@ TARGETS = (
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),
     ),
-    Target("mat", _mat, (PackstoreError,), ("named/mat.py",)),
+    Target("mat", _mat, (PackstoreError,), ("named/mat.py", "arrays/mat.py")),
     Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
     Target("recordio", _recordio, (PackstoreError,), ("records/recordio.py",)),
     Target(

@@ -145,11 +145,11 @@ def test_pickles_of_other_protocols(protocol: int, tmp_path: Path) -> None:
     """Protocol 2 of Python 3 writes bytes as text, which is said where it is not small."""
     data = np.stack([pixels(n, 64).transpose(2, 0, 1).ravel() for n in range(8)])
     (tmp_path / "val_data").write_bytes(pickle.dumps({"data": data, "labels": [*range(1, 9)]}, protocol=protocol))
-    source = open_source(tmp_path)
     if protocol == 2:
         with pytest.raises(SourceError, match="val_data: a text of"):
-            source.survey()
+            open_source(tmp_path)
         return
+    source = open_source(tmp_path)
     assert all(np.array_equal(image, pixels(n, 64)) for n, (image, _) in enumerate(samples(source)))
     source.close()
 

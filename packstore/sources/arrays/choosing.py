@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.modes import MAX_CHANNELS
 from packstore.sources.arrays.flat import may_be_flat_images, parse_layout, unflatten_images
-from packstore.sources.arrays.stored import ArrayInfo
+from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 from packstore.sources.base import SourceOptions
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
@@ -26,28 +26,6 @@ LABEL_WORDS = frozenset(["y", "label", "labels", "target", "targets", "class"])
 _MASKS = frozenset(["mask", "masks", "segmentation", "segmentations", "seg"])
 _NAMES, _OF_NAMES = frozenset(["classes", "categories"]), frozenset(["class", "label", "category", "target"])
 _LISTED = 12
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnArray:
-    """Array of a column, with the meaning of its axes.
-
-    Attributes:
-        file: Number of its file.
-        info: Description of the array.
-        axis: Axis of the samples.
-        order: Axes of an image as ``(height, width[, channel])``; ``()`` for other columns.
-    """
-
-    file: int
-    info: ArrayInfo
-    axis: int = 0
-    order: tuple[int, ...] = ()
-
-    @property
-    def length(self) -> int:
-        """Number of samples."""
-        return self.info.shape[self.axis]
 
 
 @dataclass(frozen=True, slots=True)

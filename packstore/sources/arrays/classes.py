@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays, unused_column_name
-from packstore.sources.arrays.stored import BlockCache
+from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays, unused_column_name
+from packstore.sources.arrays.stored import BlockCache, ColumnArray
 from packstore.sources.arrays.values import decode_text
 from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.text_labels import LabelTexts, is_label_name, name_words

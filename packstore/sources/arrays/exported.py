@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
-from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays
+from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource
-from packstore.sources.arrays.stored import ArrayInfo
+from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
+from packstore.sources.arrays.values import to_native
 from packstore.sources.exported_rows import ExportedRows
 
 _SHAPE = "shape of the image"
@@ -45,9 +47,10 @@ class ExportedArrays(ExportedRows, ArraySource):
             values["image"] = np.frombuffer(values["image"], dtype).reshape(shape)
         return values
 
-    def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a value to that of the exported store. Files become bytes, numbers a copy in native byte order."""
-        return bytes(value) if chosen.info.content == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
+    def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
+        """Makes the function that converts a value to that of the exported store. Files become bytes, numbers a copy in
+        native byte order."""
+        return bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
 
 
 def _choose_exported_arrays(

@@ -19,9 +19,8 @@ from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.exported import ExportedArrays
-from packstore.sources.arrays.source import ArraySource, recognise_arrays
+from packstore.sources.arrays.source import ArraySource, make_array_kind
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, object_array, read_at
-from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
 from packstore.sources.refusals import first_bytes, refuse_page
 
@@ -45,10 +44,21 @@ class Hdf5Source(ArraySource):
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
     files_name = "HDF5 files"
 
-    @classmethod
-    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+    def open_file(self, path: Path) -> OpenArrays:
         """Opens an HDF5 file. Raises :class:`SourceError` if h5py cannot read it."""
-        return _OpenHdf5(path, folder)
+        return _OpenHdf5(path, self.path if self.path.is_dir() else self.path.parent)
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path is an HDF5 file, or a folder of HDF5 files alone. False for packstore stores, and files that
+        h5py cannot open. Raises :class:`SourceError` for a web page in a folder that has the name of an HDF5 file."""
+        if not path.is_dir():
+            return is_hdf5(path) and not _is_store(path)
+        files = cls.find_files(path) if cls.holds_only_arrays(path) else []
+        strange = [file for file in files if not is_hdf5(file)]
+        for file in strange:
+            refuse_page(file)
+        return bool(files) and not strange and not any(map(_is_store, files))
 
 
 class _OpenHdf5(OpenArrays):
@@ -317,27 +327,6 @@ class ExportedHdf5(ExportedArrays, Hdf5Source):
     """Samples of an HDF5 export of packstore."""
 
 
-_open = open_with(Hdf5Source, ExportedHdf5)
-
-
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for an HDF5 file, and for a folder of HDF5 files alone. Returns ``NO`` for anything else,
-    packstore stores, and files that h5py cannot open. Opens the arrays before it returns ``CERTAIN``, and raises the
-    errors of opening. Raises :class:`SourceError` for a web page in a folder that has the name of an HDF5 file."""
-    if path.is_dir():
-        if Hdf5Source.recognise_folder(path) is Certainty.NO:
-            return Certainty.NO
-        files = Hdf5Source.find_files(path)
-        strange = [file for file in files if not is_hdf5(file)]
-        for file in strange:
-            refuse_page(file)
-        if strange or any(map(_is_store, files)):
-            return Certainty.NO
-    elif not is_hdf5(path) or _is_store(path):
-        return Certainty.NO
-    return recognise_arrays(_open, path, options)
-
-
 def _is_store(path: Path) -> bool:
     """Tells if a file is a packstore store. True also for a file that cannot be opened: opening it as a store raises
     the error."""
@@ -350,4 +339,4 @@ def _is_store(path: Path) -> bool:
         return True  # opening it as a store tells the fault
 
 
-KIND = Kind(Hdf5Source.kind, "HDF5 files with arrays of images", _recognise, _open, takes_arrays=True)
+KIND = make_array_kind(Hdf5Source, "HDF5 files with arrays of images", open_with(Hdf5Source, ExportedHdf5))

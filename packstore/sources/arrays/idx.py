@@ -8,25 +8,31 @@ zeros, the type, the number of axes, their sizes, the numbers, all big-endian.
 from __future__ import annotations
 
 import math
-import os
 import re
 import string
 import struct
 import zlib
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field
-from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays
+from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.arrays.stored import (
+    ArrayInfo,
+    ColumnArray,
+    ReadRange,
+    StoredArray,
+    StoredArrays,
+    VerifiedReader,
+    read_at,
+)
+from packstore.sources.base import Kind
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import list_folders
@@ -69,9 +75,8 @@ class IdxSource(ArraySource):
     suffixes = ("-ubyte", "-int", "-ubyte.gz", "-int.gz")
     files_name = "idx files"
 
-    @classmethod
-    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an idx file. Ignores ``folder``. Raises :class:`SourceError` for a wrong header or size."""
+    def open_file(self, path: Path) -> StoredArrays:
+        """Opens an idx file. Raises :class:`SourceError` for a wrong header or size."""
         return _OpenIdx(path)
 
     @classmethod
@@ -91,6 +96,14 @@ class IdxSource(ArraySource):
                 if _match_name(file):
                     files.setdefault(file.name.removesuffix(".gz"), file)
         return list(files.values())
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        """Tells if :func:`_find_idx_folders` finds folders. False if a folder cannot be listed."""
+        try:
+            return bool(_find_idx_folders(path))
+        except PermissionError:
+            return False  # the general kinds name the folder that cannot be listed
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         """Assigns images, labels and splits by the names of the files. The option ``image_key`` chooses one of several
@@ -156,9 +169,10 @@ class IdxSource(ArraySource):
             else super()._declare_field(name, chosen)
         )
 
-    def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row as the base does. The first of QMNIST's eight numbers is the class."""
-        return super().convert_value(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
+    def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
+        """Makes the converter as the base does. The first of QMNIST's eight numbers is the class."""
+        convert = super().make_converter(name, chosen)
+        return (lambda value: convert(np.reshape(value, -1)[:1])) if name == "label" else convert
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
@@ -181,81 +195,55 @@ class IdxSource(ArraySource):
         return None  # the files of all these data sets have the same names
 
 
-class _OpenIdx(OpenArrays):
+class _OpenIdx(StoredArrays):
     """Open idx file, plain or gzip: one array, called ``numbers``. Opening raises :class:`SourceError` for a wrong
-    header or size. Of a gzip file, opening only refuses an impossible size."""
+    header or size. Of a gzip file, opening only refuses a size that no gzip could hold; the first read of values
+    verifies size and checksum."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._shown = printable(str(path))
-        self._zipped = GzipReader(path) if first_bytes(path, 2) == _GZIP else None
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._whole = False
-        try:
-            self._info, self._place = self._parse_header()
-        except BaseException:
-            self.close()
-            raise
+        with self:
+            self.arrays["numbers"] = self._open_array(path)
 
-    def _parse_header(self) -> tuple[ArrayInfo, int]:
-        """Parses the header; returns the array, and the offset of its numbers. Raises :class:`SourceError` for another
-        header, and if the file's size does not fit. A gzip file is only refused if no gzip could hold so much."""
+    def _open_array(self, path: Path) -> StoredArray:
+        """Opens the only array of the file. Raises :class:`SourceError` for a wrong header or size."""
+        read: ReadRange
+        zipped = first_bytes(path, 2) == _GZIP
+        if zipped:
+            reader = GzipReader(path)
+            self.closing.callback(reader.close)
+            read = partial(reader.read_at, name=self._shown)
+        else:
+            read = partial(read_at, self.open_descriptor(path))
         try:
-            start = self._read_bytes(4, 0)
+            start = read(4, 0)
             dtype, axes = _DTYPES.get(start[2]), start[3]
             if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
                 raise ValueError(f"it begins with {start!r}")
-            shape = struct.unpack(f">{axes}I", self._read_bytes(4 * axes, 4))
+            shape = struct.unpack(f">{axes}I", read(4 * axes, 4))
         except (OSError, ValueError) as error:
             raise SourceError(f"{self._shown} is no idx file: {printable(str(error))}") from None
         info = ArrayInfo("", "numbers", shape, np.dtype(dtype), alone=True)
-        place, size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize
-        file_size = os.fstat(self._descriptor).st_size
-        if self._zipped is None and file_size != place + size:
+        place, size, file_size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize, path.stat().st_size
+        if not zipped and file_size != place + size:
             raise SourceError(f"{self._shown} has {file_size:,} bytes; its header says {place + size:,}")
         if size > file_size * _MAX_RATIO:
             raise SourceError(f"{self._shown} has {file_size:,} bytes, which cannot hold the {size:,} of its header")
-        return info, place
+        if zipped:
+            read = VerifiedReader(read, partial(self._verify_gzip, reader, place + size))
+        return StoredArray(info, read, place)
 
-    def list_arrays(self) -> list[ArrayInfo]:
-        """Describes the only array of the file."""
-        return [self._info]
-
-    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` of the only array along its first axis; ignores ``axis``. The first read of
-        a gzip file decompresses all of it, and verifies its checksum. Raises :class:`ValueError` for a damaged file."""
-        info = self._info
-        row = math.prod(info.shape[1:]) * info.dtype.itemsize
-        if self._zipped is not None and not self._whole:
-            self._verify_gzip(self._zipped, self._place + row * info.shape[0])
-        data = self._read_bytes(row * (stop - start), self._place + row * start)
-        return np.frombuffer(data, info.dtype).reshape(stop - start, *info.shape[1:])
-
-    def _verify_gzip(self, zipped: GzipReader, size: int) -> None:
-        """Decompresses the whole file, and notes that it is verified. Raises :class:`ValueError` if its checksum is
-        wrong, or its content does not have ``size`` bytes."""
+    def _verify_gzip(self, reader: GzipReader, size: int) -> None:
+        """Decompresses the whole file. Raises :class:`ValueError` if its checksum is wrong, or its content does not
+        have ``size`` bytes."""
         try:
-            zipped.seek(size)
-            more, found = len(zipped.read(1)), zipped.tell()
+            reader.seek(size)
+            more, found = len(reader.read(1)), reader.tell()
         except (zlib.error, EOFError) as error:
             raise ValueError(f"{self._shown} is damaged: {error}") from None
         if more or found != size:
             raise ValueError(f"{self._shown} holds {found:,} bytes or more; its header says {size:,}")
-        self._whole = True
-
-    def _read_bytes(self, size: int, place: int) -> bytes:
-        """Reads exactly ``size`` bytes at offset ``place`` of the decompressed content. Raises :class:`ValueError` if
-        they are damaged or missing."""
-        if self._zipped is None:
-            return read_at(self._descriptor, size, place)
-        return self._zipped.read_at(size, place, self._shown)
-
-    def close(self) -> None:
-        """Closes the file, and its decompressor. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            if self._zipped is not None:
-                self._zipped.close()
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
@@ -277,13 +265,4 @@ def _find_idx_folders(path: Path) -> list[Path]:
     return []
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` if :func:`_find_idx_folders` finds folders, without opening the files. Else returns ``NO``,
-    also if a folder cannot be listed."""
-    try:
-        return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
-    except PermissionError:
-        return Certainty.NO  # the general kinds name the folder that cannot be listed
-
-
-KIND = Kind(IdxSource.kind, "MNIST's idx files", _recognise, IdxSource, takes_arrays=True)
+KIND = Kind("idx", "MNIST's idx files", IdxSource.recognise, IdxSource, takes_arrays=True)

@@ -6,21 +6,30 @@ Files of version 7.3 are HDF5. Cells, structs and texts are left out, and counte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+import zlib
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.arrays.source import ArraySource, recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
-from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.named.mat import check_adler32, find_arrays, open_array
+from packstore.sources.arrays.source import ArraySource, make_array_kind
+from packstore.sources.arrays.stored import ArrayInfo, ReadRange, StoredArray, StoredArrays, read_at
+from packstore.sources.inflating import GzipReader
+from packstore.sources.named.mat import (
+    COMPRESSED,
+    FAULTS,
+    HEADER_BYTES,
+    MatError,
+    damage_error,
+    parse_array_start,
+    read_byte_order,
+)
 from packstore.sources.refusals import first_bytes
 
 _MAGIC = b"MATLAB 5.0"
+_START = 1024
+_STEP = 1 << 20
 
 
 class MatSource(ArraySource):
@@ -31,68 +40,75 @@ class MatSource(ArraySource):
     suffixes = (".mat",)
     files_name = "MATLAB files"
 
+    def open_file(self, path: Path) -> StoredArrays:
+        """Opens a ``.mat`` file. Raises :class:`SourceError` for damage, and for another format."""
+        return OpenMat(path)
+
     @classmethod
-    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a ``.mat`` file, and verifies its compressed arrays. Ignores ``folder``. Raises :class:`SourceError`
-        for damage, and for another format."""
-        return _OpenMat(path)
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path is a MATLAB file by its first bytes, or a folder of such files alone."""
+        files = [path] if not path.is_dir() else cls.find_files(path) if cls.holds_only_arrays(path) else []
+        return bool(files) and all(first_bytes(file, len(_MAGIC)) == _MAGIC for file in files)
 
 
-class _OpenMat(OpenArrays):
-    """Open ``.mat`` file, whose vectors have one axis, as labels need. Opening verifies the checksums of compressed
-    arrays, and raises :class:`SourceError` for damage, and for another format."""
+class OpenMat(StoredArrays):
+    """Arrays of numbers in a ``.mat`` file of any size; vectors have one axis, as labels need. Skips variables of other
+    types, complex numbers included.
+
+    Opening reads the headers, and verifies the checksums of compressed arrays. It raises :class:`SourceError` for
+    damage, and for another format.
+    """
 
     def __init__(self, path: Path) -> None:
-        shown = printable(str(path))
+        super().__init__()
+        self._path, shown = path, printable(str(path))
         if first_bytes(path, len(_MAGIC)) != _MAGIC:
             raise SourceError(f"{shown} is no MATLAB file of versions 5 to 7; save it again with -v7")
-        self._arrays = find_arrays(path)
-        for array in self._arrays.values():  # before any is opened
-            check_adler32(shown, path, array)
-        self._readers = {name: open_array(path, array) for name, array in self._arrays.items()}
+        try:
+            with self, path.open("rb") as file:
+                self._find_arrays(file, path.stat().st_size)
+        except OSError as error:
+            raise SourceError(f"{shown} cannot be read: {error.strerror or error}") from None
+        except FAULTS as error:
+            raise damage_error(shown, error) from None
 
-    def list_arrays(self) -> Sequence[ArrayInfo]:
-        """Describes all arrays of numbers; vectors have one axis."""
-        arrays = self._arrays.items()
-        return [
-            ArrayInfo("", name, _flatten_vector_shape(array.shape), array.dtype, by_columns=True)
-            for name, array in arrays
-        ]
+    def _find_arrays(self, file: IO[bytes], size: int) -> None:
+        """Adds all arrays of numbers, by the first bytes of each element. Raises one of ``FAULTS`` for damage."""
+        order, position = read_byte_order(file.read(HEADER_BYTES)), HEADER_BYTES
+        plain = partial(read_at, self.open_descriptor(self._path))
+        while position < size:
+            file.seek(position)
+            start = file.read(_START)
+            kind, length = struct.unpack_from(f"{order}II", start)
+            end = position + 8 + length
+            if end > size:
+                raise MatError(f"it ends {end - size} bytes too early")
+            if kind == COMPRESSED:
+                start = zlib.decompressobj().decompress(start[8:], _START)
+            name, found = parse_array_start(start, order)
+            if found is not None:
+                shape, dtype, offset = found
+                if len(shape) == 2 and min(shape) == 1:
+                    shape = (math.prod(shape),)
+                read = self._open_compressed(file, position + 8, end) if kind == COMPRESSED else plain
+                place = offset if kind == COMPRESSED else position + offset
+                info = ArrayInfo("", name, shape, dtype, by_columns=True)
+                self.arrays[name] = StoredArray(info, read, place, fortran=True)
+            position = end
 
-    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the array's axes in their order. Raises
-        :class:`ValueError` for damage."""
-        array = self._arrays[name]
-        shape = _flatten_vector_shape(array.shape)
-        size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-        read, _ = self._readers[name]
-        step, rows = inner * shape[axis] * size, (stop - start) * inner * size
-        parts = [read(rows, array.offset + n * step + start * inner * size) for n in range(outer)]
-        values = np.frombuffer(b"".join(parts), array.dtype)
-        return values.reshape((*shape[:axis], stop - start, *shape[axis + 1 :]), order="F")
-
-    def close(self) -> None:
-        """Closes all arrays. Idempotent."""
-        for _, close in self._readers.values():
-            close()
-        self._readers = {}
-
-
-def _flatten_vector_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of a vector with one axis, and any other shape unchanged."""
-    return (math.prod(shape),) if len(shape) == 2 and min(shape) == 1 else shape
-
-
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a MATLAB file by its first bytes, and for a folder of such files alone. Else returns
-    ``NO``. Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
-    if path.is_dir():
-        files = MatSource.find_files(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
-        if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):
-            return Certainty.NO
-    elif first_bytes(path, len(_MAGIC)) != _MAGIC:
-        return Certainty.NO
-    return recognise_arrays(MatSource, path, options)
+    def _open_compressed(self, file: IO[bytes], start: int, end: int) -> ReadRange:
+        """Opens a compressed element between two offsets, and verifies its Adler-32 checksum (RFC 1950). Raises one of
+        ``FAULTS`` for damage."""
+        reader = GzipReader(self._path, (start + 2, end - start - 2))  # without zlib's header
+        self.closing.callback(reader.close)
+        checksum = 1
+        while data := reader.read(_STEP):
+            checksum = zlib.adler32(data, checksum)
+        file.seek(end - 4)
+        expected = int.from_bytes(file.read(4), "big")
+        if checksum != expected:
+            raise MatError(f"Adler-32 {checksum:08x}, expected {expected:08x}")
+        return reader.read_at
 
 
-KIND = Kind(MatSource.kind, "MATLAB files with arrays of images", _recognise, MatSource, takes_arrays=True)
+KIND = make_array_kind(MatSource, "MATLAB files with arrays of images")

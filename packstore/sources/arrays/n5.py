@@ -29,9 +29,8 @@ from packstore.sources.arrays.folders import (
     refuse_unwritten,
     walk_arrays,
 )
-from packstore.sources.arrays.source import recognise_arrays
+from packstore.sources.arrays.source import make_array_kind
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten
-from packstore.sources.base import Certainty, Kind, SourceOptions
 
 _FILE = "attributes.json"
 _DTYPES = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float32", "float64"}
@@ -45,11 +44,20 @@ class N5Source(ChunkFolderSource):
     kind = "n5"
     files_name = "N5 arrays"
 
-    @classmethod
-    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an N5 container, and reads the metadata of its arrays. Ignores ``folder``. Raises :class:`SourceError`
-        if the metadata are damaged."""
+    def open_file(self, path: Path) -> OpenArrays:
+        """Opens an N5 container, and reads the metadata of its arrays. Raises :class:`SourceError` if the metadata are
+        damaged."""
         return _OpenN5(path)
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path is a folder whose ``attributes.json`` is that of an N5 container or array. False if that file
+        is damaged."""
+        try:
+            plain = read_metadata(path / _FILE) if path.is_dir() else None
+        except SourceError:
+            return False
+        return plain is not None and ("n5" in plain or {"dimensions", "blockSize", "dataType"} <= plain.keys())
 
 
 class _OpenN5(OpenArrays):
@@ -172,17 +180,4 @@ def _decompress(compression: str, data: bytes, size: int) -> bytes:
     return data
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder whose ``attributes.json`` is that of an N5 container or array. Else returns
-    ``NO``, also if that file is damaged. Opens the arrays before it returns ``CERTAIN``, and raises the errors of
-    opening."""
-    try:
-        plain = read_metadata(path / _FILE) if path.is_dir() else None
-    except SourceError:
-        return Certainty.NO
-    if plain is None or not ("n5" in plain or {"dimensions", "blockSize", "dataType"} <= plain.keys()):
-        return Certainty.NO
-    return recognise_arrays(N5Source, path, options)
-
-
-KIND = Kind(N5Source.kind, "N5 arrays of images", _recognise, N5Source, takes_arrays=True)
+KIND = make_array_kind(N5Source, "N5 arrays of images")

@@ -16,15 +16,16 @@ from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.images.sniff import excess_pixels_message, max_file_bytes
-from packstore.sources.arrays.choosing import (
-    IMAGE_WORDS,
-    LABEL_WORDS,
-    ArrayRoles,
-    ColumnArray,
-    assign_roles,
-)
+from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, ArrayRoles, assign_roles
 from packstore.sources.arrays.classes import assign_text_labels, find_class_names
-from packstore.sources.arrays.stored import ArrayInfo, BlockCache, OpenArrays, bytes_per_row, rows_per_block
+from packstore.sources.arrays.stored import (
+    ArrayInfo,
+    BlockCache,
+    ColumnArray,
+    OpenArrays,
+    bytes_per_row,
+    rows_per_block,
+)
 from packstore.sources.arrays.values import (
     MASK_DTYPES,
     cast_exactly,
@@ -32,14 +33,18 @@ from packstore.sources.arrays.values import (
     is_jpeg_or_png,
     pixel_mode,
     to_class_number,
+    to_file,
+    to_native,
 )
-from packstore.sources.base import Certainty, Source, SourceOptions
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.splits import find_split_folders
 from packstore.sources.text_labels import name_words
+
+OpenSource = Callable[[Path, SourceOptions], Source]
 
 _PROBED = 4
 _MAX_FILES = 10_000
@@ -66,18 +71,20 @@ class ArraySource(RowSource):
         suffixes: Suffixes of its files, in lower case.
         files_name: Name of its files, for messages: ``HDF5 files``.
         grouped: A source is one folder, whose groups of arrays are the splits.
+        max_open: Most files that are open at a time.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
     files_name: ClassVar[str]
     grouped: ClassVar[bool] = False
+    max_open: ClassVar[int] = 8
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._files = self.list_files()
         if not self._files:
             raise SourceError(f"{printable(str(path))} holds no {self.files_name} ({', '.join(self.suffixes)})")
-        self._blocks = BlockCache(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
+        self._blocks = BlockCache(self._files, self.open_file, self.max_open)
         try:
             infos = [self._list_arrays(number, file) for number, file in enumerate(self._files)]
             self._roles, self._text_classes = self.assign_columns(infos)
@@ -87,10 +94,14 @@ class ArraySource(RowSource):
             self.close()
             raise
 
+    @abstractmethod
+    def open_file(self, path: Path) -> OpenArrays:
+        """Opens a file. Raises :class:`SourceError` if it is damaged, or refers to a file outside of the source."""
+
     @classmethod
     @abstractmethod
-    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a file. Raises :class:`SourceError` if it is damaged, or refers to a file outside of ``folder``."""
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path is of this kind, by names and first bytes."""
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
@@ -113,6 +124,11 @@ class ArraySource(RowSource):
                     raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
         return files
 
+    @classmethod
+    def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
+        """Returns ``CERTAIN`` if :meth:`matches`, else ``NO``, without opening a file."""
+        return Certainty.CERTAIN if cls.matches(path) else Certainty.NO
+
     def list_files(self) -> list[Path]:
         """Lists the files of this source, by :meth:`find_files`. Subclasses may choose others."""
         return self.find_files(self.path)
@@ -129,10 +145,9 @@ class ArraySource(RowSource):
         return path.name.lower().endswith(cls.suffixes) and path.is_file()
 
     @classmethod
-    def recognise_folder(cls, path: Path) -> Certainty:
-        """Returns ``CERTAIN`` for a folder that holds files of this kind, directly or in folders of splits. Returns
-        ``NO`` if there are none. Images, data files of other kinds and further folders give ``NO`` as well. Empty
-        folders do not count."""
+    def holds_only_arrays(cls, path: Path) -> bool:
+        """Tells if a folder holds files of this kind, directly or in folders of splits, and no images, data files of
+        other kinds or further folders. Empty folders do not count."""
         has_arrays = False
         splits = _find_split_folders(path)
         for folder in [path, *splits]:
@@ -144,9 +159,9 @@ class ArraySource(RowSource):
                     if cls.is_array_file(file):
                         has_arrays = True
                     elif not file.is_dir() or any(not is_passed_over(each.name) for each in visible_paths(file)):
-                        return Certainty.NO
+                        return False
                 has_arrays = has_arrays or cls.is_array_file(file)
-        return Certainty.CERTAIN if has_arrays else Certainty.NO
+        return has_arrays
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
@@ -175,27 +190,36 @@ class ArraySource(RowSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields the rows of a split. The size of a row of files or texts is the mean of the first four rows."""
-        index = 0
+        index, make_key = 0, self.make_key
         for number, part in enumerate(self._roles.parts):
             if part.split == split:
                 size, rest = self._row_sizes[number]
                 for row in range(part.length):
-                    yield Row(index_key(split, index), (number, row), size, rest)
-                    index += 1
+                    yield Row(make_key(split, index + row), (number, row), size, rest)
+                index += part.length
+
+    def make_key(self, split: str, index: int) -> str:
+        """Makes the key of a sample from its split and its number in the split."""
+        return index_key(split, index)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a row of each array, and converts it to the value of its column. Raises :class:`OSError` or
         :class:`ValueError` for a row that cannot be read or converted. With :attr:`gaps_are_bad`, raises
         :class:`ValueError` for a row that was never written."""
         number, row = ref
-        part = self._roles.parts[number]
         if self.gaps_are_bad and self._unwritten_rows[number][row]:
             raise ValueError("was never written: its chunks are missing, as after an interrupted copy")
-        values = {}
-        for name, chosen in part.columns.items():
-            value = self._blocks.read_row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
-            values[name] = self.convert_value(name, chosen, value)
-        return values
+        columns = self._converters[number]
+        read = self._blocks.read_row
+        return {name: convert(read(chosen, row, len(columns))) for name, chosen, convert in columns}
+
+    @cached_property
+    def _converters(self) -> list[list[tuple[str, ColumnArray, Callable[[Any], Any]]]]:
+        """Name, array and converter of each column of each part."""
+        return [
+            [(name, chosen, self.make_converter(name, chosen)) for name, chosen in part.columns.items()]
+            for part in self._roles.parts
+        ]
 
     def fields(self) -> dict[str, Field]:
         """Declares a column for each array. A column that some splits lack is optional, except for images. Raises
@@ -330,7 +354,7 @@ class ArraySource(RowSource):
         total = 0
         for row in range(min(_PROBED, chosen.length)):
             try:
-                total += len(self._blocks.read_row(chosen.file, info, 0, row, columns))
+                total += len(self._blocks.read_row(chosen, row, columns))
             except (OSError, ValueError):
                 continue
         return total // max(1, min(_PROBED, chosen.length))
@@ -363,13 +387,13 @@ class ArraySource(RowSource):
     def _read_first_file(self, chosen: ColumnArray) -> bytes:
         """Reads the first row of an array of files; empty if it cannot be read."""
         try:
-            return bytes(self._blocks.read_row(chosen.file, chosen.info, 0, 0, 1)) if chosen.length else b""
+            return bytes(self._blocks.read_row(chosen, 0, 1)) if chosen.length else b""
         except (OSError, ValueError):
             return b""
 
-    def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row of an array to a value of its column. A bool mask ``(H, W)`` becomes uint8. Raises
-        :class:`ValueError`:
+    def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
+        """Makes the function that converts a row of an array to a value of its column. A bool mask ``(H, W)`` becomes
+        uint8. The function raises :class:`ValueError`:
 
         - for a file that is too large
         - for a label that is no whole number, or not one of the classes
@@ -377,30 +401,15 @@ class ArraySource(RowSource):
         - for pixels that would change in the conversion
         """
         info = chosen.info
-        if name == "image":
-            return self._convert_image_row(chosen, value)
-        if name == "label":
-            return to_class_number(value) if info.content == "numbers" else self._find_label_number(decode_text(value))
         if info.content == "files":
-            limit = max_file_bytes(self.options.max_pixels)
-            if len(value) > limit:
-                raise ValueError(f"{name} has {len(value)} bytes, more than {limit} within max_pixels")
-            return bytes(value)
+            return partial(to_file, name, max_file_bytes(self.options.max_pixels))
+        if name == "image":
+            return partial(cast_exactly, dtype=pixel_mode(chosen).dtype)
+        if name == "label":
+            return to_class_number if info.content == "numbers" else self._find_label_number
         if info.content == "texts":
-            return decode_text(value)
-        native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
-        return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
-
-    def _convert_image_row(self, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row to an image file, or to pixels ``(H, W)`` or ``(H, W, C)``. Raises :class:`ValueError` for too
-        large a file, and for pixels that would change in the image's dtype."""
-        if chosen.info.content == "files":
-            limit = max_file_bytes(self.options.max_pixels)
-            if len(value) > limit:
-                raise ValueError(f"it has {len(value)} bytes, more than the {limit} of an image within max_pixels")
-            return bytes(value)
-        pixels = np.transpose(value, [axis - (axis > chosen.axis) for axis in chosen.order])
-        return np.ascontiguousarray(cast_exactly(pixels, pixel_mode(chosen).dtype))
+            return decode_text
+        return partial(to_native, info.dtype, "mask" in name and len(info.shape) == 3)
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
@@ -418,9 +427,10 @@ class ArraySource(RowSource):
         """Number of each class, by its text; empty if labels are numbers."""
         return {name: number for number, name in enumerate(self._text_classes or ())}
 
-    def _find_label_number(self, text: str) -> int:
-        """Returns the number of a class. Raises :class:`ValueError` for a text that was not a class when the source was
-        opened."""
+    def _find_label_number(self, value: Any) -> int:
+        """Returns the number of a class, by its text. Raises :class:`ValueError` for a text that was not a class when
+        the source was opened."""
+        text = decode_text(value)
         if text not in self._label_numbers:
             raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
         return self._label_numbers[text]
@@ -429,10 +439,17 @@ class ArraySource(RowSource):
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
 
 
-def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, options: SourceOptions) -> Certainty:
-    """Opens a source with ``open``, closes it, and returns ``CERTAIN``. Raises the errors of opening the source."""
-    open(path, options).close()
-    return Certainty.CERTAIN
+def make_array_kind(source: type[ArraySource], help: str, open: OpenSource | None = None) -> Kind:
+    """Makes the :class:`Kind` of a source of arrays. To recognise a path, its arrays are opened, by ``open`` or
+    ``source``, if :meth:`ArraySource.matches`; that raises the errors of opening."""
+
+    def recognise(path: Path, options: SourceOptions) -> Certainty:
+        certainty = source.recognise(path, options)
+        if certainty is not Certainty.NO:
+            (open or source)(path, options).close()
+        return certainty
+
+    return Kind(source.kind, help, recognise, open or source, takes_arrays=True)
 
 
 def _find_split_folders(path: Path) -> list[Path]:

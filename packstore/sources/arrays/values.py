@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.modes import Mode, mode_of
-from packstore.sources.arrays.choosing import ColumnArray
+from packstore.sources.arrays.stored import ColumnArray
 
 _PIXEL_DTYPES = {
     "bool": "uint8",
@@ -47,6 +47,19 @@ def cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
             f"the array again as {dtype}"
         )
     return values
+
+
+def to_file(name: str, limit: int, value: Any) -> bytes:
+    """Returns the bytes of a file. Raises :class:`ValueError` for more than ``limit`` bytes."""
+    if len(value) > limit:
+        raise ValueError(f"{name} has {len(value)} bytes, more than the {limit} of an image within max_pixels")
+    return bytes(value)
+
+
+def to_native(dtype: np.dtype[Any], is_mask: bool, value: Any) -> NDArray[Any]:
+    """Copies a row of numbers in native byte order; ``is_mask`` makes bool uint8."""
+    native = np.asarray(value).astype(dtype.newbyteorder("="), copy=True)
+    return native.astype(np.uint8) if is_mask and native.dtype == np.bool_ else native
 
 
 def to_class_number(value: Any) -> int:

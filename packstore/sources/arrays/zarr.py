@@ -27,9 +27,8 @@ from packstore.sources.arrays.folders import (
     refuse_unwritten,
     walk_arrays,
 )
-from packstore.sources.arrays.source import recognise_arrays
+from packstore.sources.arrays.source import make_array_kind
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, object_array
-from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
 
 _FILES = (".zarray", "zarr.json", ".zgroup")
@@ -53,10 +52,14 @@ class ZarrSource(ChunkFolderSource):
     kind = "zarr"
     files_name = "Zarr arrays"
 
-    @classmethod
-    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a Zarr group. Ignores ``folder``. Raises :class:`SourceError` without the library ``zarr``."""
+    def open_file(self, path: Path) -> OpenArrays:
+        """Opens a Zarr group. Raises :class:`SourceError` without the library ``zarr``."""
         return _OpenZarr(path)
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path is a folder with a metadata file of Zarr."""
+        return path.is_dir() and any((path / name).is_file() for name in _FILES)
 
 
 class _OpenZarr(OpenArrays):
@@ -236,15 +239,4 @@ class ExportedZarr(ExportedArrays, ZarrSource):
     """Samples of a Zarr export of packstore."""
 
 
-_open = open_with(ZarrSource, ExportedZarr)
-
-
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder with a metadata file of Zarr, else ``NO``. Opens the arrays before it returns
-    ``CERTAIN``, and raises the errors of opening."""
-    if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
-        return Certainty.NO
-    return recognise_arrays(_open, path, options)
-
-
-KIND = Kind(ZarrSource.kind, "Zarr arrays of images", _recognise, _open, takes_arrays=True)
+KIND = make_array_kind(ZarrSource, "Zarr arrays of images", open_with(ZarrSource, ExportedZarr))

@@ -7,40 +7,34 @@ that are damaged; here every size is checked, and nothing nests deeper than eigh
 from __future__ import annotations
 
 import math
-import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.arrays.stored import read_at
-from packstore.sources.inflating import GzipReader
 
-_HEADER = 128
-_MATRIX, _COMPRESSED = 14, 15
+HEADER_BYTES = 128
+_MATRIX, COMPRESSED = 14, 15
 _CELL, _STRUCT, _CHAR, _NUMBERS = 1, 2, 4, range(6, 16)
 """Classes of arrays; others are objects, sparse arrays and functions."""
 _DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 _COMPLEX = 0x800
 _MAX_BYTES = 1 << 26
-_START = 1024
 _MAX_DEPTH = 8
 _MAX_ELEMENTS = 2_000_000
 _STEP = 1 << 20
 
 
-class _MatError(Exception):
-    """Error for a damaged file; :func:`_damage_error` adds its name."""
+class MatError(Exception):
+    """Error for a damaged file; :func:`damage_error` adds its name."""
 
 
-_FAULTS = (_MatError, struct.error, zlib.error, UnicodeDecodeError)
+FAULTS = (MatError, struct.error, zlib.error, EOFError, UnicodeDecodeError)
 
 
 def load_mat(name: str, data: bytes) -> dict[str, Any]:
@@ -60,114 +54,23 @@ def load_mat(name: str, data: bytes) -> dict[str, Any]:
             2,000,000 elements, or more than eight levels.
     """
     try:
-        order = _read_byte_order(data[:_HEADER])
+        order = read_byte_order(data[:HEADER_BYTES])
         return _MatReader(memoryview(_inflate_elements(data, order)), order).read_variables()
-    except _FAULTS as error:
-        raise _damage_error(name, error) from None
+    except FAULTS as error:
+        raise damage_error(name, error) from None
 
 
-@dataclass(frozen=True, slots=True)
-class MatArray:
-    """Position of an array of numbers in a MAT file on disk.
+def parse_array_start(start: bytes, order: str) -> tuple[str, tuple[tuple[int, ...], np.dtype[Any], int] | None]:
+    """Parses the first bytes of an element, inflated. Returns the name of the array, and its shape, dtype and the
+    offset of its numbers in the element.
 
-    Attributes:
-        shape: Its shape; the first axis is the fastest in the file.
-        dtype: The numbers' dtype in the file, with its byte order.
-        offset: Position of the first number: in the inflated bytes if it is compressed, else in the file.
-        deflated: Start and size of its deflate stream in the file; None if it is not compressed.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int
-    deflated: tuple[int, int] | None = None
-
-
-def find_arrays(path: Path) -> dict[str, MatArray]:
-    """Finds the arrays of numbers in a MAT file of any size, by name. Reads only their headers.
-
-    Skips variables of other types, complex numbers included. Raises :class:`SourceError` for a file that is damaged or
-    cannot be read.
-    """
-    name = printable(str(path))
-    try:
-        with path.open("rb") as file:
-            order, size = _read_byte_order(file.read(_HEADER)), path.stat().st_size
-            arrays, position = {}, _HEADER
-            while position < size:
-                file.seek(position)
-                start = file.read(_START)
-                kind, length = struct.unpack_from(f"{order}II", start)
-                if position + 8 + length > size:
-                    raise _MatError(f"it ends {position + 8 + length - size} bytes too early")
-                deflated = (position + 10, length - 2) if kind == _COMPRESSED else None  # without zlib's header
-                if deflated is not None:
-                    start = zlib.decompressobj().decompress(start[8:], _START)
-                key, array = _parse_array_start(start, order, 0 if deflated else position, deflated)
-                if array is not None:
-                    arrays[key] = array
-                position += 8 + length
-    except OSError as error:
-        raise SourceError(f"{name} cannot be read: {error.strerror or error}") from None
-    except _FAULTS as error:
-        raise _damage_error(name, error) from None
-    return arrays
-
-
-def check_adler32(shown: str, file: Path, array: MatArray) -> None:
-    """Reads a compressed array and compares its Adler-32 checksum (RFC 1950). Does nothing if the array is not
-    compressed.
-
-    Raises :class:`SourceError` if it cannot be decompressed, or its checksum differs from the stated one.
-    """
-    if array.deflated is None:
-        return
-    start, size = array.deflated
-    checksum = 1
-    try:
-        with GzipReader(file, array.deflated) as inflated, file.open("rb") as raw:
-            while data := inflated.read(_STEP):
-                checksum = zlib.adler32(data, checksum)
-            raw.seek(start + size - 4)
-            expected = int.from_bytes(raw.read(4), "big")
-    except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{shown} is damaged: {printable(str(error))}") from None
-    if checksum != expected:
-        raise SourceError(f"{shown} is damaged: Adler-32 {checksum:08x}, expected {expected:08x}")
-
-
-def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
-    """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset, the other closes
-    the file.
-
-    Offsets are those of :attr:`MatArray.offset`. Reading a damaged or truncated compressed array raises
-    :class:`ValueError`. Reading another array returns fewer bytes at the end of the file.
-    """
-    if array.deflated is None:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
-    inflated = GzipReader(file, array.deflated)
-    return inflated.read_at, inflated.close
-
-
-def _parse_array_start(
-    start: bytes, order: str, position: int, deflated: tuple[int, int] | None
-) -> tuple[str, MatArray | None]:
-    """Parses the first bytes of an element. Returns the name of the array, and its position.
-
-    The position is None for a cell, a struct, a text or complex numbers. Raises :class:`_MatError` or
-    :class:`struct.error` for damage.
-
-    Args:
-        start: First bytes of the element, inflated.
-        order: Byte order.
-        position: Offset that is added to that of the numbers.
-        deflated: Place of the element's deflate stream in the file; None if it is not compressed.
+    They are None for a cell, a struct, a text or complex numbers. Raises :class:`MatError` or :class:`struct.error`
+    for damage. ``order``: byte order.
     """
     reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
     if kind != _MATRIX:
-        raise _MatError(f"an element of type {kind}, expected an array")
+        raise MatError(f"an element of type {kind}, expected an array")
     flags, shape, name, at = reader.read_array_header(8, 8 + size)
     stored, begin, stop, _ = reader.locate_element(at, 8 + size)
     key = name.decode("latin-1")
@@ -175,8 +78,8 @@ def _parse_array_start(
         return key, None
     dtype = np.dtype(order + _DTYPES[stored])
     if math.prod(shape) * dtype.itemsize != stop - begin:
-        raise _MatError(f"an array of the shape {shape} with {stop - begin} bytes")
-    return key, MatArray(shape, dtype, position + begin, deflated)
+        raise MatError(f"an array of the shape {shape} with {stop - begin} bytes")
+    return key, (shape, dtype, begin)
 
 
 def load_variable(name: str, data: bytes, key: str) -> Any:
@@ -226,26 +129,26 @@ def get_struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[li
     return [value[field] for field in wanted]
 
 
-def _read_byte_order(header: bytes) -> str:
-    """Returns the byte order in a file's header, ``<`` or ``>``. Raises :class:`_MatError` if it has none."""
+def read_byte_order(header: bytes) -> str:
+    """Returns the byte order in a file's header, ``<`` or ``>``. Raises :class:`MatError` if it has none."""
     order = {b"IM": "<", b"MI": ">"}.get(header[126:])
     if order is None:
-        raise _MatError("its header has no byte order")
+        raise MatError("its header has no byte order")
     return order
 
 
-def _damage_error(name: str, error: Exception) -> SourceError:
+def damage_error(name: str, error: Exception) -> SourceError:
     """Makes the error for a file that could not be parsed."""
     return SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}")
 
 
 def _inflate_elements(data: bytes, order: str) -> bytes:
-    """Returns the file with all compressed elements inflated. Raises :class:`_MatError` for more than 64 MiB."""
+    """Returns the file with all compressed elements inflated. Raises :class:`MatError` for more than 64 MiB."""
     pieces, room = [], _MAX_BYTES
     for piece in _inflate_pieces(data, order):
         room -= len(piece)
         if room < 0:
-            raise _MatError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
+            raise MatError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -253,19 +156,19 @@ def _inflate_elements(data: bytes, order: str) -> bytes:
 def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
     """Yields the file in pieces, in which all compressed elements are inflated.
 
-    Raises :class:`_MatError` if the file is cut off, and :class:`zlib.error` for a damaged element.
+    Raises :class:`MatError` if the file is cut off, and :class:`zlib.error` for a damaged element.
     """
-    yield data[:_HEADER]
-    position = _HEADER
+    yield data[:HEADER_BYTES]
+    position = HEADER_BYTES
     while position < len(data):
         kind, size = struct.unpack_from(f"{order}II", data, position)
         end = position + 8 + size
         if end > len(data):
-            raise _MatError(f"it ends {end - len(data)} bytes too early")
+            raise MatError(f"it ends {end - len(data)} bytes too early")
         inflate = zlib.decompressobj()
-        for start in range(position + 8 * (kind == _COMPRESSED), end, _STEP):
+        for start in range(position + 8 * (kind == COMPRESSED), end, _STEP):
             piece = data[start : min(end, start + _STEP)]
-            if kind != _COMPRESSED:
+            if kind != COMPRESSED:
                 yield piece
                 continue
             yield inflate.decompress(piece, _STEP)
@@ -278,8 +181,8 @@ def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
 class _MatReader:
     """Parser of the uncompressed bytes of a MAT file.
 
-    All methods raise :class:`_MatError`, :class:`struct.error` or :class:`UnicodeDecodeError` for damage. They raise
-    :class:`_MatError` for types that they refuse.
+    All methods raise :class:`MatError`, :class:`struct.error` or :class:`UnicodeDecodeError` for damage. They raise
+    :class:`MatError` for types that they refuse.
     """
 
     def __init__(self, data: memoryview, order: str) -> None:
@@ -289,7 +192,7 @@ class _MatReader:
 
     def read_variables(self) -> dict[str, Any]:
         """Reads all variables by name."""
-        return {name.decode("latin-1"): value for name, value in self.read_arrays(_HEADER, len(self.data), 0)}
+        return {name.decode("latin-1"): value for name, value in self.read_arrays(HEADER_BYTES, len(self.data), 0)}
 
     def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
         """Yields name and value of each array between the offsets ``start`` and ``end``. ``depth``: number of enclosing
@@ -301,9 +204,9 @@ class _MatReader:
         while start < end:
             kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
-                raise _MatError(f"an element of type {kind} at byte {start}, expected an array")
+                raise MatError(f"an element of type {kind} at byte {start}, expected an array")
             if depth > _MAX_DEPTH:
-                raise _MatError("it is nested too deeply")
+                raise MatError("it is nested too deeply")
             yield self.read_array(begin, stop, depth) if begin < stop else (b"", np.zeros(0))
             start = after
 
@@ -322,7 +225,7 @@ class _MatReader:
         _, begin, stop, after = self.locate_element(after, end)
         shape = struct.unpack_from(f"{self.order}{(stop - begin) // 4}i", self.data, begin)
         if not 2 <= len(shape) <= _MAX_DEPTH or min(shape) < 0 or math.prod(shape) > end - start:
-            raise _MatError(f"an array of the shape {shape[:_MAX_DEPTH]} in {end - start} bytes")
+            raise MatError(f"an array of the shape {shape[:_MAX_DEPTH]} in {end - start} bytes")
         _, begin, stop, after = self.locate_element(after, end)
         return flags, shape, bytes(self.data[begin:stop]), after
 
@@ -346,21 +249,21 @@ class _MatReader:
             (width,) = struct.unpack_from(f"{self.order}i", self.data, begin)
             _, begin, stop, at = self.locate_element(at, end)
             if not 0 < width <= 64 or (stop - begin) % width:
-                raise _MatError("a struct without field names")
+                raise MatError("a struct without field names")
             names = [bytes(self.data[n : n + width]).partition(b"\0")[0] for n in range(begin, stop, width)]
             values = self.read_items(at, end, depth, count * len(names))
             return {name.decode("latin-1"): values[n :: len(names)] for n, name in enumerate(names)}
         stored, begin, stop, _ = self.locate_element(at, end)
         if kind == _CHAR:
             if stored not in _TEXTS or (count and shape[0] != 1):
-                raise _MatError(f"a text of type {stored} and shape {shape}")
+                raise MatError(f"a text of type {stored} and shape {shape}")
             wide = {"<": "-le", ">": "-be"}[self.order] if stored in (4, 17, 18) else ""
             return bytes(self.data[begin:stop]).decode(_TEXTS[stored] + wide)
         if kind not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
-            raise _MatError(f"an array of class {kind} and type {stored}")
+            raise MatError(f"an array of class {kind} and type {stored}")
         dtype = np.dtype(self.order + _DTYPES[stored])
         if count * dtype.itemsize != stop - begin:
-            raise _MatError(f"an array of the shape {shape} with {stop - begin} bytes")
+            raise MatError(f"an array of the shape {shape} with {stop - begin} bytes")
         return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
 
     def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
@@ -368,7 +271,7 @@ class _MatReader:
         Refuses any other number of them."""
         values = [value for _, value in self.read_arrays(at, end, depth + 1)]
         if len(values) != count:
-            raise _MatError(f"{len(values)} values, expected {count}")
+            raise MatError(f"{len(values)} values, expected {count}")
         return values
 
     def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
@@ -379,9 +282,9 @@ class _MatReader:
         """
         self.left -= 1
         if self.left < 0:
-            raise _MatError(f"it has more than {_MAX_ELEMENTS} elements")
+            raise MatError(f"it has more than {_MAX_ELEMENTS} elements")
         if start + 8 > end:
-            raise _MatError(f"it ends within the element at byte {start}")
+            raise MatError(f"it ends within the element at byte {start}")
         kind, size = struct.unpack_from(f"{self.order}II", self.data, start)
         if kind >> 16:  # the data are in the tag
             kind, size, begin, after = kind & 0xFFFF, kind >> 16, start + 4, start + 8
@@ -389,5 +292,5 @@ class _MatReader:
             begin = start + 8
             after = begin + size + -size % 8
         if begin + size > min(end, after):
-            raise _MatError(f"the element at byte {start} is longer than its parent")
+            raise MatError(f"the element at byte {start} is longer than its parent")
         return kind, begin, begin + size, min(after, end)

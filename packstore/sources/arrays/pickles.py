@@ -1,4 +1,4 @@
-"""Reads CIFAR's pickles without running anything from them.
+"""Reads pickles of CIFAR and of downsampled ImageNet without running anything from them.
 
 A pickle is a program that calls any function it can name; :mod:`packstore.core.pickle_machine` interprets it. Here it
 can name numpy's array and dtype constructors, which are stand-ins that only store their arguments, and
@@ -9,36 +9,28 @@ length.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable
-from typing import IO, Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.core.pickle_machine import PickleError, StandIn, UnsupportedPickleError, interpret_pickle
+from packstore.sources.arrays.stored import ArrayInfo, StoredArray, StoredArrays, read_at
 
-_MAX_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
-_MAX_OPERATIONS = 2_000_000  # this file takes 250,000
+_MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
+_MAX_COPY = 1 << 16
+"""Largest part of a pickle that is copied out of it; larger parts are pixels."""
 _TYPES = {"uint8": "u1", "int32": "i4", "int64": "i8", "float64": "f8"}
 _DTYPES = _TYPES | {short: short for short in _TYPES.values()}
 
 
 class BatchError(Exception):
     """Error for a damaged batch, or a pickle that needs more than arrays."""
-
-
-def load_dict(file: IO[bytes]) -> dict[str, Any]:
-    """Reads a dictionary from a pickle of any protocol, and executes nothing. Keys that are bytes become texts; values
-    that are bytes stay bytes.
-
-    :func:`build_array` builds its arrays. Raises :class:`BatchError` for a pickle above 256 MiB, and as
-    :func:`parse_dict` does.
-    """
-    data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise BatchError(f"a pickle of more than {_MAX_BYTES} bytes; that is not CIFAR")
-    return parse_dict(data)
 
 
 def parse_dict(data: bytes) -> dict[str, Any]:
@@ -68,7 +60,7 @@ def parse_dict(data: bytes) -> dict[str, Any]:
 
 
 def build_array(value: Any) -> NDArray[Any]:
-    """Builds the array of a value from :func:`load_dict`, read-only if the pickle has its bytes. A list of integers
+    """Builds the array of a value from :func:`parse_dict`, read-only if the pickle has its bytes. A list of integers
     becomes an int64 array. Raises :class:`BatchError` for any other value, and an array whose parts do not fit."""
     if isinstance(value, _ArrayParts):
         return value.build()
@@ -115,6 +107,36 @@ class Span(NamedTuple):
     def decode(self, *_: Any) -> str:
         """Raises :class:`BatchError`: no text is so long."""
         raise BatchError(f"a text of {self.size} bytes")
+
+
+class _MappedPickle(mmap.mmap):
+    """Memory-mapped pickle. A slice of more than 64 KiB is not copied: it becomes a :class:`Span`, its place in the
+    file."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice) and key.stop - key.start > _MAX_COPY:
+            return Span(key.start, key.stop)
+        return super().__getitem__(key)
+
+
+class OpenPickle(StoredArrays):
+    """Arrays ``data`` and ``labels`` of a dictionary in a pickle. The bytes of ``data`` stay in the file.
+
+    Opening raises :class:`BatchError` for another content, and for ``data`` that the pickle has as text or in Fortran's
+    order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        with path.open("rb") as file, _MappedPickle(file.fileno(), 0, access=mmap.ACCESS_READ) as program, self:
+            batch = parse_dict(cast(bytes, program))
+            data, shape, dtype = find_array_bytes(batch.get("data"))
+            offset = data.start if isinstance(data, Span) else program.find(data)
+            if offset < 0:
+                raise BatchError("its pixels are not plain bytes of the file: write it again with Python 3")
+            read = partial(read_at, self.open_descriptor(path))
+            self.arrays["data"] = StoredArray(ArrayInfo("", "data", shape, dtype), read, offset)
+            self.add("labels", build_array(batch.get("labels")))
 
 
 class _DType(StandIn):
