@@ -174,7 +174,7 @@ class PresentNames:
             self._start = first_bytes(path, _START)
             self._add_files([path.name])
         else:
-            self._folders.add(path.resolve().name.lower())
+            self._folders.add(path.absolute().name.lower())
         self._tree = open_tree(path)
         if self._tree is None:
             return

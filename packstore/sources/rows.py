@@ -28,7 +28,7 @@ from packstore.sources.ledger import Claims
 from packstore.sources.listing import key_size
 from packstore.sources.schema import Schema
 from packstore.sources.schema_inference import make_schema
-from packstore.sources.splits import SPLIT_ORDER
+from packstore.sources.splits import SPLIT_ORDER, UNASSIGNED
 
 PROBED = 16
 """Number of rows of each split that are read to tell files from pixels."""
@@ -80,11 +80,15 @@ class RowSource(Source):
     @abstractmethod
     def splits(self) -> Sequence[str]:
         """Returns the names of the splits in packing order, see :func:`in_packing_order`; ``("",)`` in a source
-        without splits."""
+        without splits. Beside other names, rows of ``""`` get the split :data:`UNASSIGNED`."""
 
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:
         """Returns the field of each value by name, in order, the main image included. The schema calls it once."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns facts for :attr:`Survey.notes`; none in this base."""
+        return ()
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[Row]:
@@ -120,7 +124,7 @@ class RowSource(Source):
         claims = Claims()
         for name in splits:
             before = total
-            for row in self._keyed_rows(name):
+            for row in self._keyed_rows(_own_name(name)):
                 self.claim_row(claims, row)
                 total += 1
                 size_bytes += row.size_bytes
@@ -136,6 +140,9 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
         progress(Progress("scan", total, total, size_bytes))
         columns, encoding, mode, shape, store = self._record_form()
+        notes = self.notes()
+        if rest := splits.get(UNASSIGNED):
+            notes = (*notes, f"{rest:,} of the samples have no split, unlike the others: it is {UNASSIGNED}")
         return Survey(
             splits=splits,
             columns=columns,
@@ -150,6 +157,7 @@ class RowSource(Source):
             value_bytes=value_bytes,
             further_bytes=sum(sizes[column.name] for column in columns if column.holds_images),
             ledger=self.ledger(claims, split),
+            notes=notes,
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
@@ -214,6 +222,8 @@ class RowSource(Source):
         """Returns the name of one split, or the names of all for None. Accepts a name in upper case for a split in
         lower case. Raises :class:`NotInSourceError` for an unknown split."""
         splits = self.splits()
+        if len(splits) > 1 and "" in splits:
+            splits = [*filter(None, splits), UNASSIGNED]
         if split is None:
             return splits
         name = split if split in splits else split.lower()
@@ -223,7 +233,7 @@ class RowSource(Source):
 
     def _make_entries(self, split: str) -> Iterator[Entry]:
         """Makes an entry for each row of a split."""
-        for key, ref, size, _, modified, changed, _ in self._keyed_rows(split):
+        for key, ref, size, _, modified, changed, _ in self._keyed_rows(_own_name(split)):
             yield Entry(key, split, (), size, ref, modified, changed)
 
     def _keyed_rows(self, split: str) -> Iterator[Row]:
@@ -242,6 +252,11 @@ class RowSource(Source):
     def _record_form(self) -> RecordForm:
         """Returns columns, encoding, mode and shape of the records, by the schema; no manifest."""
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
+
+
+def _own_name(split: str) -> str:
+    """Returns the name of a split in :meth:`RowSource.splits`."""
+    return "" if split == UNASSIGNED else split
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Entry
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
-from tests.makers.annotated import voc_xml
+from tests.makers.annotated import fill, jpeg, voc_xml
 from tests.makers.images import tiny
 
 
@@ -715,3 +715,58 @@ def test_a_table_of_images_goes_with_one_of_their_boxes(samples: int, tmp_path: 
     (path / "train-images-with-rotation.csv").write_text(facts.replace("im02,", "im97,"))
     with pytest.raises(AmbiguousSourceError):
         open_source(path)
+
+
+def test_lists_beside_lists_of_splits(tmp_path: Path) -> None:
+    """``quiz.lst`` has the form of ``train.lst``, so it is a split; ``more.csv`` has not, and its images have none."""
+    names = {"train": range(6), "validate": range(6, 9), "quiz": range(9, 11)}
+    lists = {f"{name}.lst": "".join(f"{n} im{n} basic\n" for n in some) for name, some in names.items()}
+    fill(tmp_path / "set", {**lists, **{f"images/im{n}.png": jpeg(n) for n in range(11)}})
+    with closing(open_source(tmp_path / "set")) as source:
+        assert dict(source.survey().splits) == {"train": 6, "validate": 3, "quiz": 2}
+    fill(tmp_path / "set", {"more.csv": "file,x\nim11.png,3\nim12.png,4\n", "images/im11.png": jpeg(11)})
+    fill(tmp_path / "set", {"images/im12.png": jpeg(12)})
+    with closing(open_source(tmp_path / "set")) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 6, "validate": 3, "quiz": 2, "unassigned": 2}
+        assert "2 of the samples have no split, unlike the others: it is unassigned" in survey.notes
+        assert [entry.key for entry in source.entries("unassigned")] == ["images/im11.png", "images/im12.png"]
+    convert(tmp_path / "set", tmp_path / "x.lmdb")
+    assert verify(tmp_path / "x.lmdb", against=tmp_path / "set").ok
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (5, 1, 2)])
+def test_a_table_of_classes_that_names_an_icon_of_each(numbers: tuple[int, ...], tmp_path: Path) -> None:
+    classes = dict(zip(("Pear", "Apple", "Milk"), numbers, strict=True))
+    files: dict[str, str | bytes] = {}
+    for split in ("train", "val"):
+        paths = [(f"{split}/{name}/{n}.jpg", classes[name]) for name in classes for n in range(3)]
+        files |= {path: jpeg(0) for path, _ in paths}
+        files[f"{split}.txt"] = "".join(f"{path}, {number}, 7\n" for path, number in paths)
+    rows = "".join(f"{name},{number},{number // 3},/icons/{name}.jpg\n" for name, number in classes.items())
+    files |= {"classes.csv": "Class Name,Class ID,Group,Icon\n" + rows, **{f"icons/{n}.jpg": jpeg(1) for n in classes}}
+    fill(tmp_path, files)
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 9, "val": 9}
+        label = next(column for column in survey.columns if column.name == "label")
+        assert label.classes == (("Pear", "Apple", "Milk") if numbers[0] == 0 else None)
+        read = {entry.key: source.read(entry).values["label"] for entry in source.entries()}  # type: ignore[union-attr]
+        assert {key.split("/")[1]: int(value) for key, value in read.items()} == classes
+        assert [*survey.ledger.names(Role.LEFT)] == [f"icons/{name}.jpg" for name in sorted(classes)]
+        assert "classes.csv" in set(survey.ledger.names(Role.ANNOTATION))
+
+
+@pytest.mark.parametrize(("outside", "points"), [(2, True), (40, False)])
+def test_some_landmarks_lie_outside_their_picture(outside: int, points: bool, tmp_path: Path) -> None:
+    """Two of 160 values are negative: keypoints. A quarter: other numbers."""
+    rows = [[(7 * n + k) % 50 + 5 for k in range(20)] for n in range(8)]
+    for n in range(outside):
+        rows[n % 8][n // 8] = -3
+    rows[5][4] = 61
+    header = ",".join(["image_name", *(f"part_{k}_{axis}" for k in range(10) for axis in "xy")])
+    lines = [f"{n}.jpg,{','.join(map(str, row))}" for n, row in enumerate(rows)]
+    fill(tmp_path, {"landmarks.csv": "\n".join([header, *lines]) + "\n", **{f"{n}.jpg": jpeg(n) for n in range(8)}})
+    with closing(open_source(tmp_path)) as source:
+        names = [column.name for column in source.survey().columns]
+        assert ("keypoints" in names, "part_0_x" in names) == (points, not points)

@@ -432,3 +432,51 @@ def test_one_folder_of_labels_for_the_folders_of_splits(folder: str, described: 
         ds = PackedDataset(tmp_path / "x.lmdb", split, columns=("key", "labels"))
         assert [each[1].tolist() for each in ds] == labels
     assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+
+
+@pytest.mark.parametrize("numbers", [2, 3])
+def test_keypoints_without_a_shape_in_a_file(numbers: int, tmp_path: Path) -> None:
+    """Each line is a box and three points in it, so they are no polygons of five corners."""
+    points = [(0.40, 0.30), (0.60, 0.35), (0.50, 0.42)]
+    line = " ".join(f"{x} {y}" + " 2" * (numbers == 3) for x, y in points)
+    for split, count in (("train", 4), ("val", 2)):
+        for n in range(count):
+            fill(tmp_path / "set", {f"images/{split}/{split}{n}.jpg": jpeg(n)})
+            fill(tmp_path / "set", {f"labels/{split}/{split}{n}.txt": f"0 0.48 0.36 0.30 0.20 {line}\n"})
+    with closing(open_source(tmp_path / "set")) as source:
+        survey = source.survey()
+        assert f"no file has kpt_shape; by the lines, each box has 3 keypoints of {numbers} numbers" in survey.notes
+        values = source.read(next(source.entries())).values
+        assert "polygons" not in values
+        expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
+        np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
+    convert(tmp_path / "set", tmp_path / "x.lmdb")
+
+
+@pytest.mark.parametrize("wrong", ["mixed", "outside", "few"])
+def test_polygons_of_one_length_stay_polygons(wrong: str, tmp_path: Path) -> None:
+    lines = ["0 0.48 0.36 0.30 0.20 0.40 0.30 0.60 0.35 0.50 0.42"] * (2 if wrong == "few" else 4)
+    if wrong == "mixed":
+        lines[3] = "0 0.1 0.1 0.3 0.1 0.3 0.3"
+    elif wrong == "outside":
+        lines[3] = "0 0.48 0.36 0.30 0.20 0.40 0.30 0.60 0.35 0.90 0.92"
+    for n, line in enumerate(lines):
+        fill(tmp_path, {f"images/{n}.jpg": jpeg(n), f"labels/{n}.txt": f"{line}\n"})
+    with closing(open_source(tmp_path)) as source:
+        assert "polygons" in {column.name for column in source.survey().columns}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_labelled_split_that_no_file_lists(count: int, tmp_path: Path) -> None:
+    for split, images in (("train", 6), ("val", 3), ("test", count), ("extra", 2)):
+        for n in range(images):
+            fill(tmp_path, {f"images/{split}/{split}{n}.jpg": jpeg(n)})
+            if split != "extra":
+                fill(tmp_path, {f"labels/{split}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
+    fill(tmp_path, {"data.yaml": "train: /content/x/images/train\nval: /content/x/images/val\nnames: ['cell']\n"})
+    shutil.rmtree(tmp_path / "images/extra")
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert dict(survey.splits) == {"train": 6, "val": 3, "test": count}
+        assert "data.yaml does not list images/test, which has labels: it is the split test" in survey.notes

@@ -4,17 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
+from packstore.sources.contents import suffix_of
 from packstore.sources.table.box_cells import is_blank, parse_text_list
 from packstore.sources.table.columns import ColumnFacts, ColumnRoles, parse_flag
+from packstore.sources.table.finding import Table
 from packstore.sources.table.image_rows import RowsByImage
+from packstore.sources.table.reading import TEXT
+from packstore.sources.tree import Tree
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
 """Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
 _MAX_CLASSES = 1 << 16
+
+
+class ClassTable(NamedTuple):
+    """Table that describes the classes of other tables, a row each.
+
+    Attributes:
+        file: Path of the table.
+        column: Column of the other tables that has the classes.
+        names: Names of the classes, if their numbers count from 0; else None.
+    """
+
+    file: str
+    column: str
+    names: tuple[str, ...] | None
+
+
+def separate_class_table(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], ClassTable | None]:
+    """Separates a table of classes that names an image of each, such as an icon. Returns the other tables, and the
+    table of classes; None if there is none.
+
+    It has a row for each image, and fewer rows than the others. One of its columns has a different value in each row,
+    and has all values of one column of the others.
+    """
+    for table in tables:
+        others = [each for each in tables if each is not table]
+        few = table.naming.hits == table.naming.images < min(_MAX_CLASSES, sum(t.naming.images for t in others))
+        if not few or not (table.header or suffix_of(table.file) not in TEXT):
+            continue
+        rows = [{n: str(v) for n, v in row.cells.items() if n != table.image} for row in table.rows(tree)]
+        unique = {name: [row.get(name, "") for row in rows] for name in rows[0]}
+        unique = {name: values for name, values in unique.items() if len({*values}) == len(rows) and all(values)}
+        used = _list_few_values(tree, others, len(rows)) if unique else {}
+        matches = [
+            (len(values), column, key)
+            for column, values in used.items()
+            for key, own in unique.items()
+            if len(values) > 1 and values <= {*own}
+        ]
+        if matches:
+            _, column, key = max(matches, key=lambda each: each[0])
+            texts = [name for name, own in unique.items() if not all(map(str.isdecimal, own))]
+            named = next((name for name in texts if "name" in name.lower()), next(iter(texts), key))
+            titles = dict(zip(unique[key], unique[named], strict=True))
+            numbers = [titles.get(str(number)) for number in range(len(rows))]
+            names = tuple(name for name in numbers if name is not None)
+            return others, ClassTable(table.file, column, names if len(names) == len(rows) else None)
+    return list(tables), None
+
+
+def _list_few_values(tree: Tree, tables: Sequence[Table], most: int) -> dict[str, set[str]]:
+    """Returns the different values of each column that all tables have, without those of more than ``most`` values."""
+    found: dict[str, set[str]] = {}
+    columns: set[str] | None = None
+    for table in tables:
+        own: set[str] = set()
+        for row in table.rows(tree):
+            for name, value in row.cells.items():
+                if name != table.image:
+                    own.add(name)
+                    if len(values := found.setdefault(name, set())) <= most:
+                        values.add(str(value))
+        columns = own if columns is None else columns & own
+    return {name: values for name, values in found.items() if name in (columns or ()) and len(values) <= most}
 
 
 class ClassColumn:
@@ -23,15 +90,25 @@ class ClassColumn:
     Creating it raises :class:`SourceError` for more than 65,536 different texts.
 
     Attributes:
-        names: Names of the classes, sorted; None if the column holds their numbers.
+        names: Names of the classes: sorted, or by the numbers in the column; None if these have no names.
     """
 
-    def __init__(self, where: str, roles: ColumnRoles, facts: ColumnFacts, titles: Mapping[str, str]) -> None:
-        """``titles`` maps texts in the table to names of classes. Raises :class:`SourceError` for too many classes."""
+    def __init__(
+        self,
+        where: str,
+        roles: ColumnRoles,
+        facts: ColumnFacts,
+        titles: Mapping[str, str],
+        numbered: tuple[str, ...] | None,
+    ) -> None:
+        """``titles`` maps texts in the table to names of classes, and ``numbered`` are names by number, if they are
+        known. Raises :class:`SourceError` for too many classes."""
         self._separator, self._titles = roles.separator, titles
         self._lists = bool(facts.filled_count) and facts.lists
         self.names: tuple[str, ...] | None = None
-        if facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists:
+        self._numbers = facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists
+        if self._numbers:
+            self.names = numbered
             return
         if facts.texts is None:
             raise SourceError(f"{where}: more than {_MAX_CLASSES:,} classes in {printable(roles.label)}")
@@ -53,7 +130,7 @@ class ClassColumn:
             return []
         if self._lists:
             return parse_text_list(value) or []
-        return [int(value)] if self.names is None else self._split_classes(str(value))
+        return [int(value)] if self._numbers else self._split_classes(str(value))
 
     def _split_classes(self, text: str) -> list[str]:
         """Splits a text into names of classes, by the column's separator. Replaces identifiers by their titles.

@@ -48,6 +48,7 @@ class ColumnFacts:
         runs: All values are run lengths, ``start length start length …``.
         empty: Some value is an empty text.
         numbers: Number of values that are numbers.
+        negatives: Number of values that are numbers below 0.
     """
 
     values: ColumnValues = field(default_factory=ColumnValues)
@@ -61,6 +62,7 @@ class ColumnFacts:
     runs: bool = True
     empty: bool = False
     numbers: int = 0
+    negatives: int = 0
 
     def add_value(self, value: Any, *, text: bool) -> None:
         """Updates all facts by the value of a cell. A blank cell changes only :attr:`values`, :attr:`flags` and
@@ -88,6 +90,7 @@ class ColumnFacts:
                 self.texts = None
         if (number := parse_number_cell(value)) is not None:
             self.numbers += 1
+            self.negatives += number < 0
             self.low, self.high = min(self.low, number), max(self.high, number)
 
     @property
@@ -271,8 +274,8 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
     """Finds pairs of ``free`` columns such as ``nose_x`` and ``nose_y``. Returns the name and both columns of each.
 
-    Values must be positions in pixels: none is negative, and some exceed 2. Returns ``()`` otherwise, and for fewer
-    than three pairs.
+    Values must be positions in pixels: some exceed 2, and at most one in twenty is negative, for a point beside the
+    image. Returns ``()`` otherwise, and for fewer than three pairs.
     """
     pairs = []
     by_name = {name.lower(): name for name in free}
@@ -284,7 +287,8 @@ def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str
         if other in by_name and other != name.lower():
             pairs.append((_point_name(name), name, by_name[other]))
     both = [free[name] for _, x, y in pairs for name in (x, y)]
-    pixels = all(each.numeric and each.low >= 0 for each in both) and any(each.high > 2 for each in both)
+    inside = 20 * sum(each.negatives for each in both) <= sum(each.numbers for each in both)
+    pixels = inside and all(each.numeric for each in both) and any(each.high > 2 for each in both)
     return tuple(pairs) if len(pairs) >= _LEAST_POINTS and pixels else ()
 
 

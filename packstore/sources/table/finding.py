@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
@@ -121,6 +121,18 @@ def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[
         rows = sum((_count_rows(tree, table) for table in parts), Counter[int]())
         copies = [table for table in tables if not table.split and _count_rows(tree, table) == rows]
     return [table for table in tables if table not in copies], copies
+
+
+def name_splits_alike(tree: Tree, tables: Sequence[Table]) -> list[Table]:
+    """Names the split of each table after its file, if it has none, but a table of the same folder, suffix and columns
+    has: ``quiz.lst`` beside ``train.lst`` is ``quiz``."""
+    alike = [(table.file.rpartition("/")[0], suffix_of(table.file), table.header, table.image) for table in tables]
+    known = {key for table, key in zip(tables, alike, strict=True) if table.split}
+    stems = [table.file.rpartition("/")[2].rpartition(".")[0].lower() for table in tables]
+    names = [
+        table.split or (stem if key in known else "") for table, key, stem in zip(tables, alike, stems, strict=True)
+    ]
+    return [replace(table, split=name) for table, name in zip(tables, names, strict=True)]
 
 
 def _count_rows(tree: Tree, table: Table) -> Counter[int]:

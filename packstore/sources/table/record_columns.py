@@ -14,7 +14,7 @@ from packstore.sources.names import make_column_names
 from packstore.sources.schema import RELATIVE, UPRIGHT_VALUES
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
 from packstore.sources.table.boxes import read_row_boxes, read_stored_sides
-from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
+from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, ClassTable, FlagColumns
 from packstore.sources.table.columns import ColumnRoles, convert_runs, parse_flag
 from packstore.sources.table.image_rows import RowsByImage
 from packstore.sources.table.open_images import find_descriptions, find_hierarchies, read_descriptions, read_hierarchy
@@ -33,6 +33,7 @@ class RecordColumns:
         roles: ColumnRoles,
         further: Mapping[str, int],
         convention: str,
+        class_table: ClassTable | None = None,
     ) -> None:
         """Reads nothing yet.
 
@@ -43,9 +44,10 @@ class RecordColumns:
             roles: Columns of the tables by their meaning.
             further: Columns that name further images, each with the most that an image has.
             convention: Convention of the boxes; empty without boxes.
+            class_table: Table that describes the classes; None for none.
         """
         self._tree, self._files, self._rows, self._roles = tree, files, rows, roles
-        self._further, self._convention = further, convention
+        self._further, self._convention, self._class_table = further, convention, class_table
 
     def declare_fields(self) -> dict[str, Field]:
         """Returns the field of each column; reads rows as needed. The columns:
@@ -182,7 +184,8 @@ class RecordColumns:
     def class_files(self) -> list[str]:
         """Files that describe classes, beside the tables."""
         hierarchies = find_hierarchies(self._tree, self._files) if self._parents else []
-        return [*find_descriptions(self._tree, self._files), *hierarchies]
+        known = [] if self._class_table is None else [self._class_table.file]
+        return [*known, *find_descriptions(self._tree, self._files), *hierarchies]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -257,7 +260,9 @@ class RecordColumns:
     @cached_property
     def _class_column(self) -> ClassColumn:
         """Classes of the column of labels. Raises :class:`SourceError` for more than 65,536."""
-        return ClassColumn(self._tree.name(), self._roles, self._rows.facts[self._roles.label], self._class_titles)
+        label, known = self._roles.label, self._class_table
+        numbered = known.names if known is not None and known.column == label else None
+        return ClassColumn(self._tree.name(), self._roles, self._rows.facts[label], self._class_titles, numbered)
 
     @cached_property
     def _class_titles(self) -> Mapping[str, str]:

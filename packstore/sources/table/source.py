@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Mask
-from packstore.core.progress import ProgressCallback, no_progress
-from packstore.sources.base import SourceOptions, Survey
+from packstore.sources.base import SourceOptions
 from packstore.sources.beside import infer_mask_field
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import suffix_of
@@ -22,10 +20,12 @@ from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import in_packing_order
 from packstore.sources.table.boxes import find_convention, measure_images
+from packstore.sources.table.classes import ClassTable, separate_class_table
 from packstore.sources.table.columns import find_roles
 from packstore.sources.table.finding import (
     find_sample_submissions,
     find_tables,
+    name_splits_alike,
     refuse_unknown_image_column,
     separate_repeated_tables,
 )
@@ -57,8 +57,11 @@ class TableSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        given = parse_columns(options.columns)
+        given = dict(parse_columns(options.columns))
+        self._class_table: ClassTable | None = None
         self._find_tables(given)
+        if self._class_table is not None and not given.keys() & {"label", "labels"}:
+            given["label"] = [self._class_table.column]
         self._missing: Counter[str] = Counter()
         self._rows = RowsByImage(self.tree, self._tables, self._read_rows())
         self._further = {name: 1 for table in self._tables for name in table.further}
@@ -72,20 +75,22 @@ class TableSource(FileRowSource):
         self._split_names, self._split_of = assign_splits(self.tree.name(), self._tables, self._rows, self._roles.split)
         self._convention = self._find_convention()
         self._columns = RecordColumns(
-            self.tree, self._table_files, self._rows, self._roles, self._further, self._convention
+            *(self.tree, self._table_files, self._rows, self._roles, self._further, self._convention),
+            self._class_table,
         )
         self.evidence = self._describe_evidence()
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
-        """Finds the tables and joins those of the same images. Sets ``_tables``, and ``_copies``: tables that repeat
-        others.
+        """Finds the tables and joins those of the same images. Sets ``_tables``; ``_copies``, tables that repeat
+        others; and ``_class_table``.
 
         Raises :class:`SourceError` if there is no table. Raises :class:`UsageError` if none has the column of images
         that the user names.
         """
         self._tables: Sequence[Any]
         tables, self._copies = separate_repeated_tables(self.tree, find_tables(self.tree, given, self.options.named))
-        self._tables = join_tables(self.tree, tables)
+        tables, self._class_table = separate_class_table(self.tree, join_tables(self.tree, tables))
+        self._tables = name_splits_alike(self.tree, tables)
         refuse_unknown_image_column(given, self._tables, self.tree)
         if not self._tables:
             raise SourceError(
@@ -133,9 +138,8 @@ class TableSource(FileRowSource):
         files = ", ".join(self._table_files[:3]) + (" …" if len(self._table_files) > 3 else "")
         return f"{files} with the columns {', '.join(parts)}"
 
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys the rows. Adds a note about columns whose names were changed."""
-        survey = super().survey(split, progress)
+    def notes(self) -> tuple[str, ...]:
+        """Returns a note about columns whose names were changed."""
         where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
         changed = [
             f"{called} ({printable(name)}{where})"
@@ -143,10 +147,9 @@ class TableSource(FileRowSource):
             if called != name.lower()
         ]
         if not changed:
-            return survey
+            return ()
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        note = f"columns whose names were changed: {', '.join(changed[:_NAMED])}{more}"
-        return replace(survey, notes=(*survey.notes, note))
+        return (f"columns whose names were changed: {', '.join(changed[:_NAMED])}{more}",)
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of all images, in packing order."""

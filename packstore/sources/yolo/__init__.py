@@ -8,7 +8,9 @@ orientation, as in Ultralytics.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,19 @@ from packstore.images.decoders.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import has_yolo_beside, holds_yolo_labels, join, parse_finite, read_whole
+from packstore.sources.beside import join, parse_finite, read_whole
 from packstore.sources.coco.files import READ_ORDER, find_annotation_files
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.schema import RELATIVE
-from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import find_folder_pairs
 from packstore.sources.yolo.layout import (
     YoloLayout,
     find_descriptions,
     find_image_folders,
     find_scattered_images,
+    has_labels,
+    infer_points,
+    label_path,
     read_image_list,
     read_layout,
 )
@@ -38,7 +42,7 @@ _LEAST, _MOST = -0.01, 1.01
 _BOX = 5
 _BOM = b"\xef\xbb\xbf"
 _MAX_CLASS = 1 << 31
-_MAX_LABELS = 64 << 20
+_MAX_LABELS, _PROBED = 64 << 20, 64
 
 
 class YoloSource(FileRowSource):
@@ -47,7 +51,7 @@ class YoloSource(FileRowSource):
     An image without a file of labels has 0 boxes. A split whose images are missing is left out. The columns:
 
     - ``boxes`` and ``labels``. The box of a polygon is the smallest around it.
-    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``.
+    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``, or :func:`infer_points` finds them in the lines.
     - ``polygons``, if a line has one: its numbers as in the file, fractions of the sides; None for an object with a
       box.
 
@@ -63,6 +67,12 @@ class YoloSource(FileRowSource):
         self._layout: YoloLayout = read_layout(self.tree)
         if not self._layout.splits:
             raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
+        if self._layout.points is None:
+            self._layout.points = found = infer_points(self._first_label_lines())
+            if found is not None:
+                self._layout.notes.append(
+                    f"no file has kpt_shape; by the lines, each box has {found[0]} keypoints of {found[1]} numbers"
+                )
         places = ", ".join(printable(place) for places in self._layout.splits.values() for place in places)
         described = f"{', '.join(map(printable, self._layout.files))}; " if self._layout.files else ""
         self.evidence = f"{described}images in {places} with labels beside them"
@@ -160,6 +170,18 @@ class YoloSource(FileRowSource):
             return "files of labels without an image"
         return super().reason_to_leave_out(folder, name)
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns notes about splits that no file lists, and about keypoints without ``kpt_shape``."""
+        return tuple(self._layout.notes)
+
+    def _first_label_lines(self) -> Iterator[list[bytes]]:
+        """Yields the words of each line in the first 64 files of labels that can be read."""
+        images = chain.from_iterable(map(self._list_images, self._layout.splits))
+        for image in islice(images, _PROBED):
+            with suppress(SourceError):  # reported as a bad sample when it is read
+                text = read_whole(self.tree, self._label_path(image), _MAX_LABELS)
+                yield from filter(None, map(bytes.split, text.removeprefix(_BOM).splitlines()))
+
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts splits that are left out, by reason: their images are missing, or are those of another split."""
         return dict(+self._layout.ignored)
@@ -181,17 +203,6 @@ class YoloSource(FileRowSource):
                 if any(len(line.split()) > _BOX for line in text.splitlines()):
                     return True
         return False
-
-
-def label_path(image: str) -> str:
-    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``.
-
-    Without a folder ``images``, the file is beside the image.
-    """
-    before, separator, after = f"/{image}".rpartition("/images/")
-    path = f"{before}/labels/{after}"[1:] if separator else image
-    folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
@@ -253,12 +264,6 @@ def _check_fractions(places: list[float]) -> list[float]:
     return places
 
 
-def _has_labels(tree: Tree, images: str) -> bool:
-    """Tells if a folder of images has YOLO labels in it or beside it."""
-    folder = label_path(join(images, "x.jpg")).rpartition("/")[0]
-    return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
-
-
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises YOLO in a folder or archive: a file like ``data.yaml``, or labels in or beside a folder of images.
 
@@ -272,7 +277,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None:
         return Certainty.NO
     places = (place for places in find_image_folders(tree).values() for place in places)
-    labelled = any(_has_labels(tree, place) for place in places) or find_scattered_images(tree)
+    labelled = any(has_labels(tree, place) for place in places) or find_scattered_images(tree)
     if not find_descriptions(tree) and not labelled:
         return Certainty.NO
     others = any(file.kind in READ_ORDER for file in find_annotation_files(tree)) or find_folder_pairs(tree)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import is_yaml_null, load_yaml, parse_yaml_int
@@ -40,6 +43,7 @@ _DATA = (re.compile(rb"^[ \t]*train[ \t]*=", re.M), re.compile(rb"^[ \t]*names[ 
 _DATA_SPLITS = ("train", "valid", "val", "test")
 _MAX_YAML = 1 << 20
 _MAX_CLASSES = 1 << 20
+_LEAST_LINES, _MOST_LINES, _TOLERANCE = 3, 4096, 0.005
 
 
 @dataclass
@@ -53,6 +57,7 @@ class YoloLayout:
         files: Files that describe the data set.
         ignored: Number of splits that are left out, by reason.
         labels: The folder ``labels``, if it has the labels of the images in all folders; else None.
+        notes: Facts for people about splits that no file lists.
     """
 
     splits: dict[str, list[str]]
@@ -61,6 +66,7 @@ class YoloLayout:
     files: list[str] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
     labels: str | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def find_descriptions(tree: Tree) -> list[str]:
@@ -196,7 +202,71 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
     if not layout.splits:
         shown = ", ".join(missing_places) or "it names none"
         raise SourceError(f"{tree.name(layout.files[0])}: its images are missing: {shown}")
+    _add_unlisted_splits(tree, layout, wanted)
     return layout
+
+
+def _add_unlisted_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, Any]) -> None:
+    """Adds labelled splits in usual folders that a description does not list, with a note for each. Adds none beside
+    lists of images, which may name images of any folder."""
+    listed = [place for places in layout.splits.values() for place in places]
+    if any(place.endswith(".txt") for place in listed):
+        return
+    for split, places in find_image_folders(tree, named=True).items():
+        known = any(f"{one}/".startswith(f"{other}/") for one in places for other in listed)
+        if split and not known and not wanted.get(split) and any(has_labels(tree, place) for place in places):
+            layout.splits[split] = places
+            layout.notes.append(
+                f"{printable(layout.files[0])} does not list {printable(places[0])}, which has labels: it is the split "
+                f"{split}"
+            )
+    layout.splits = {split: layout.splits[split] for split in in_packing_order(layout.splits)}
+
+
+def label_path(image: str) -> str:
+    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``.
+
+    Without a folder ``images``, the file is beside the image.
+    """
+    before, separator, after = f"/{image}".rpartition("/images/")
+    path = f"{before}/labels/{after}"[1:] if separator else image
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
+
+
+def has_labels(tree: Tree, images: str) -> bool:
+    """Tells if a folder of images has YOLO labels in it or beside it."""
+    folder = label_path(join(images, "x.jpg")).rpartition("/")[0]
+    return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
+
+
+def infer_points(lines: Iterable[list[bytes]]) -> tuple[int, int] | None:
+    """Finds the number of keypoints of an object, and of numbers in each, from the words of lines; None without
+    keypoints.
+
+    All of three or more lines must have as many numbers: a box within the image, and points in the box. Points have a
+    third number if that is 0, 1 or 2 in all lines. Polygons of one length fit this only by chance.
+    """
+    rows = list(islice(lines, _MOST_LINES))
+    count = len(rows[0]) - 5 if rows else 0
+    if len(rows) < _LEAST_LINES or count < 2 or any(len(words) != count + 5 for words in rows):
+        return None
+    try:
+        values = np.array([[float(word) for word in words[1:]] for words in rows])
+    except ValueError:
+        return None
+    centre, half = values[:, None, :2], values[:, None, 2:4] / 2 + _TOLERANCE
+    if (np.abs(centre - 0.5) + half > 0.5 + 3 * _TOLERANCE).any():
+        return None
+    for numbers in (3, 2):
+        if count % numbers:
+            continue
+        points = values[:, 4:].reshape(len(values), -1, numbers)
+        visible: NDArray[np.bool_] = np.all(points[..., 2:], axis=-1, keepdims=True)
+        flagged = np.isin(points[..., 2:], (0, 1, 2)).all()
+        if flagged and (~visible | (np.abs(points[..., :2] - centre) <= half)).all():
+            return count // numbers, numbers
+    return None
 
 
 def _is_absolute(value: Any) -> bool:
