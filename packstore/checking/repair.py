@@ -33,8 +33,8 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
-from packstore.images.decoders.orientation import count_oriented
 from packstore.images.encode.options import keeps_exif
+from packstore.images.orientation import count_oriented
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import create_store, format_of
 from packstore.stores.base import Problem, Reader

@@ -28,8 +28,8 @@ from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.images.decoders.orientation import count_oriented
 from packstore.images.encode.options import keeps_exif
+from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import create_store

@@ -67,6 +67,10 @@ INTERNAL = (
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
 
 
+STORED, UPRIGHT = FRAMES = ("stored", "upright")
+"""Frames of coordinates and masks: that of the pixels as stored, and of the image turned by its orientation."""
+
+
 class Link(NamedTuple):
     """Location of a linked record: the values of :data:`LINK_COLUMNS`, in their order."""
 
@@ -146,3 +150,8 @@ def guess_column(
         return Column(name, kind, dtype, shape, nbytes=nbytes, type="text")
     type = "label" if name == "label" and (kind, dtype, shape) == ("fixed", "int64", ()) else "array"
     return Column(name, kind, dtype, shape, nbytes=nbytes, type=type)
+
+
+def is_moved(column: Column) -> bool:
+    """Tells if the values of a column have coordinates or pixels of the main image, which move with its frame."""
+    return column.traits.moves or (column.traits.is_object and column.frame is not None)

@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from packstore.core.column import DIFFICULT, Column, find_class_column, find_crowd_column
+from packstore.core.column import DIFFICULT, UPRIGHT, Column, find_class_column, find_crowd_column
 from packstore.core.errors import UsageError
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.encode.options import readers_transpose
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
-from packstore.images.turning import UPRIGHT, make_turn
+from packstore.images.turning import make_turn
 from packstore.stores.base import Reader
 
 _MAX_CLASSES = 1 << 20

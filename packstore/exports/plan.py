@@ -9,6 +9,7 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
+from packstore.core.column import UPRIGHT
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, free_bytes, refuse_empty, refuse_nested_paths
@@ -21,7 +22,6 @@ from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
 from packstore.exports.staging import find_owned_files, was_published
 from packstore.images.encode.options import keeps_exif, readers_transpose
-from packstore.images.turning import UPRIGHT
 from packstore.stores import Reader
 from packstore.stores.builder.publish import check_destination
 from packstore.stores.opening import open_reader

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 Data = bytes | bytearray | memoryview
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+AVIF_BRANDS = (b"avif", b"avis")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 class HeaderError(ValueError):
@@ -55,3 +58,8 @@ class ImageInfo(NamedTuple):
     def progressive(self) -> bool:
         """True for a progressive JPEG."""
         return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)
+
+
+def is_heif(start: bytes) -> bool:
+    """Tells if a file that begins with ``start`` (at least 12 bytes) is HEIF or AVIF."""
+    return start[4:8] == b"ftyp" and start[8:12] in (*AVIF_BRANDS, *HEIF_BRANDS)

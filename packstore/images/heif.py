@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-AVIF_BRANDS = (b"avif", b"avis")
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+from packstore.images.header import AVIF_BRANDS
+
 _MAX_BOXES = 4096
 
 
@@ -37,11 +37,6 @@ class HeifHeader(NamedTuple):
 
 class BadBoxesError(ValueError):
     """Error for boxes that are truncated or contradict each other; the message follows "is damaged: "."""
-
-
-def is_heif(start: bytes) -> bool:
-    """Tells if a file that begins with ``start`` (at least 12 bytes) is HEIF or AVIF."""
-    return start[4:8] == b"ftyp" and start[8:12] in (*AVIF_BRANDS, *HEIF_BRANDS)
 
 
 def parse_heif_header(data: bytes) -> HeifHeader:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import MAX_CHANNELS, RGB, Mode, mode_of
-from packstore.images.decoders import native
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
+
+if TYPE_CHECKING:
+    from packstore.images.decoders.native import ImageDescription
 
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _ANSWERS = {
@@ -109,6 +111,8 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     if plain and not exceeds_rgb(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
         return LossReport({}, ("gray_to_colour",)) if is_gray else _COLOUR
+    from packstore.images.decoders import native
+
     description = native.describe_image(memoryview(data), info)
     if description is None:
         return LossReport({}, is_certain=info.kind != "tiff")
@@ -142,7 +146,7 @@ _JPEG = {1: ("gray_to_colour",), 4: ("cmyk_to_rgb",)}
 _PALETTE = 3  # colour type of a PNG
 
 
-def _find_conversion(found: native.ImageDescription, wanted: Mode) -> tuple[str, ...]:
+def _find_conversion(found: ImageDescription, wanted: Mode) -> tuple[str, ...]:
     """Returns the name in :data:`UNIFIED` of the conversion to ``wanted``. Empty if there is none to report."""
     mode = found.mode
     if found.converted is not None:
@@ -188,7 +192,7 @@ def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | 
     return None
 
 
-def _has_other_colours(found: native.ImageDescription, wanted: Mode) -> bool:
+def _has_other_colours(found: ImageDescription, wanted: Mode) -> bool:
     """Tells if three channels would change their meaning: one of ``found`` and ``wanted`` is RGB, the other is not.
 
     If their dtypes differ, tells if ``found`` has colours with another name, such as ``Lab``.

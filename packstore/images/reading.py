@@ -19,6 +19,9 @@ from packstore.core.column import Column
 from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 
+DECODERS = ("engine", "turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow")
+"""Names of the decoders, in order of preference."""
+
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _DEPTH = re.compile(rf"scale|clip|window:({_NUMBER}),({_NUMBER})")
 _OVER = re.compile(r"over:(black|white|#[0-9a-fA-F]{6})")

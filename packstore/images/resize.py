@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.decoders import MAX_PIXELS
+from packstore.images.sniff import MAX_PIXELS
 
 Pixels = NDArray[Any]
 """Shape ``(H, W, C)``; RGB is uint8 with three channels."""
@@ -60,7 +60,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
     Values other than uint8 are resized in floating point (float32, for int32 float64) and rounded to their dtype.
 
     Raises:
-        TooLargeError: An intermediate image has more than :data:`packstore.images.decoders.MAX_PIXELS` pixels, and more
+        TooLargeError: An intermediate image has more than :data:`packstore.images.sniff.MAX_PIXELS` pixels, and more
             than ``image``.
     """
     if image.shape[:2] == (height, width):

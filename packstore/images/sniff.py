@@ -12,12 +12,9 @@ import re
 import struct
 from collections.abc import Callable
 
-from packstore.images.header import Data, HeaderError, ImageInfo
-from packstore.images.heif import BadBoxesError, is_heif, parse_heif_header
+from packstore.images.header import Data, HeaderError, ImageInfo, is_heif
 from packstore.images.jpeg_header import parse_jpeg_header
 from packstore.images.kinds import KINDS
-from packstore.images.metadata import is_sound_chunk
-from packstore.images.tiff_header import READABLE_TIFF_BITS, parse_tiff_header
 from packstore.images.unread import find_unread_kind, unread_kind_message
 
 __all__ = [
@@ -74,7 +71,13 @@ def unread_bits_message(info: ImageInfo) -> str | None:
     """Returns the error text for a JPEG or TIFF with bits per sample that packstore does not read.
 
     The text follows a file's name. Returns None for other bits, and for other kinds."""
-    if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
+    if info.kind == "tiff":
+        from packstore.images.tiff_header import READABLE_TIFF_BITS
+
+        readable = info.precision in READABLE_TIFF_BITS
+    else:
+        readable = info.kind != "jpeg" or info.precision == 8
+    if readable:
         return None
     return (
         f"is a {info.kind.upper()} of {info.precision} bits a sample, which packstore does not read: convert it to 8 "
@@ -161,6 +164,8 @@ def _check_png_chunks(data: bytes, palette: bool) -> None:
     """Raises :class:`HeaderError` unless a PNG has all chunks up to IEND, with pixels and ``palette``.
 
     Checks the sums of all chunks on which pixels depend but IDAT, which only decoding proves."""
+    from packstore.images.metadata import is_sound_chunk
+
     at, name, names = 8, b"", set()
     view = memoryview(data)
     while name != b"IEND":
@@ -274,6 +279,13 @@ def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
     raise HeaderError(f"is damaged: a WebP whose first chunk is {name!r}, without an image header")
 
 
+def _parse_tiff(data: bytes, whole: bool) -> ImageInfo:
+    """Parses the first page, see :func:`packstore.images.tiff_header.parse_tiff_header`."""
+    from packstore.images.tiff_header import parse_tiff_header
+
+    return parse_tiff_header(data, whole)
+
+
 def _parse_heif(data: bytes, whole: bool) -> ImageInfo:
     """Parses the boxes of HEIF or AVIF. With ``whole``, also checks that the file has all of them, and image data.
 
@@ -281,6 +293,8 @@ def _parse_heif(data: bytes, whole: bool) -> ImageInfo:
 
     Raises :class:`HeaderError` for damage and for an image without pixels; a truncated header raises
     :class:`IndexError`."""
+    from packstore.images.heif import BadBoxesError, parse_heif_header
+
     try:
         header = parse_heif_header(data)
     except BadBoxesError as error:
@@ -341,7 +355,6 @@ _MOST_JP2_BITS = 38  # T.800, table A.11
 _CODESTREAM = b"\xff\x4f\xff\x51"
 JPEG_2000 = (_CODESTREAM, b"\0\0\0\x0cjP  \r\n\x87\n")
 """First bytes of JPEG 2000 files: of a plain codestream, and of a JP2 file."""
-_READABLE_BITS = {"jpeg": (8,), "tiff": READABLE_TIFF_BITS}
 
 
 def _parse_pnm(data: bytes, whole: bool) -> ImageInfo:
@@ -385,7 +398,7 @@ _KINDS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[bytes, bool], ImageInfo
     ((b"GIF87a", b"GIF89a"), _parse_gif),
     (b"RIFF", _parse_webp),
     (b"BM", _parse_bmp),
-    ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), parse_tiff_header),
+    ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), _parse_tiff),
     (JPEG_2000, _parse_jp2),
     ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _parse_pnm),
     *((kind.magics, kind.read_header) for kind in KINDS.values()),

@@ -13,20 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column import UPRIGHT, is_moved
 from packstore.core.columns import from_stored, shape_to_stored, to_stored
 from packstore.core.manifest import Column
 from packstore.core.run_lengths import encode_run_lengths, fill_run_lengths
-from packstore.images.decoders.orientation import swaps_sides, turn_points, upright
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
+from packstore.images.orientation import swaps_sides, turn_points, upright
 
-STORED, UPRIGHT = FRAMES = ("stored", "upright")
 _INVERSE = {6: 8, 8: 6}
 """Orientations that are not their own inverse."""
-
-
-def is_moved(column: Column) -> bool:
-    """Tells if the values of a column have coordinates or pixels of the main image, which move with its frame."""
-    return column.traits.moves or (column.traits.is_object and column.frame is not None)
 
 
 def make_turn(orientation: int, stored_size: tuple[int, int], to: str) -> Turn:

@@ -29,7 +29,6 @@ from packstore.packing.records import append_batch, describe_store, list_store_c
 from packstore.packing.report import ConvertReport, find_palette_classes, make_report
 from packstore.packing.resume import PositionTracker, ResumedRecords, conversion_identity
 from packstore.packing.shard_rule import ShardCuts
-from packstore.packing.statistics import with_statistics
 from packstore.sources.base import SourceOptions
 from packstore.stores import create_store
 from packstore.stores.builder.interrupted import finish_published_run
@@ -173,7 +172,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         return run_on_cluster(plan, progress, started)
     check_space(plan.destination, plan.estimate_bytes)
     workers = plan.options.workers or plan.source.workers()
-    plan = with_statistics(plan, workers, progress)
+    if plan.auto_normalize:
+        from packstore.packing.statistics import with_statistics
+
+        plan = with_statistics(plan, workers, progress)
     encoder = plan.make_encoder()
     if encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for

@@ -16,8 +16,8 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.decoders.orientation import count_oriented
 from packstore.images.encode.options import keeps_exif
+from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import StoreBuilder, create_store

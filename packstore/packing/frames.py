@@ -15,13 +15,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from packstore.core.column import FRAMES, STORED, UPRIGHT, is_moved
 from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.encode.options import keeps_exif
-from packstore.images.masks import read_mask_header
+from packstore.images.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
-from packstore.images.turning import FRAMES, STORED, UPRIGHT, is_moved, make_turn
 from packstore.packing.stated_sizes import Size, walk_stated_sizes
 from packstore.sources.base import Sample, Source, Survey
 
@@ -174,6 +173,8 @@ class FrameAligner:
                 values[name] = value
         if sample.relative and swapped:
             _scale_to_stored_size(values, self._columns, frames, size)
+        from packstore.images.turning import make_turn
+
         turn = make_turn(orientation, size, wanted)
         columns = {name: self._columns[name] for name, frame in frames.items() if frame != wanted}
         try:
@@ -342,6 +343,8 @@ def _read_mask_size(column: Column, value: Any) -> Size | None:
     if column.layout is not None:
         shape = np.shape(value)
         return (shape[-1], shape[-2]) if len(shape) >= 2 else None
+    from packstore.images.masks import read_mask_header
+
     try:
         header = read_mask_header(value)
     except DecodeError:

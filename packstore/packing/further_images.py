@@ -14,7 +14,6 @@ from packstore.core.column import Column, find_file_columns
 from packstore.core.errors import DecodeError, SampleError, UsageError, printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
-from packstore.images.decoders import native
 from packstore.images.encode import EncodeOptions, SourceImages
 from packstore.images.losses import examine_losses
 from packstore.images.reading import Reading
@@ -189,6 +188,8 @@ class FileChecks:
     ) -> str:
         """Returns the text about a file that would lose something. It names the options that allow or avoid the
         loss."""
+        from packstore.images.decoders import native
+
         described = native.describe_image(memoryview(data), info, reading.frame)
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "

@@ -15,7 +15,7 @@ from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath
 from packstore.images.decoders import pillow
-from packstore.images.decoders.orientation import read_orientation
+from packstore.images.orientation import read_orientation
 from packstore.images.losses import examine_losses, exceeds_rgb, losses_error
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff

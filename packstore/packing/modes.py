@@ -14,7 +14,6 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode, with_dtype
 from packstore.core.registry import ENCODINGS
-from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.column_answers import KEEP, Answers
@@ -201,6 +200,8 @@ def read_file_mode(data: Buffer, where: str, max_pixels: int, frame: int = 0) ->
 
     Raises :class:`SourceError` for a damaged or unknown file; the message begins with ``where``.
     """
+    from packstore.images.decoders import native
+
     try:
         info = check_header(data)
         described = native.describe_image(memoryview(data), info)

@@ -14,7 +14,6 @@ from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, find_bridge
 from packstore.images.encode import EncodeOptions, Encoder, Encoding
 from packstore.images.encode.options import readers_transpose
-from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import reads_gray, wants_index
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
@@ -285,6 +284,8 @@ def _resolve_encoding(
     else:
         if normalize is None:
             normalize = usual if reading.mode == RGB.name else "none"
+        from packstore.images.normalization import parse_normalization
+
         normalization = None if normalize == "auto" else parse_normalization(normalize, reading.pixels)
     if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")

@@ -10,7 +10,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SampleError
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.encode import DatasetStatistics
+from packstore.images.encode.statistics import DatasetStatistics
 from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, group_entries
 from packstore.packing.plan import Plan
 from packstore.packing.probing import make_encoder

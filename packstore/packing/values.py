@@ -10,7 +10,6 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
 from packstore.core.errors import DecodeError, SampleError, printable
-from packstore.images.masks import read_mask_header
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.frames import FrameAligner
 from packstore.sources.base import Sample, Survey
@@ -153,6 +152,8 @@ def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, i
     if column.layout is not None:
         shape = np.shape(value)
         return shape[-2], shape[-1]
+    from packstore.images.masks import read_mask_header
+
     header = read_mask_header(value, max_pixels)
     try:
         check_header(value)

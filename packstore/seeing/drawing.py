@@ -15,8 +15,8 @@ from packstore.core.column_types.canvas import RowClasses
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.display import Window, to_display
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import class_color, text_color_on

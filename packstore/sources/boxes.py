@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import sniff
 
 CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.images.decoders.orientation import read_annotation_orientation, swaps_sides
+from packstore.images.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.beside import is_file, join
 from packstore.sources.contents import list_contents, stem_of

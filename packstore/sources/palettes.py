@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SourceError, printable
 from packstore.core.fields import Field, Image, Labels, Mask
-from packstore.images.decoders import get_decoder
-from packstore.images.masks import decode_mask, read_mask_header
 from packstore.sources.beside import join, number_repeated_names
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
@@ -50,6 +48,8 @@ class Palette:
         decoded."""
         file = printable(self.files[0])
         if self.colours is None:
+            from packstore.images.masks import decode_mask, read_mask_header
+
             values = decode_mask(data, read_mask_header(data, max_pixels))
             if values.size and int(values.max()) >= len(self.names):
                 raise ValueError(
@@ -57,6 +57,8 @@ class Palette:
                     f"without classes with --ignore '{file}'"
                 )
             return values
+        from packstore.images.decoders import get_decoder
+
         pixels = get_decoder(max_pixels=max_pixels).decode(data).astype(np.uint32)
         flat = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
         known = np.array([r << 16 | g << 8 | b for r, g, b in self.colours], np.uint32)

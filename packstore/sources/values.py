@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
-from packstore.images.decoders.native import pillow_conversions, pixels_of_pillow
 from packstore.images.reading import Reading, convert_pixels
 from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -167,7 +166,11 @@ def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str
         raise ValueError(f"found an image of {array.dtype}; expected {wanted.dtype}{hint}")
     if array.shape[2] != wanted.channels and not (array.shape[2] == 1 and wanted.has_colour):
         raise ValueError(f"found an image of {array.shape[2]} channels; expected mode {wanted}")
-    unified = pillow_conversions(value) if is_pil(value) else ()
+    unified: tuple[str, ...] = ()
+    if is_pil(value):
+        from packstore.images.decoders.native import pillow_conversions
+
+        unified = pillow_conversions(value)
     if array.shape[2] != wanted.channels:
         unified += ("gray_to_colour",)
         array = convert_pixels(array, mode_of(1, wanted.dtype), Reading(wanted.name))
@@ -218,6 +221,8 @@ def _to_channels_last(value: Any) -> NDArray[Any]:
     """Converts the pixels of an image to an array ``(H, W, C)``. The image is a Pillow image, a tensor ``(C, H, W)`` or
     an array ``(H, W, C)``. Two axes are ``(H, W)``. Raises :class:`ValueError` for other numbers of axes."""
     if is_pil(value):
+        from packstore.images.decoders.native import pixels_of_pillow
+
         return pixels_of_pillow(value)
     array = array_of(value)
     if array.ndim == 2:

@@ -18,8 +18,8 @@ from PIL import Image
 from PIL.Image import Resampling, Transform, Transpose
 
 from packstore.core.errors import DecodeError
-from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import MODES, OutputFormat, Requests, get_engine
+from packstore.images.orientation import read_orientation
 from packstore.images.programs import GEOMETRIC, Code, Program, new_program, step, warp_as_pillow
 from packstore.stores.base import Reader
 from packstore.training.augment.unequal import Cut

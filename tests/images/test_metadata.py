@@ -16,9 +16,9 @@ import packstore
 from packstore.augment import CenterCrop
 from packstore.core.errors import SampleError
 from packstore.images.decoders import available_decoders, get_decoder, native
-from packstore.images.decoders.orientation import read_orientation
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.metadata import strip_metadata
+from packstore.images.orientation import read_orientation
 from packstore.images.sniff import MAX_PIXELS, HeaderError, check_header, sniff
 from tests.makers.metadata import encode, list_odd_files, png_chunk
 

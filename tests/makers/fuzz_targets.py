@@ -31,11 +31,11 @@ from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
 from packstore.core.tfrecord import frame_record
 from packstore.images.decoders import native
-from packstore.images.decoders.orientation import read_annotation_orientation, read_orientation
 from packstore.images.engine import Requests, get_engine
 from packstore.images.frames import count_frames
 from packstore.images.geotiff import read_geotiff
 from packstore.images.jpeg import is_complete_jpeg, without_metadata
+from packstore.images.orientation import read_annotation_orientation, read_orientation
 from packstore.images.pillow_tags import parse_exif_orientation
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
@@ -705,7 +705,7 @@ def _mat(data: bytes) -> None:
 TARGETS = (
     Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "images/jpeg_header.py", "images/tiff_header.py")),
     Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
-    Target("orientation", _orientation, (), ("decoders/orientation.py",)),
+    Target("orientation", _orientation, (), ("orientation.py",)),
     Target(
         "tiff",
         _tiff,

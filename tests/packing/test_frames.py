@@ -19,7 +19,7 @@ from packstore.augment import CenterCrop, RandomHorizontalFlip
 from packstore.core.errors import AmbiguousSourceError, UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.registry import EXPORTS
-from packstore.images.decoders.orientation import read_orientation
+from packstore.images.orientation import read_orientation
 from packstore.stores.opening import read_manifest
 from tests.makers.oriented import (
     FORMATS,

@@ -16,11 +16,11 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder, get_decoder
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.display import denormalize, to_display
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, hash_windows, shrink_to_side, to_grey
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff

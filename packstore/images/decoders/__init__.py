@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from packstore.core.errors import DecodeError, UsageError, printable
 from packstore.images.decoders import backends, native
 from packstore.images.decoders import pillow as _pillow
-from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
+from packstore.images.header import TIFF
 from packstore.images.jpeg import is_complete_jpeg
 from packstore.images.kinds import KINDS
-from packstore.images.reading import PLAIN, Reading, convert_pixels
+from packstore.images.orientation import read_orientation, upright
+from packstore.images.reading import DECODERS, PLAIN, Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ Buffer = bytes | bytearray | memoryview
 
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a part of an image, in pixels."""
-
-DECODERS = ("engine", "turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow")
-"""Names of the decoders, in order of preference."""
 
 TOLERANCE = 0
 """Largest difference of a pixel value (of 255) between any decoder and Pillow.
@@ -300,7 +298,7 @@ class Decoder:
         try:
             return _pillow.decode(data, self.max_pixels)
         except DecodeError:
-            if bytes(data[:4]) not in _pillow.TIFF:
+            if bytes(data[:4]) not in TIFF:
                 raise
             return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
-from packstore.images.heif import is_heif, parse_heif_header
+from packstore.images.header import TIFF, is_heif
+from packstore.images.heif import parse_heif_header
 from packstore.images.jpeg import excess_scans_message
 from packstore.images.metadata import strip_metadata
 from packstore.images.pillow_tags import ORIENTATION, as_orientation, without_warnings
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _T = TypeVar("_T")
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Only these plugins ever see a stranger's bytes (not EPS, which would start ghostscript). Image.open would import all
 # plugins, and check the image against a limit of the whole process, with a warning.
 _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
-from packstore.images.decoders.orientation import upright
 from packstore.images.frames import list_tiff_pages
 from packstore.images.metadata import strip_metadata
 from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
+from packstore.images.orientation import upright
 from packstore.images.tiff_header import read_tiff_orientation
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat

@@ -9,11 +9,9 @@ from packstore.images.encode.options import (
     encodings_that_accept,
     parse_size,
 )
-from packstore.images.encode.statistics import DatasetStatistics
 
 __all__ = [
     "GEOMETRY",
-    "DatasetStatistics",
     "EncodeOptions",
     "EncodedImage",
     "Encoder",

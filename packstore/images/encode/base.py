@@ -6,7 +6,7 @@ import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,6 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
-from packstore.images.decoders import TOLERANCE, Decoder, get_decoder, native, pillow
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.decoders.pillow import load_heif_plugin
-from packstore.images.encode.differences import (
-    RESIZE_TOLERANCE,
-    describe_byte_difference,
-    describe_file_difference,
-    describe_pixel_difference,
-    describe_value_difference,
-)
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.engine import is_plain_jpeg
 from packstore.images.kinds import KINDS
@@ -39,6 +29,9 @@ from packstore.images.sniff import (
     sniff,
     unread_bits_message,
 )
+
+if TYPE_CHECKING:
+    from packstore.images.decoders import Decoder
 
 
 class EncodedImage(NamedTuple):
@@ -91,6 +84,8 @@ class SourceImages:
     @functools.cached_property
     def decoder(self) -> Decoder:
         """Decoder by the options; loaded at first use. Raises :class:`UsageError` if it is not available."""
+        from packstore.images.decoders import get_decoder
+
         options = self.options
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
@@ -117,6 +112,8 @@ class SourceImages:
             return image, None
         info = check_header(image)
         if info.kind in ("heif", "avif"):
+            from packstore.images.decoders.pillow import load_heif_plugin
+
             load_heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
         if (kind := KINDS.get(info.kind)) is not None:
             kind.import_library()
@@ -131,9 +128,13 @@ class SourceImages:
                 raise HeaderError(f"has {'; and '.join(examined.losses.values())}")
             raise losses_error(key, examined.losses, reading)
         if examined is not None and any(name.endswith("_by_pillow") for name in examined.unified):
+            from packstore.images.decoders import pillow
+
             pillow.decode(memoryview(image), options.max_pixels)  # not every file that packstore reads
         elif kind is not None or (examined is not None and not examined.is_certain):
             # The header does not tell if such a file is complete and if the mode can represent its values.
+            from packstore.images.decoders import native
+
             native.decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
         _thread.unified = () if examined is None else examined.unified
@@ -157,6 +158,8 @@ class SourceImages:
     def read_orientation(self, image: bytes | memoryview) -> int:
         """Returns the EXIF orientation of an image file. Uses the cached header if :meth:`check_file` has just parsed
         it."""
+        from packstore.images.orientation import read_orientation
+
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)
 
@@ -168,6 +171,8 @@ class SourceImages:
             return ((height, width),)
         if self.options.check == "none":
             return ()
+        from packstore.images.orientation import read_orientation, swaps_sides
+
         info = self.parse_header(image)
         turned = self.options.exif_transpose and swaps_sides(read_orientation(image, info))
         return ((info.width, info.height) if turned else (info.height, info.width),)
@@ -281,6 +286,14 @@ class Encoding(ABC):
         Returns None if the difference is so small that another version of a library may have made it. By default
         compares pixels: by at most 0, or with resizing a small tolerance. Arrays must have equal sizes:
         :meth:`compare` checks it."""
+        from packstore.images.decoders import TOLERANCE
+        from packstore.images.encode.differences import (
+            RESIZE_TOLERANCE,
+            describe_file_difference,
+            describe_pixel_difference,
+            describe_value_difference,
+        )
+
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder
@@ -341,7 +354,11 @@ class Encoding(ABC):
         data, info = images.check_file(key, image)
         # Most JPEG files have no APP1; the call would take some 3% of the time of a small file.
         plain = info is not None and info.sof and not info.app1_at
-        oriented = not plain and read_orientation(data, info) != 1
+        oriented = False
+        if not plain:
+            from packstore.images.orientation import read_orientation
+
+            oriented = read_orientation(data, info) != 1
         if self.options.check != "decode":
             return EncodedImage(data, None, None, oriented, images.last_conversions())
         height, width, channels = images.decoder.decode(data, info=info).shape
@@ -381,6 +398,8 @@ class Encoding(ABC):
         if found == wanted:
             return None
         if self.passes_through:
+            from packstore.images.encode.differences import describe_byte_difference
+
             return describe_byte_difference(found, wanted)
         if self.layout is not None and found.nbytes != wanted.nbytes:
             return f"it has {found.nbytes} bytes, expected {wanted.nbytes} (shape {expected.shape})"

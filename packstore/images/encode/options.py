@@ -8,9 +8,9 @@ from typing import Any
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.registry import ENCODINGS
-from packstore.images.decoders import DECODERS, MAX_PIXELS
-from packstore.images.reading import PLAIN, Reading
+from packstore.images.reading import DECODERS, PLAIN, Reading
 from packstore.images.resize import FITS, Size, target_size
+from packstore.images.sniff import MAX_PIXELS
 
 CHECKS = ("header", "decode", "none")
 PROGRESSIVE = ("baseline",)

@@ -7,7 +7,6 @@ import numpy as np
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError
 from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
-from packstore.images.progressive import NotBaselineError, find_baseline_version, make_baseline
 
 
 class Original(Encoding):
@@ -38,8 +37,11 @@ class Original(Encoding):
     def versions(self) -> dict[str, str]:
         """Adds the version of TurboJPEG, by the role ``TurboJPEG``, if progressive files are rewritten. Raises
         :class:`UsageError` if the library is missing."""
-        progressive = {} if self.options.progressive is None else {"TurboJPEG": find_baseline_version()}
-        return super().versions() | progressive
+        if self.options.progressive is None:
+            return super().versions()
+        from packstore.images.progressive import find_baseline_version
+
+        return super().versions() | {"TurboJPEG": find_baseline_version()}
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
         """Returns the file unchanged, or a progressive JPEG rewritten as baseline.
@@ -51,6 +53,8 @@ class Original(Encoding):
             return kept
         if not self.images.parse_header(image).progressive:
             return kept
+        from packstore.images.progressive import NotBaselineError, make_baseline
+
         decoder, data = self.images.decoder, bytes(image)
         try:
             record = make_baseline(data)

@@ -1,68 +1,79 @@
-"""Kinds of image files that neither Pillow nor the engine reads: a module each, and a line in :data:`KINDS`."""
+"""Kinds of image files that neither Pillow nor the engine reads: a module each, and a line in :data:`KINDS`.
+
+The module of a kind is imported at the first file of that kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packstore.images.header import ImageInfo
-from packstore.images.kinds import exr, jxl, npy, radiance
+from packstore.images.unread import RADIANCE
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from numpy.typing import NDArray
 
     from packstore.core.modes import Mode
 
 
 class FileKind(NamedTuple):
-    """Functions for a kind of image file.
+    """Kind of image file.
 
     Attributes:
+        name: Name of its module in this package.
         magics: First bytes of such files.
-        read_header: Parses the header of a whole file. With True it also checks that the file is not truncated, as far
-            as that needs no decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`.
-        find_mode: Returns the mode that can represent all values.
-        decode: Returns the pixels ``(H, W, C)`` of a frame, from 0, in the mode's dtype. Raises :class:`DecodeError`,
-            also if there is no such frame. For damaged files, raises :class:`HeaderError` or the errors of its library.
-        count_frames: Counts the frames. Raises :class:`DecodeError` for a damaged file or if a library is missing.
-        import_library: Imports the library that decodes, if any. If it is missing, raises :class:`DecodeError`, which
-            says what to install.
+        has_frames: Such a file may have several frames: the module then has ``count_frames``, and its ``decode`` takes
+            the number of a frame.
     """
 
+    name: str
     magics: tuple[bytes, ...]
-    read_header: Callable[[bytes, bool], ImageInfo]
-    find_mode: Callable[[bytes, ImageInfo], Mode]
-    decode: Callable[[bytes, ImageInfo, int], NDArray[Any]]
-    count_frames: Callable[[bytes], int] = lambda data: 1
-    import_library: Callable[[], object] = lambda: None
+    has_frames: bool = False
 
+    @property
+    def module(self) -> ModuleType:
+        """Module that reads such files."""
+        return import_module(f"{__name__}.{self.name}")
 
-def _refuse_further_frames(
-    decode: Callable[[bytes, ImageInfo], NDArray[Any]],
-) -> Callable[[bytes, ImageInfo, int], NDArray[Any]]:
-    """Wraps the decoder of a kind with one frame: any frame but 0 raises :class:`DecodeError`."""
+    def read_header(self, data: bytes, whole: bool) -> ImageInfo:
+        """Parses the header of a whole file. With ``whole`` it also checks that the file is not truncated, as far as
+        that needs no decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`."""
+        info: ImageInfo = self.module.read_header(data, whole)
+        return info
 
-    def decode_frame(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
-        """Decodes frame 0. Raises :class:`DecodeError` for any other."""
-        if frame:
+    def find_mode(self, data: bytes, info: ImageInfo) -> Mode:
+        """Returns the mode that can represent all values."""
+        mode: Mode = self.module.find_mode(data, info)
+        return mode
+
+    def decode(self, data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
+        """Returns the pixels ``(H, W, C)`` of a frame, from 0, in the mode's dtype. Raises :class:`DecodeError`, also
+        if there is no such frame. For damaged files, raises :class:`HeaderError` or the errors of its library."""
+        if not self.has_frames and frame:
             from packstore.core.errors import DecodeError
 
             raise DecodeError(f"the image has 1 frame, but no frame {frame} (from 0)")
-        return decode(data, info)
+        pixels: NDArray[Any] = self.module.decode(data, info, *([frame] if self.has_frames else []))
+        return pixels
 
-    return decode_frame
+    def count_frames(self, data: bytes) -> int:
+        """Counts the frames. Raises :class:`DecodeError` for a damaged file or if a library is missing."""
+        return int(self.module.count_frames(data)) if self.has_frames else 1
+
+    def import_library(self) -> None:
+        """Imports the library that decodes, if any. If it is missing, raises :class:`DecodeError`, which says what to
+        install."""
+        if hasattr(self.module, "import_library"):
+            self.module.import_library()
 
 
 KINDS = {
-    "jxl": FileKind(jxl.MAGICS, jxl.read_header, jxl.find_mode, jxl.decode, jxl.count_frames, jxl.import_library),
-    "exr": FileKind(
-        exr.MAGICS,
-        exr.read_header,
-        exr.find_mode,
-        _refuse_further_frames(exr.decode),
-        import_library=exr.import_library,
-    ),
-    "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.find_mode, _refuse_further_frames(radiance.decode)),
-    "npy": FileKind(npy.MAGICS, npy.read_header, npy.find_mode, _refuse_further_frames(npy.decode)),
+    "jxl": FileKind("jxl", (b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x0a"), has_frames=True),
+    "exr": FileKind("exr", (b"\x76\x2f\x31\x01",)),
+    "hdr": FileKind("radiance", RADIANCE),
+    "npy": FileKind("npy", (b"\x93NUMPY",)),
 }
 """Kinds by :attr:`packstore.images.header.ImageInfo.kind`."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from packstore.core.modes import Mode
 
-MAGICS = (b"\x76\x2f\x31\x01",)
 _TILED, _DEEP, _PARTS = 0x200, 0x800, 0x1000
 _TYPES = {0: "uint32", 1: "float16", 2: "float32"}
 _LINES = {0: 1, 1: 1, 2: 1, 3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256, 10: 256, 11: 32}

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from packstore.core.modes import Mode
 
 _CODESTREAM = b"\xff\x0a"
-_BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
-MAGICS = (_BOXES, _CODESTREAM)
 _HEAD = 1 << 16
 """Maximum bytes of a codestream's header: names of extra channels are short."""
 _RATIOS = ((1, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))

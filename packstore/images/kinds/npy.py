@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from packstore.core.modes import Mode
 
-MAGICS = (b"\x93NUMPY",)
 _FEW = 4
 """Largest length of an axis that is taken for channels."""
 _LONGEST = 10_000

@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING
 
 from packstore.images.header import HeaderError, ImageInfo
-from packstore.images.unread import RADIANCE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from packstore.core.modes import Mode
 
-MAGICS = RADIANCE
 _END = re.compile(rb"\n\r?\n")
 _SIZE = re.compile(rb"([+-])([XY]) +(\d{1,9}) +([+-])([XY]) +(\d{1,9})\r?\n")
 _FORMAT = re.compile(rb"^FORMAT=\s*(\S+)", re.M)

@@ -13,8 +13,8 @@ from packstore.core.column import FLAGS
 from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column, Manifest
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.encode.options import readers_transpose
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.seeing.nearby import find_parts_within, spread_local_records
 from packstore.seeing.view.jobs import Report

@@ -17,9 +17,9 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, printable
 from packstore.core.manifest import Column
 from packstore.images.decoders import Decoder, get_decoder
-from packstore.images.decoders.orientation import read_orientation
 from packstore.images.display import Window, denormalize, find_window, to_display
 from packstore.images.encode.options import readers_transpose
+from packstore.images.orientation import read_orientation
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import parse_header

@@ -14,7 +14,7 @@ from packstore.core.column_types.canvas import RowClasses
 from packstore.core.column_types.shown import cut_rows, to_json_numbers
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
-from packstore.images.decoders.orientation import read_orientation
+from packstore.images.orientation import read_orientation
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
 from packstore.seeing.view.images import BrowserImages

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from packstore.core.column import CROWD
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
-from packstore.images.decoders.orientation import upright_size
+from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.shapes import NO_CLASS, Annotation, Parts, Picture
 from packstore.sources.schema import RELATIVE

@@ -24,7 +24,7 @@ from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Jso
 from packstore.core.files import read_bounded
 from packstore.core.plainjson import load_json
 from packstore.core.protobuf import Feature, Message
-from packstore.images.decoders.orientation import upright_size
+from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
 from packstore.core.protobuf import Feature, Message
-from packstore.images.decoders.orientation import upright_size
 from packstore.images.encode.png import encode_png
+from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.names import make_column_name

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
-from packstore.images.decoders.orientation import read_annotation_orientation, read_orientation, swaps_sides
+from packstore.images.orientation import read_annotation_orientation, read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.boxes import BoxConventionCounter
 from packstore.sources.table.box_cells import is_blank, parse_boxes, parse_number_cell

@@ -16,7 +16,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
-from packstore.images.decoders.orientation import upright_size
+from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.decoders import Box
-from packstore.images.decoders.orientation import map_to_stored_box, upright
 from packstore.images.engine import OutputFormat, Requests, get_engine
+from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
 from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Crops, GeometricOperation

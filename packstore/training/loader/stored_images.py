@@ -15,8 +15,8 @@ from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column
 from packstore.core.modes import Mode
 from packstore.images.decoders import Box, Decoder
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.engine import MODES, Requests
+from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader, as_image_array
 from packstore.training.loader.finish import stored_format

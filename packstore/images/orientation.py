@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.images.decoders import pillow
-from packstore.images.heif import BadBoxesError, parse_heif_header
+from packstore.images.header import TIFF
 from packstore.images.pillow_tags import ORIENTATION, parse_exif_orientation
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 
@@ -73,15 +72,13 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
         elif start[:4] + start[8:] == b"RIFFWEBPVP8X":
             exif, xmp = _find_webp_metadata(data)
         elif start[4:8] == b"ftyp":
-            return pillow.read_orientation(memoryview(data)) if parse_heif_header(bytes(data)).kind == "avif" else 1
+            return _read_heif_orientation(data)
         elif start[:4] == b"GIF8" and b"tiff:Orientation" in bytes(data):
-            return pillow.read_orientation(memoryview(data))
+            return _read_with_pillow(data)
         else:
             return 1
     except (_Unusual, struct.error, IndexError):
-        return pillow.read_orientation(memoryview(data))
-    except BadBoxesError:
-        return 1
+        return _read_with_pillow(data)
     try:
         orientation = _parse_exif(exif) if exif else None
     except (_Unusual, struct.error):
@@ -92,12 +89,30 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     return orientation if 1 <= orientation <= 8 else 1
 
 
+def _read_heif_orientation(data: Buffer) -> int:
+    """Reads the orientation of an AVIF file with Pillow. Returns 1 for HEIF, and for damaged boxes."""
+    from packstore.images.heif import BadBoxesError, parse_heif_header
+
+    try:
+        kind = parse_heif_header(bytes(data)).kind
+    except BadBoxesError:
+        return 1
+    return _read_with_pillow(data) if kind == "avif" else 1
+
+
+def _read_with_pillow(data: Buffer) -> int:
+    """Reads the orientation of an image file with Pillow."""
+    from packstore.images.decoders import pillow
+
+    return pillow.read_orientation(memoryview(data))
+
+
 def read_annotation_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     """Reads the orientation that relates the stored pixels of an image file to the upright image, 1 … 8.
 
     It includes a TIFF's own, which every decoder applies. Always 1 for HEIF, whose size is that of the upright image.
     Otherwise as :func:`read_orientation`."""
-    if bytes(data[:4]) not in pillow.TIFF:
+    if bytes(data[:4]) not in TIFF:
         return read_orientation(data, info)
     with suppress(HeaderError):
         return (info or sniff(data)).tiff_orientation
