@@ -14,9 +14,8 @@ from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, Pac
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath
-from packstore.images.decoders import pillow
-from packstore.images.orientation import read_orientation
 from packstore.images.losses import examine_losses, exceeds_rgb, losses_error
+from packstore.images.orientation import read_orientation
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.packing.column_answers import KEEP
@@ -281,6 +280,8 @@ def _is_read_by_pillow(data: bytes, info: ImageInfo, max_pixels: int) -> bool:
     """Tells if ``--pixels pillow`` packs a file: Pillow must decode it if it would lose something."""
     try:
         if examine_losses(data, info, PLAIN).losses:
+            from packstore.images.decoders import pillow
+
             pillow.decode(memoryview(data), max_pixels)
     except (HeaderError, DecodeError):
         return False

@@ -7,7 +7,7 @@ a row, such as a plug-in, is always asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from packstore.core.errors import SourceError
@@ -120,6 +120,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
         *("valannot/", "stuffthingmaps/", "training/", "validation/", "labels/", "targets/", "train.txt", "onera*"),
         *("label/", "s1*", "s2*", "airport/", "zoo/", "3band/", "rgb-pansharpen/", "ps-rgb/"),
     ),
+    "companions": ("--pair", "--sidecar", "--masks"),
     "hf_imagefolder": (".csv", ".jsonl", ".parquet", "readme.md"),
     "conversations": (".json", ".jsonl"),
     "captions": (".csv", ".tsv", ".txt", ".jsonl", ".token"),
@@ -138,6 +139,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
 - ``images/``: a folder of this name. The path itself counts, too.
 - ``ilsvrc*``: a file, an image or a folder whose name begins like this.
 - :data:`ONE_FILE`: the path is a file.
+- ``--pair``: the user gives this option.
 - Bytes: the path is a file that begins with them.
 """
 
@@ -149,8 +151,10 @@ class PresentNames:
     If the path cannot be listed, or has too many suffixes to know all of them, every kind may match.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, given: Iterable[str] = ()) -> None:
+        """``given``: options of the command line that the user gives."""
         self._path = path
+        self._given = frozenset(given)
         self._suffixes, self._files, self._folders = set[str](), set[str](), set[str]()
         self._crowded = set[str]()
         self._start: bytes | None = None
@@ -207,6 +211,8 @@ class PresentNames:
             return need[:-1] in self._folders
         if need.endswith("*"):
             return self._has_beginning(need[:-1])
+        if need.startswith("--"):
+            return need in self._given
         return need in self._suffixes or need in self._files or suffix_of(need) in self._crowded
 
     def _has_beginning(self, beginning: str) -> bool:

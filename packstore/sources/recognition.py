@@ -113,7 +113,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     kind: Kind
     if isinstance(path, UrlPath) and path.is_file():
         raise NeedsCopyError(f"{printable(str(path))} is one object")
-    present = PresentNames(path)
+    present = PresentNames(path, [f"--{name}" for name, patterns in options.companions.items() if patterns])
     # Plug-ins come last: they are not loaded if a built-in kind is certain.
     for kind in SOURCES.values(present.may_be):
         if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):

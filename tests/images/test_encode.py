@@ -20,13 +20,13 @@ from packstore.core.errors import SampleError, UsageError
 from packstore.core.manifest import NORMALIZATIONS, Column, Normalization
 from packstore.images.decoders import available_decoders, get_decoder
 from packstore.images.encode import (
-    DatasetStatistics,
     EncodeOptions,
     Encoder,
     parse_size,
 )
 from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
 from packstore.images.encode.jpeg import encode_jpeg, worst_patch
+from packstore.images.encode.statistics import DatasetStatistics
 from packstore.images.normalization import parse_normalization
 from packstore.images.resize import resize_to_fit, shrink_to_limits
 from tests.conftest import SharedData

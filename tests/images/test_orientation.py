@@ -64,7 +64,7 @@ def no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object) -> int:
         raise AssertionError("Pillow was asked")
 
-    monkeypatch.setattr(ours.pillow, "read_orientation", asked)
+    monkeypatch.setattr(ours, "_read_with_pillow", asked)
     monkeypatch.setattr(ours, "parse_exif_orientation", asked)
 
 

@@ -19,7 +19,6 @@ from packstore.core.errors import UsageError
 from packstore.core.progress import Progress
 from packstore.images import progressive, turbojpeg_library
 from packstore.images.decoders import get_decoder
-from packstore.images.encode import original
 from packstore.images.engine import get_engine
 from packstore.images.sniff import sniff
 from packstore.packing import records
@@ -178,7 +177,7 @@ def test_a_run_that_goes_on_makes_the_same(
 def test_what_comes_out_with_other_pixels_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(scans(61, 83))
-    monkeypatch.setattr(original, "make_baseline", lambda data: good()["420"][0])
+    monkeypatch.setattr(progressive, "make_baseline", lambda data: good()["420"][0])
     report = pack(tmp_path / "photos", tmp_path / "a.lmdb")
     assert report.kept == {"came out with other pixels": 1}
     assert files_of(tmp_path / "a.lmdb") == {"a.jpg": scans(61, 83)}
