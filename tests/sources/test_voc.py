@@ -207,8 +207,6 @@ def test_masks_in_colour_are_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
-        ("2007_000001\n2007_000001\n", "2007_000001 is in two sets, or twice"),
-        ("2007_000005\n", "is in two sets"),
         ("../../../etc/passwd\n", r"train\.txt, line 1: names '\.\./.*not a path within the source"),
         ("a\n/etc/passwd\n", "line 2: names '/etc/passwd'"),
     ],
@@ -218,6 +216,38 @@ def test_sets_that_cannot_be(listed: str, said: str, tmp_path: Path) -> None:
     (tmp_path / BASE / "ImageSets/Main/train.txt").write_text(listed)
     with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
         source.survey()
+
+
+@pytest.mark.parametrize("repeats", [1, 40])
+def test_a_line_that_a_set_repeats_is_noted_and_packed_once(repeats: int, tmp_path: Path) -> None:
+    voc(tmp_path / "set")
+    file = tmp_path / "set" / BASE / "ImageSets/Main/train.txt"
+    expected = [entry.key for entry in open_source(tmp_path / "set").entries()]
+    file.write_text(file.read_text() + "2007_000001\n" * repeats)
+    with closing(open_source(tmp_path / "set")) as source:
+        survey = source.survey()
+        lines = f"repeat {repeats} line{'s' if repeats > 1 else ''}, such as 2007_000001; each image is packed once"
+        assert [note for note in survey.notes if lines in note] == list(survey.notes)
+        assert survey.splits == {"train": 4, "val": 2}
+        assert [entry.key for entry in source.entries()] == expected
+    convert(tmp_path / "set", tmp_path / "x.lmdb")
+    assert verify(tmp_path / "x.lmdb", against=tmp_path / "set").ok
+
+
+def test_an_image_in_two_sets_is_a_question_whose_lines_run(tmp_path: Path) -> None:
+    voc(tmp_path)
+    with (tmp_path / BASE / "ImageSets/Main/train.txt").open("a") as file:
+        file.write("2007_000005\n")
+    with pytest.raises(
+        AmbiguousSourceError, match=r"2007_000005 is in two sets, .*train\.txt and .*val\.txt"
+    ) as caught:
+        open_source(tmp_path).survey()
+    found = []
+    for answer in caught.value.answers:
+        patterns = [value for name, value in zip(answer.options[::2], answer.options[1::2], strict=True)]
+        with closing(open_source(tmp_path, ignore=patterns)) as source:
+            found.append(dict(source.survey().splits))
+    assert found == [{"": 6}, {"val": 2}, {"train": 5}]
 
 
 BOMB = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]><annotation>&c;</annotation>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.ledger import Role
 from packstore.sources.voc import CLASSES
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, voc, voc_xml
@@ -57,6 +59,9 @@ class TestVocBeside(SourceSuite):
         ("train/images", "train/annotations", {"train": 6}),
         ("JPEGIMG", "Annotations", {"": 6}),
         ("val/fotos", "val/boxes of them", {"val": 6}),
+        ("images", "annotations/xmls", {"": 6}),
+        ("data/pictures", "data/notes/voc/all", {"": 6}),
+        ("train/images", "train/annotations/xml", {"train": 6}),
     ],
 )
 def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int], tmp_path: Path) -> None:
@@ -68,6 +73,49 @@ def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int]
         values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
         assert values[0]["boxes"] == [[0, 1, 3, 4]]
         assert [each["labels"] for each in values] == [[0], [0], None] * 2
+
+
+@pytest.mark.parametrize("samples", [8, 80])
+@pytest.mark.parametrize("place", ["annotations", "annotations/xmls", "ImageSets/Main"])
+@pytest.mark.parametrize("numbers", ["", " 1 2 1", " -1"])
+def test_lists_beside_the_annotations_are_sets(place: str, numbers: str, samples: int, tmp_path: Path) -> None:
+    root = beside(tmp_path / "set", "images", "annotations/xmls", samples)
+    own = {"trainval": range(samples - 2), "test": range(samples - 2, samples)}
+    lists = {f"{place}/{name}.txt": "".join(f"{n:04}{numbers}\n" for n in some) for name, some in own.items()}
+    with closing(open_source(fill(root, lists))) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert (source.kind, survey.splits) == ("voc", {"trainval": samples - 2, "test": 2})
+        assert survey.ledger.count(Role.LEFT) == 0
+        assert [entry.key for entry in source.entries("test")] == [f"images/{n:04}.jpg" for n in own["test"]]
+
+
+def test_a_list_of_other_names_is_no_set(tmp_path: Path) -> None:
+    root = beside(tmp_path, "images", "annotations/xmls")
+    fill(root, {"annotations/train.txt": "0000\nanother\n"})
+    with closing(open_source(root, kind="voc")) as source:
+        assert source.survey().splits == {"": 6}
+
+
+@pytest.mark.parametrize("other", ["masks", "overlays"])
+def test_other_pictures_of_the_same_names_are_not_taken_for_the_images(other: str, tmp_path: Path) -> None:
+    """They are left, or the user is asked."""
+    root = beside(tmp_path, "pictures", "annotations/xmls")
+    fill(root, {f"{other}/{n:04}.jpg": jpeg(20 + n) for n in range(6)})
+    if other == "overlays":
+        with pytest.raises(AmbiguousSourceError, match="are in overlays, and in pictures"):
+            open_source(root)
+        root = beside(tmp_path, "images", "annotations/xmls")
+        shutil.rmtree(root / "pictures")
+    with closing(open_source(root, kind="voc")) as source:
+        folder = "images" if other == "overlays" else "pictures"
+        assert [entry.key for entry in source.entries()] == [f"{folder}/{n:04}.jpg" for n in range(6)]
+
+
+def test_folders_of_classes_with_annotations_are_asked_about(tmp_path: Path) -> None:
+    beside(beside(tmp_path, "cat", "cat"), "dog", "dog")
+    with pytest.raises(AmbiguousSourceError, match=r"hold cat \(Pascal VOC\), dog \(Pascal VOC\)"):
+        open_source(tmp_path)
 
 
 def test_what_is_kept(tmp_path: Path) -> None:

@@ -1,20 +1,28 @@
 """Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): JPEGImages with Annotations, ImageSets and masks.
 
-Boxes in its files are described in :mod:`packstore.sources.voc.objects`.
+Also its XML files without its folders: beside the images, as from LabelImg and Roboflow, or in any folder whose files
+have the stems of the images (``annotations``, ``annotations/xmls``). :mod:`packstore.sources.voc.objects` parses them.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.fields import Field, Image
+from packstore.core.manifest import Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
 from packstore.sources.beside import (
     clean_path,
     find_suffixes_other_than_jpg,
@@ -24,16 +32,25 @@ from packstore.sources.beside import (
     join,
     read_lines,
 )
-from packstore.sources.file_rows import FileRow, InTree
+from packstore.sources.boxes import CORNERS, VOC
+from packstore.sources.contents import stem_of
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
-from packstore.sources.voc.beside import VocBesideSource, recognise_beside
-from packstore.sources.voc.objects import CLASSES, declare_annotation_fields
-from packstore.sources.voc.source import AnnotatedVocSource
+from packstore.sources.voc.objects import (
+    CLASSES,
+    AnnotationFacts,
+    Pairs,
+    declare_annotation_fields,
+    find_folder_pairs,
+    parse_annotation,
+    read_facts,
+)
 
 __all__ = ["CLASSES", "KIND", "VocSource"]
 
@@ -42,17 +59,20 @@ _COPIES = "masks as numpy arrays, the numbers of the mask beside"
 """LabelMe also writes each mask as an array, in ``SegmentationClassNpy``, formerly in ``SegmentationClass``."""
 _UNION = "trainval"
 _IMAGES = ("JPEGImages", "Images", "images")
+_SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main")
 _LOOKED_AT = 64
-_FLAG = re.compile(r"\s+[+-]?[01]$")
-"""Flag after the name of an image, in lists of a class."""
+_FLAGS = re.compile(r"(\s+[+-]?\d+)+$")
+"""Numbers after the name of an image: a flag in lists of a class, class and species in those of pets."""
 
 
-class VocSource(AnnotatedVocSource):
-    """Source of the images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
+class VocSource(FileRowSource):
+    """Source of images with XML files of Pascal VOC, and with masks.
 
-    Splits are the sets of ``ImageSets/Main``. If it has none, they are those of ``ImageSets/Segmentation``,
-    ``ImageSets`` or ``Main``, the first that has any. Without sets, takes all images. Leaves out ``trainval`` beside
-    ``train`` and ``val``, since it is their union.
+    - In a folder with ``JPEGImages``, or a folder that holds a single such folder, splits are the sets of
+      ``ImageSets/Main``. If it has none, they are those of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``, the
+      first that has any. Without sets, takes all images. Leaves out ``trainval`` beside ``train`` and ``val``, since it
+      is their union.
+    - Elsewhere, folders of images are paired with the folders of XML files, see :func:`find_folder_pairs`.
 
     The columns; if an image lacks the file, their values are missing:
 
@@ -61,38 +81,61 @@ class VocSource(AnnotatedVocSource):
     - ``mask`` and ``object_mask``: the files. If CVAT's ``labelmap.txt`` fits, ``mask`` has class numbers instead of
       colours, with ``mask_labels``.
 
-    Opening raises :class:`AmbiguousSourceError` for several folders with ``JPEGImages``. Listing raises
-    :class:`SourceError` for an image in two sets, and for two images that differ only by their suffix.
+    A box with a corner at 0 proves that the files count from 0, since none can have it that counts from 1. Then all
+    boxes are kept as they are written. ``layout`` answers instead: ``voc`` or ``xyxy``. Opening reads all XML files
+    without this answer.
+
+    Opening raises :class:`UsageError` for another layout, :class:`AmbiguousSourceError` for several folders with
+    ``JPEGImages``, and :class:`SourceError` if nothing is found. Listing raises :class:`AmbiguousSourceError` for an
+    image in two sets, and :class:`SourceError` for two images that differ only by their suffix.
     """
 
-    left_images = "images in none of the sets"
+    kind = "voc"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
+        if options.layout not in (None, VOC, CORNERS):
+            raise UsageError(
+                f"layout is {options.layout}, but boxes of Pascal VOC are {VOC}, counted from 1 with both corners, or "
+                f"{CORNERS}, counted from 0"
+            )
         super().__init__(path, options)
-        self._base = _find_voc_folder(self.tree) or ""
-        self._images = _find_image_folder(self.tree, self._base) or _IMAGES[0]
-        self._sets = _find_sets(self.tree, self._base)
-        self._annotated = is_folder(self.tree, self._join_base("Annotations"))
-        self._masks = {
-            name: folder
-            for name, known in _MASKS.items()
-            if (folder := _find_mask_folder(self.tree, self._base, known))
-        }
-        parts = [self._images, *(["Annotations"] if self._annotated else []), *self._masks.values()]
-        sets = (
-            f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folders[0]}" if self._sets else ""
-        )
-        self.evidence = f"{', '.join(parts)}{sets}"
-        self.decide_convention()
+        self._says_layout = options.layout is not None
+        self._base = _find_voc_folder(self.tree)
+        self._masks: dict[str, str] = {}
+        if self._base is None:
+            self._pairs = find_folder_pairs(self.tree)
+            if not self._pairs:
+                raise SourceError(
+                    f"{printable(str(path))} has no folder JPEGImages, as in Pascal VOC, and no XML files of "
+                    "annotations beside its images, or in annotations beside images"
+                )
+            places = dict.fromkeys(xml for pairs in self._pairs.values() for _, xml in pairs)
+            parts = ["XML files in " + ", ".join(printable(xml or "") or "the folder" for xml in places)]
+        else:
+            base, images = self._base, _find_image_folder(self.tree, self._base) or _IMAGES[0]
+            xml = join(base, "Annotations")
+            self._pairs = {"": [(join(base, images), xml if is_folder(self.tree, xml) else None)]}
+            masks = {name: _find_mask_folder(self.tree, base, known) for name, known in _MASKS.items()}
+            self._masks = {name: join(base, folder) for name, folder in masks.items() if folder}
+            annotated = ["Annotations"] if is_folder(self.tree, xml) else []
+            parts = [images, *annotated, *(folder.rpartition("/")[2] for folder in self._masks.values())]
+            self.left_images = "images in none of the sets"  # type: ignore[misc]
+        self._sets = _find_sets(self.tree, self._base, self._pairs)
+        self._repeated: Counter[str] = Counter()
+        folder = f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folder}" if self._sets else ""
+        self.evidence = ", ".join(parts) + folder
+        if self.options.layout is None and self.facts.files:
+            self.options = replace(self.options, layout=CORNERS if self.facts.from_zero else VOC)
 
     def splits(self) -> Sequence[str]:
-        """Returns the sets in packing order, or ``("",)``; reads all sets first.
+        """Returns the sets in packing order, else the splits of the images' folders; reads all sets first.
 
-        Raises :class:`SourceError` for an image in several sets, or twice in one. Raises it also for images that differ
-        only by their suffixes.
+        Raises :class:`AmbiguousSourceError` for an image in several sets, and :class:`SourceError` for images that
+        differ only by their suffixes.
         """
-        self._odd_suffixes  # noqa: B018 - raises for images in several sets
-        return in_packing_order(self._sets) or ("",)
+        if self._sets or self._base is not None:
+            self._odd_suffixes  # noqa: B018 - raises
+        return in_packing_order(self._sets) or tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the field of each column. Opens the first masks, and reads all annotations for their classes."""
@@ -100,38 +143,50 @@ class VocSource(AnnotatedVocSource):
         for name, folder in self._masks.items():
             columns[name] = self._infer_mask_field(folder)
         columns |= declare_mask_columns(self._palette) if self._palette is not None else {}
-        if self._annotated:
-            columns |= declare_annotation_fields(self.facts.classes)
-        return columns
+        annotated = any(xml is not None for pairs in self._pairs.values() for _, xml in pairs)
+        return columns | (declare_annotation_fields(self.facts.classes) if annotated else {})
 
     def _infer_mask_field(self, folder: str) -> Field:
         """Returns the field of the masks in a folder, by the first readable image of its first 64 files.
 
         If none of these is readable, returns a :class:`Mask`.
         """
-        names = self.tree.names(self._join_base(folder)).files
-        return infer_mask_field(self.tree, (self._join_base(folder, name) for name in names[:_LOOKED_AT]))
+        return infer_mask_field(self.tree, (join(folder, name) for name in self.tree.names(folder).files[:_LOOKED_AT]))
+
+    @cached_property
+    def facts(self) -> AnnotationFacts:
+        """Facts about the XML files of all splits. Reads all of them."""
+        rows = (row for split in self.splits() for row in self.file_rows(split))
+        return read_facts(self.tree, (row.values["json"].file for row in rows if "json" in row.values))
 
     @cached_property
     def _palette(self) -> Palette | None:
         """Palette that fits the masks, of colours or of values; None if there is none."""
         folder = self._masks.get("mask")
-        return (
-            None if folder is None else find_matching_palette(self.tree, [self._base], self._infer_mask_field(folder))
-        )
+        if folder is None:
+            return None
+        return find_matching_palette(self.tree, [self._base or ""], self._infer_mask_field(folder))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split. Raises :class:`SourceError` for a path out of the source, and for all errors
         of :meth:`splits`."""
-        suffixes = self._odd_suffixes
-        for stem in self._list_stems(split):
-            values: dict[str, Any] = {
-                name: InTree(self._join_base(folder, f"{stem}.png"), optional=True)
-                for name, folder in self._masks.items()
-            }
-            if self._annotated:
-                values["json"] = InTree(self._join_base("Annotations", f"{stem}.xml"), optional=True)
-            yield FileRow(self._join_base(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
+        for images, xml in self._pairs["" if self._sets else split]:
+            for name in self._list_set(split) if self._sets else self.tree.list(images).images:
+                stem = stem_of(name)
+                values: dict[str, Any] = {
+                    column: InTree(join(folder, f"{stem}.png"), optional=True) for column, folder in self._masks.items()
+                }
+                if xml is not None:
+                    values["json"] = InTree(join(xml, f"{stem}.xml"), optional=True)
+                yield FileRow(join(images, name), values)
+
+    def _list_set(self, split: str) -> Iterator[str]:
+        """Yields the names of the images of a set, repeated ones once."""
+        suffixes, known = self._odd_suffixes, set()
+        for stem in self._list_stems(self._sets[split]):
+            if stem not in known:
+                yield f"{stem}{suffixes.get(stem, '.jpg')}"
+            known |= {stem} & self._repeated.keys()
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks, and parses its annotation. With a palette, adds the columns of class numbers.
@@ -139,9 +194,46 @@ class VocSource(AnnotatedVocSource):
         Raises :class:`ValueError` for an invalid annotation or mask.
         """
         values = dict(super().read_values(ref))
+        if values.get("json") is not None:
+            with self.name_annotation_file(ref):
+                values |= parse_annotation(values["json"], self.options.layout or VOC)
         if self._palette is not None and values["mask"] is not None:
             values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
         return values
+
+    def follow_store(self, manifest: Manifest) -> None:
+        """Reads boxes as those of the store were read. Does nothing if ``layout`` is given, or if the store is of
+        another kind. Raises :class:`AmbiguousSourceError` if a box proves that the files count from 0, and those of the
+        store were read as from 1."""
+        recorded = CORNERS if manifest.options.get("layout") == CORNERS else VOC
+        decided = not self._says_layout and self.options.layout not in (None, recorded)
+        if not decided or manifest.origin.kind != self.kind:
+            return
+        if self.facts.from_zero:
+            raise AmbiguousSourceError(
+                f"{self.tree.name(self.facts.from_zero)} has a box at 0, so it counts pixels from 0, but the boxes of "
+                f"the store were read as counted from 1. If they count from 0, too, convert them again with --layout "
+                f"{CORNERS}; else say how this source counts",
+                [Answer(("--layout", each)) for each in (CORNERS, VOC)],
+                self.path,
+            )
+        self.options = replace(self.options, layout=recorded)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Adds a note if the boxes were found to count from 0, and if lists repeat images."""
+        survey, notes = super().survey(split, progress), []
+        if not self._says_layout and self.options.layout == CORNERS and self.facts.from_zero:
+            notes.append(
+                f"{printable(self.facts.from_zero)} has a box at 0, so all boxes count pixels from 0 and are kept as "
+                f"they are written; --layout {VOC} reads them as counted from 1"
+            )
+        if self._repeated:
+            count, first = self._repeated.total(), next(iter(self._repeated))
+            notes.append(
+                f"the lists in {printable(self._set_folder)} repeat {count:,} line{'s' * (count > 1)}, such as "
+                f"{printable(first)}; each image is packed once"
+            )
+        return replace(survey, notes=(*survey.notes, *notes))
 
     def describing_files(self) -> Iterable[str]:
         """Returns the paths of the lists of images and of the files of the palette."""
@@ -151,78 +243,82 @@ class VocSource(AnnotatedVocSource):
         """Claims the files that are read. Claims all other lists in the folders of sets as evidence, such as those
         of a single class."""
         super().claim_files(claims)
-        used, places = set(self.describing_files()), dict.fromkeys((self._join_base("ImageSets"), *self._set_folders))
-        for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
+        if self._base is None:
+            return
+        used, folders = set(self.describing_files()), [join(self._base, "ImageSets")]
+        folders += [self._set_folder] if self._sets else []
+        for folder, names in (
+            each for place in dict.fromkeys(folders) for each in self.tree.folders(is_passed_over, place)
+        ):
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
-        """Returns the reason for LabelMe's copies of masks, and for images in none of the sets. None for other
-        files."""
-        return _COPIES if self.expects_left(join(folder, name)) else super().reason_to_leave_out(folder, name)
+        """Returns the reason for LabelMe's copies of masks, for annotations without an image, and for images in none of
+        the sets. None for other files."""
+        if self.expects_left(join(folder, name)):
+            return _COPIES
+        notes = {xml for pairs in self._pairs.values() for _, xml in pairs} if self._base is None else ()
+        if name.lower().endswith(".xml") and folder in notes:
+            return "annotations without an image"
+        return super().reason_to_leave_out(folder, name)
 
     def expects_left(self, path: str) -> bool:
         """Tells if a file is LabelMe's copy, as a numpy array, of a mask that is there."""
         folder, _, name = path.rpartition("/")
+        if not name.endswith(".npy"):
+            return False
         masks = (
-            place
-            for place in self._masks.values()
-            if folder in (self._join_base(place.removesuffix("PNG") + end) for end in ("", "Npy"))
+            each for each in self._masks.values() if folder in (each.removesuffix("PNG") + end for end in ("", "Npy"))
         )
-        return name.endswith(".npy") and any(is_file(self.tree, self._join_base(p, f"{name[:-4]}.png")) for p in masks)
-
-    def _join_base(self, *parts: str) -> str:
-        """Joins parts to a path below the folder of the data set."""
-        return join(self._base, "/".join(parts))
+        return any(is_file(self.tree, join(mask, f"{name[:-4]}.png")) for mask in masks)
 
     @property
-    def _set_folders(self) -> list[str]:
-        """Folder of the sets, in a list; empty without sets."""
-        return [next(iter(self._sets.values())).rpartition("/")[0]] if self._sets else []
+    def _set_folder(self) -> str:
+        """Folder of the sets."""
+        return next(iter(self._sets.values())).rpartition("/")[0]
 
-    def _list_stems(self, split: str) -> Iterator[str]:
-        """Yields the names of the images of a split, without suffixes. Removes the flag 0, 1 or -1 behind a name in a
-        list.
-
-        Without sets, yields all images. Raises :class:`SourceError` for a path out of the source.
-        """
-        if not self._sets:
-            yield from (name.rpartition(".")[0] for name in self.tree.list(self._join_base(self._images)).images)
-            return
-        for number, line in read_lines(self.tree, self._sets[split], paths=True):
+    def _list_stems(self, file: str) -> Iterator[str]:
+        """Yields the names of the images of a set, without suffixes and the numbers behind a name. Raises
+        :class:`SourceError` for a path out of the source."""
+        [(images, _)] = self._pairs[""]
+        for number, line in read_lines(self.tree, file, paths=True):
             try:
-                yield clean_path(line if self._is_name_without_flag(line) else _FLAG.sub("", line))
+                yield clean_path(_remove_numbers(self.tree, images, line))
             except ValueError as error:
-                raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
+                raise SourceError(f"{self.tree.name(file)}, line {number}: {error}") from None
 
-    def _is_name_without_flag(self, stem: str) -> bool:
-        """Tells if a line with blanks is the whole name of an existing image. Such a line has no flag at its end."""
-        return " " in stem and any(
-            is_file(self.tree, self._join_base(self._images, stem + end)) for end in IMAGE_SUFFIXES
-        )
+    def _list_paths_to_ignore(self, *sets: str) -> list[list[str]]:
+        """Lists the paths whose absence leaves no sets, and for each of ``sets`` those that leave out this one."""
+        union, folder = join(self._set_folder, f"{_UNION}.txt"), join(self._base or "", "ImageSets")
+        unions = [union] if is_file(self.tree, union) else []  # would take the place of the set left out
+        whole = [folder] if is_folder(self.tree, folder) else sorted({*self._sets.values(), *unions})
+        return [whole, *(sorted({each, *unions}) for each in sets)]
 
     @cached_property
     def _odd_suffixes(self) -> dict[str, str]:
-        """Suffix of each image that does not end in ``.jpg``, by the image's name without suffix.
+        """Suffix of each image that does not end in ``.jpg``, by the image's name without suffix. Counts the lines that
+        repeat an image of the same set.
 
-        Raises :class:`SourceError` for an image in several sets, or twice in one. Raises it also for images that differ
-        only by their suffixes.
+        Raises :class:`AmbiguousSourceError` for an image in several sets; the answers leave out these sets, or all.
+        Raises :class:`SourceError` for images that differ only by their suffixes.
         """
-        folder = self._join_base(self._images)
-        folders = self.tree.folders(is_passed_over, folder)
-        images = (
-            join(place, name)[len(folder) + 1 :] for place, names in folders for name in names.ending(*IMAGE_SUFFIXES)
-        )
+        [(folder, _)] = self._pairs[""]
+        start, folders = len(folder) + 1 if folder else 0, self.tree.folders(is_passed_over, folder)
+        images = (join(place, name)[start:] for place, names in folders for name in names.ending(*IMAGE_SUFFIXES))
         suffixes = find_suffixes_other_than_jpg(self.tree, folder, images)
-        if self._sets:
-            seen: set[str] = set()
-            for file in self._sets:
-                for stem in self._list_stems(file):
-                    if stem in seen:
-                        raise SourceError(
-                            f"{self.tree.name(self._set_folders[0])}: {printable(stem)} is in two sets, or twice"
-                        )
-                    seen.add(stem)
+        seen: dict[str, str] = {}
+        for file in self._sets.values():
+            for stem in self._list_stems(file):
+                first = seen.get(stem, file)
+                if first != file:
+                    raise AmbiguousSourceError(
+                        f"{self.tree.name(self._set_folder)}: {printable(stem)} is in two sets, {printable(first)} and "
+                        f"{printable(file)}: remove it from one, or leave lists out with --ignore",
+                        [Answer(ignore_paths(each)) for each in self._list_paths_to_ignore(first, file)],
+                    )
+                self._repeated.update([stem] if stem in seen else [])
+                seen[stem] = file
         return suffixes
 
 
@@ -265,16 +361,24 @@ def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
     )
 
 
-def _find_sets(tree: Tree, base: str) -> dict[str, str]:
+def _find_sets(tree: Tree, base: str | None, pairs: Pairs) -> dict[str, str]:
     """Finds the list of images of each split, in the first folder that has any. Returns paths by split; ``{}`` without
     lists.
 
-    Only lists named like a known split count. Leaves out ``trainval`` beside ``train`` and ``val``.
+    Only lists named like a known split count. Leaves out ``trainval`` beside ``train`` and ``val``. For a single folder
+    of images without ``JPEGImages``, also looks near its XML files, for lists whose lines name these images.
     """
-    for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
-        folder = join(base, place)
-        names = (name for name in tree.names(folder).files if name.endswith(".txt"))
-        lists = {name[:-4].lower(): join(folder, name) for name in names if is_split(name[:-4])}
+    places = [join(base or "", place) for place in _SETS]
+    if base is None:
+        if [*pairs] != [""] or len(pairs[""]) != 1:
+            return {}
+        [(_, xml)] = pairs[""]
+        places += [xml or "", posixpath.dirname(xml or "")]
+    for folder in places:
+        names = (name for name in tree.names(folder).files if name.endswith(".txt") and is_split(name[:-4]))
+        lists = {name[:-4].lower(): join(folder, name) for name in names}
+        if base is None:
+            lists = {split: file for split, file in lists.items() if _names_images(tree, file, pairs[""][0][0])}
         if {"train", "val"} <= lists.keys():
             lists.pop(_UNION, None)
         if lists:
@@ -282,11 +386,25 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     return {}
 
 
+def _names_images(tree: Tree, file: str, images: str) -> bool:
+    """Tells if each of the first 64 lines of a list is the name of an image without suffix."""
+    stems = {stem_of(name) for name in tree.names(images).ending(*IMAGE_SUFFIXES)}
+    lines = [line for _, line in islice(read_lines(tree, file, paths=True), _LOOKED_AT)]
+    return bool(lines) and all(_remove_numbers(tree, images, line) in stems for line in lines)
+
+
+def _remove_numbers(tree: Tree, images: str, line: str) -> str:
+    """Returns a line of a list without the numbers at its end, unless the whole line is the name of an image."""
+    if " " in line and any(is_file(tree, join(images, line + suffix)) for suffix in IMAGE_SUFFIXES):
+        return line
+    return _FLAGS.sub("", line)
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises Pascal VOC. Returns
 
     - ``CERTAIN`` for ``JPEGImages`` with XML files or masks;
-    - ``CERTAIN`` for XML files beside images, or ``PARTIAL`` if other annotations are there too;
+    - ``CERTAIN`` for other folders of images and XML files, or ``PARTIAL`` if other annotations are there too;
     - ``NO`` for other paths.
 
     Raises :class:`AmbiguousSourceError` for several folders with ``JPEGImages``. Raises it also if several groups of
@@ -296,24 +414,21 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None:
         return Certainty.NO
     base = _find_voc_folder(tree)
-    if base is None:
-        return recognise_beside(tree)
-    folders = tree.folders(is_passed_over, join(base, "Annotations"))
-    annotated = any(name.endswith(".xml") for _, names in folders for name in names.files)
-    masks = any(_find_mask_folder(tree, base, folder) for folder in _MASKS.values())
-    return Certainty.CERTAIN if annotated or masks else Certainty.NO
-
-
-def _open_voc(path: Path, options: SourceOptions) -> Source:
-    """Opens a folder with ``JPEGImages`` as :class:`VocSource`, any other as :class:`VocBesideSource`."""
-    tree = open_tree(path)
-    return (
-        VocBesideSource(path, options) if tree is None or _find_voc_folder(tree) is None else VocSource(path, options)
-    )
+    if base is not None:
+        folders = tree.folders(is_passed_over, join(base, "Annotations"))
+        annotated = any(name.endswith(".xml") for _, names in folders for name in names.files)
+        masks = any(_find_mask_folder(tree, base, folder) for folder in _MASKS.values())
+        return Certainty.CERTAIN if annotated or masks else Certainty.NO
+    pairs = find_folder_pairs(tree)
+    if not pairs:
+        return Certainty.NO
+    sets = _find_sets(tree, None, pairs).values()
+    further = [each for each in find_all_annotations(tree) if ".xml" not in each.phrase and each.file not in sets]
+    return Certainty.PARTIAL if further else Certainty.CERTAIN
 
 
 KIND = Kind(
-    *("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc),
+    *("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, VocSource),
     takes_boxes=True,
     in_objects=True,
     sidecar_extensions=frozenset({"xml"}),

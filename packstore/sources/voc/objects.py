@@ -1,4 +1,4 @@
-"""Parser of Pascal VOC's XML files.
+"""XML files of Pascal VOC: their folders, and what they contain.
 
 Boxes in its files count pixels from 1, and include both corners. Here the left edge of the first pixel is 0, so a box
 is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number. Files of other tools
@@ -7,15 +7,22 @@ is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its widt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.plainxml import load_xml
-from packstore.sources.beside import parse_finite, read_text
+from packstore.sources.beside import join, parse_finite, read_text
 from packstore.sources.boxes import VOC
+from packstore.sources.contents import FolderContents, list_contents, stem_of
+from packstore.sources.encodings import convert_start
+from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_splits_of_folders
+from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
 CLASSES = (
@@ -25,6 +32,11 @@ CLASSES = (
 """The classes of Pascal VOC, numbered as in its development kit, from 0."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _MAX_CLASSES = 1 << 16
+_USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
+"""Names of folders of images."""
+_START, _LOOKED_AT = 512, 64
+Pairs = dict[str, list[tuple[str, str | None]]]
+"""Folders of images and of their XML files (None without) by split, in packing order."""
 
 
 def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
@@ -135,3 +147,60 @@ def parse_box(value: Any) -> list[float]:
     corner that is missing or not a finite number."""
     box = value.get("bndbox") if isinstance(value, dict) else None  # <object/> is a text
     return [parse_finite(_get_text(box, corner)) for corner in _CORNERS]
+
+
+def find_folder_pairs(tree: Tree) -> Pairs:
+    """Pairs folders of images with folders of XML files by split, in packing order. Returns ``{}`` if there are none.
+
+    Images belong to the XML files in their own folder, or else to those in a folder without images that has the stems
+    of most: at least half of the images of a folder need an XML file. Several folders whose images have XML files
+    beside them must have splits, since they could also be classes.
+
+    Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
+    """
+    folders = list_contents(tree).folders
+    with_files = (path for path, each in folders.items() if ".xml" in each.others)
+    noted = [path for path in islice(with_files, _LOOKED_AT) if _has_annotations(tree, folders[path])]
+    alone = [path for path in noted if not folders[path].images.count]
+    pairs: dict[str, str] = {}
+    for path, folder in folders.items() if noted else ():
+        counts = {
+            xml: folder.images.count_shared(folders[xml].others[".xml"])
+            for xml in ([path] if path in noted else alone if folder.images.count else [])
+        }
+        best = max(
+            counts, key=lambda xml: (counts[xml], len(posixpath.commonpath([f"/{xml}", f"/{path}"]))), default=""
+        )
+        if counts and 0 < folder.images.count <= 2 * counts[best]:
+            pairs[path] = best
+    for xml in alone:
+        pairs = _choose_folders(tree, pairs, xml, folders)
+    splits = find_splits_of_folders(pairs)
+    if not splits and len(pairs) > 1 and any(path == xml for path, xml in pairs.items()):
+        return {}
+    found: Pairs = {split: [] for split in in_packing_order(splits.values() or [""] if pairs else [])}
+    for path, xml in sorted(pairs.items()):
+        found[splits.get(path, "")].append((path, xml))
+    return found
+
+
+def _choose_folders(
+    tree: Tree, pairs: dict[str, str], xml: str, folders: Mapping[str, FolderContents]
+) -> dict[str, str]:
+    """Returns the pairs without folders whose images are also in others that belong to the same XML files. Of several
+    such folders, one with a usual name remains; else those that :func:`find_spread` finds."""
+    own = [path for path, each in pairs.items() if each == xml]
+    notes = folders[xml].others[".xml"]
+    if sum(folders[path].images.count_shared(notes) for path in own) <= notes.count:
+        return pairs
+    usual = [path for name in _USUAL for path in own if path.rpartition("/")[2] == name]
+    stems = [stem_of(name) for name in tree.names(xml).ending(".xml")]
+    kept = usual[:1] or find_spread(tree, stems, xml, stems=True, within=own) or own[:1]
+    return {path: each for path, each in pairs.items() if each != xml or path in kept}
+
+
+def _has_annotations(tree: Tree, folder: FolderContents) -> bool:
+    """Tells by its beginning if the first XML file of a folder is an annotation of Pascal VOC. MIT's LabelMe has
+    polygons instead of boxes: False."""
+    start = convert_start(tree.first_bytes(join(folder.path, folder.others[".xml"].first[0]), _START))
+    return b"<annotation" in start and b"LabelMe Webtool" not in start
