@@ -849,6 +849,37 @@ def test_an_image_that_is_gone_from_its_folder_is_not_that_of_another(size: int,
         assert [entry.key for entry in source.entries()][:1] == ["pictures/a00000.jpg"]
 
 
+@pytest.mark.parametrize("size", [4, 60])
+@pytest.mark.parametrize("kind", ["via", "label_studio", "vott"])
+@pytest.mark.parametrize("other", ["overlays", "plots/drawn"])
+def test_names_in_several_folders_are_a_question_whose_lines_run(
+    other: str, kind: str, size: int, tmp_path: Path
+) -> None:
+    """One folder has all images, another all as well, a third only some."""
+    notes = {name: text for name, text in MAKERS[kind](size).items() if isinstance(text, str)}
+    names = [name.rpartition("/")[2] for name, content in MAKERS[kind](size).items() if isinstance(content, bytes)]
+    files: Files = {f"{folder}/{name}": jpeg(n) for folder in ("pictures", other) for n, name in enumerate(names)}
+    files |= {f"small/{name}": jpeg(n) for n, name in enumerate(names[:2])}
+    root = fill(tmp_path, files | {f"notes/{name.rpartition('/')[2]}": text for name, text in notes.items()})
+    with pytest.raises(AmbiguousSourceError, match=f"pictures.*{other}|{other}.*pictures") as caught:
+        open_source(root, kind=kind)
+    found = []
+    for answer in caught.value.answers:
+        patterns = [value for name, value in zip(answer.options[::2], answer.options[1::2], strict=True)]
+        with closing(open_source(root, kind=kind, ignore=patterns)) as source:
+            found += sorted({entry.key.rpartition("/")[0] for entry in source.entries() if source.read(entry)})
+            assert source.survey().records == size
+    assert sorted(found) == sorted(["pictures", other])
+
+
+def test_names_in_a_folder_of_pictures_and_in_others_of_masks(tmp_path: Path) -> None:
+    files = {f"{folder}/{name}": jpeg(n) for folder in ("plots", "plot_masks") for n, name in enumerate(images(4))}
+    notes = {name: text for name, text in MAKERS["via"](4).items() if name.endswith(".json")}
+    with closing(open_source(fill(tmp_path, files | notes))) as source:
+        assert (source.kind, source.survey().records) == ("via", 4)
+        assert {entry.key.partition("/")[0] for entry in source.entries() if source.read(entry)} == {"plots"}
+
+
 def test_classes_of_a_supervisely_project_within_a_folder(tmp_path: Path) -> None:
     fill(tmp_path, {f"project/{name}": data for name, data in supervisely(5).items()})
     with closing(open_source(tmp_path)) as source:

@@ -300,8 +300,9 @@ class DocumentSource(AnnotatedSource):
 
         A missing image gets the path of the only file of its name. If there are none, it keeps its path. A name with a
         folder is searched only if that folder does not exist. If it exists, a file of that name elsewhere would be
-        another image. Raises :class:`AmbiguousSourceError` if most names are in several folders, and no group of
-        folders has each of them once.
+        another image. Of images in several folders, those in the group of folders that has each once are taken, see
+        :func:`find_spread`. Raises :class:`AmbiguousSourceError` for several such groups, and if there is none and most
+        images are in several folders.
         """
         result, there = list(paths), self._list_folders_of(paths)
         parts = [path.rpartition("/") for path in paths]
@@ -311,12 +312,12 @@ class DocumentSource(AnnotatedSource):
         for folder, listed in self.tree.folders(is_passed_over) if places else ():
             for name in places.keys() & set(listed.files):
                 places[name].append(folder)
-        repeated = [name for name, folders in places.items() if len(folders) > 1]
-        if 2 * len(repeated) > len(places):
-            folders = find_spread(self.tree, repeated, file)
-            if folders is None:
-                raise self._several_folders_error(file, [places[name] for name in repeated])
-            places.update((name, [folder]) for name, folder in zip(repeated, folders, strict=True))
+        repeated = [folders for folders in places.values() if len(folders) > 1]
+        found = [name for name, folders in places.items() if folders]
+        if repeated and (chosen := find_spread(self.tree, found, file)) is not None:
+            places |= {name: [folder] for name, folder in zip(found, chosen, strict=True)}
+        elif 2 * len(repeated) > len(found):
+            raise self._several_folders_error(file, repeated)
         for n, name in wanted.items():
             result[n] = join(places[name][0], name) if len(places[name]) == 1 else result[n]
         return result
