@@ -58,7 +58,7 @@ from packstore.sources.lmdbs.formats import parse_datum
 from packstore.sources.medical.dicom import DicomSource
 from packstore.sources.medical.nifti import NiftiSource
 from packstore.sources.named.mat import load_mat
-from packstore.sources.records import arrayrecord_files
+from packstore.sources.records import arrayrecord
 from packstore.sources.records.arrayrecord import ArrayRecordSource
 from packstore.sources.records.beton import BetonSource
 from packstore.sources.records.litdata import LitdataSource
@@ -327,7 +327,7 @@ def _arrayrecord(data: bytes) -> None:
     path = _scratch() / "x.array_record"
     path.write_bytes(expanded(data))
     options = SourceOptions(max_pixels=1 << 16, named=True)
-    with mock.patch.object(arrayrecord_files, "_check_hash"), closing(ArrayRecordSource(path, options)) as source:
+    with mock.patch.object(arrayrecord, "_check_hash"), closing(ArrayRecordSource(path, options)) as source:
         source.survey()
         for entry in source.entries():
             with suppress(SampleError):
@@ -766,7 +766,7 @@ TARGETS = (
         ),
     ),
     Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
-    Target("arrayrecord", _arrayrecord, (PackstoreError,), ("records/arrayrecord_files.py",)),
+    Target("arrayrecord", _arrayrecord, (PackstoreError,), ("records/arrayrecord.py",)),
     Target("beton", _beton, (PackstoreError,), ("records/beton.py", "records/typed.py")),
     Target(
         "litdata",

@@ -1,11 +1,320 @@
-"""Reads ArrayRecord files of ``tf.train.Example``, without a description of their features."""
+"""Reads files of ArrayRecord, whose records are ``tf.train.Example``: Riegeli's chunks, and an index of them at the end
+(``array_record/cpp/layout.proto``, ``riegeli/doc/riegeli_records_file_format.md``).
+
+A file consists of blocks of 64 KiB, each with a header of 24 bytes that may interrupt anything. A chunk is a header
+and data: sizes of records, and the records, each compressed as a whole. The last block has a chunk with the place of
+another chunk, which lists all others. The hash of each chunk that is read, and that of its header, are verified;
+headers of blocks are not used.
+"""
 
 from __future__ import annotations
 
+import bisect
+import importlib
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.protobuf import Message
+from packstore.images.engine import highway_hash
+from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
-from packstore.sources.records.arrayrecord_files import SUFFIXES, ArrayRecordFiles, is_riegeli
+from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.shards import recognise_shards
 from packstore.sources.records.tfrecord import TfrecordSource
+
+SUFFIXES = (".array_record", ".arrayrecord")
+_SIGNATURE = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
+_BLOCK, _BLOCK_HEADER = 1 << 16, 24
+_CHUNK = struct.Struct("<QQQB7sQ")
+_MAGIC = 0x71930E704FDAE05E
+_VERSION = 1
+_MAX_CHUNK = 1 << 29
+_MAX_RECORDS = 1 << 24
+"""Maximum number of records in a chunk."""
+_LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 2, 64, 64 << 20
+_NONE, _ZSTD = 0, ord("z")
+_COMPRESSIONS = {ord("b"): "Brotli", ord("s"): "Snappy"}
+_OTHER_CHUNKS = {ord("t"): "transposed chunks", ord("m"): "metadata", ord("p"): "padding", ord("s"): "a signature"}
+
+
+class _ChunkHeader(NamedTuple):
+    """Header of a chunk.
+
+    Attributes:
+        kind: Type of the chunk.
+        hash: Hash of the data, without headers of blocks.
+        place: Offset of the data in the file.
+        size: Bytes of the data, without headers of blocks.
+        records: Number of records.
+        decoded: Bytes of the decompressed records.
+    """
+
+    kind: int
+    hash: int
+    place: int
+    size: int
+    records: int
+    decoded: int
+
+
+@dataclass(frozen=True)
+class _ChunkIndex:
+    """Chunks of a file.
+
+    Attributes:
+        places: Offset of each chunk.
+        firsts: Number of the first record of each chunk, and the number of all records.
+    """
+
+    places: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+class ArrayRecordFiles:
+    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the last chunks: always two, at most 64,
+    and up to 64 MiB. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
+    installed."""
+
+    fault = "{}, record {}: its chunk cannot be read"
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._files = OpenFiles(paths, lambda _: None)
+        self._footers: dict[int, _ChunkIndex] = {}
+        self._kept: OrderedDict[tuple[int, int], tuple[list[bytes], int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Yields the number, size and message of each record of file ``number``. If a chunk cannot be read, each of its
+        records has the size 0 and the message None. Raises :class:`SourceError` if the index or all chunks cannot be
+        read."""
+        footer, read, why = self._load_chunk_index(number), 0, ""
+        for chunk in range(len(footer.places)):
+            first, stop = int(footer.firsts[chunk]), int(footer.firsts[chunk + 1])
+            try:
+                records: list[bytes] | None = self._load_chunk(number, chunk)
+                read += 1
+            except ValueError as error:
+                records, why = None, str(error)  # each is reported when it is read
+            for i in range(stop - first):
+                record = None if records is None else records[i]
+                yield first + i, len(record or b""), None if record is None else Message.from_bytes(record)
+        if why and not read:
+            raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
+
+    def read_record(self, number: int, place: int, length: int) -> bytes | None:
+        """Reads record ``place`` of file ``number``; returns None if its chunk is damaged or has no such record.
+        Ignores ``length``. Raises :class:`SourceError` if the file has no valid index."""
+        footer = self._load_chunk_index(number)
+        chunk = bisect.bisect_right(footer.firsts, place) - 1
+        try:
+            return self._load_chunk(number, chunk)[place - int(footer.firsts[chunk])]
+        except (ValueError, IndexError):
+            return None
+
+    def locate_span(self, number: int, place: int, length: int) -> None:
+        """Returns None: headers of blocks interrupt the data of a chunk every 64 KiB, and most images are longer."""
+
+    def close(self) -> None:
+        """Closes the files, and empties the cache of chunks; reading opens the files again."""
+        self._files.close()
+        with self._lock:
+            self._kept.clear()
+
+    def _load_chunk(self, number: int, chunk: int) -> list[bytes]:
+        """Returns the records of a chunk, from the cache or from the file; caches them. Raises :class:`ValueError` if
+        the chunk is damaged, or has more or fewer records than the index says."""
+        with self._lock:
+            kept = self._kept.get((number, chunk))
+        if kept is not None:
+            return kept[0]
+        footer = self._load_chunk_index(number)
+        expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
+        records = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
+        if len(records) != expected:
+            raise ValueError(f"a chunk has {len(records)} records, and the index says {expected}")
+        with self._lock:
+            self._kept[number, chunk] = records, sum(map(len, records))
+            while len(self._kept) > _LEAST_KEPT and (
+                len(self._kept) > _MOST_KEPT or sum(size for _, size in self._kept.values()) > _KEPT_BYTES
+            ):
+                self._kept.popitem(last=False)
+        return records
+
+    def _load_chunk_index(self, number: int) -> _ChunkIndex:
+        """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError` if the file
+        has no valid index."""
+        if number not in self._footers:
+            path = self._paths[number]
+            try:
+                self._footers[number] = _read_chunk_index(self._files[number])
+            except ValueError as error:
+                raise SourceError(f"{printable(str(path))} cannot be read as ArrayRecord: {error}") from None
+        return self._footers[number]
+
+
+def is_riegeli(path: Path) -> bool:
+    """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others; False if it cannot be
+    read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SIGNATURE)) == _SIGNATURE
+    except OSError:
+        return False
+
+
+def _read_chunk_index(file: OpenFile) -> _ChunkIndex:
+    """Reads the index of chunks at the end of a file. Raises :class:`ValueError` if it is missing, damaged or
+    inconsistent."""
+    size = os.fstat(file.descriptor).st_size
+    if size < 2 * _BLOCK or size % _BLOCK:
+        raise ValueError(
+            f"it has {size} bytes, expected whole blocks of 64 KiB: it is cut off, or another Riegeli file"
+        )
+    try:
+        script = _parse_varints(_read_records(file, size - _BLOCK, _BLOCK)[0])
+    except (ValueError, IndexError):
+        raise ValueError("its last block has no index: it is cut off, or another Riegeli file") from None
+    if script.get(2) != _MAGIC or not 0 < script.get(1, 0) < size:
+        raise ValueError("its last block has no index of ArrayRecord")
+    metadata, *entries = _read_records(file, script[1], _MAX_CHUNK) or [b""]
+    message = Message.from_bytes(metadata)
+    spans = [(low, high) for field, wire, low, high in message.fields(0, message.size) if (field, wire) == (1, 2)]
+    said = _parse_varints(metadata[spans[0][0] : spans[0][1]]) if spans else {}
+    if said.get(1) != _VERSION:
+        raise ValueError(f"its index has version {said.get(1)}, expected {_VERSION}")
+    places, counts = np.zeros(len(entries)), np.zeros(len(entries))
+    for i, entry in enumerate(entries):
+        row = _parse_varints(entry)
+        places[i], counts[i] = row.get(1, -1), row.get(3, 0)
+    if len(entries) != said.get(2, 0) or counts.sum() != said.get(3, 0) or counts.sum() > size:
+        raise ValueError("its index does not have as many chunks or records as it says")
+    if len(entries) and (places.min() < len(_SIGNATURE) or places.max() >= script[1] or counts.min() < 1):
+        raise ValueError("its index names a chunk where none can be")
+    return _ChunkIndex(places.astype(np.int64), np.cumsum([0, *counts], dtype=np.int64))
+
+
+def _parse_varints(data: bytes) -> dict[int, int]:
+    """Returns the integers in a protobuf message by field number; skips other fields. Raises :class:`ValueError` for an
+    invalid message."""
+    message = Message.from_bytes(data)
+    return {
+        field: message.read_varint(low, high)[0]
+        for field, wire, low, high in message.fields(0, message.size)
+        if wire == 0
+    }
+
+
+def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
+    """Reads, verifies and decompresses the records of the chunk at ``place``. Raises :class:`ValueError` if it is
+    damaged, of another type, or larger than ``limit`` bytes."""
+    chunk = _read_chunk_header(file, place)
+    if chunk.kind != ord("r"):
+        raise ValueError(f"{_OTHER_CHUNKS.get(chunk.kind, f'a chunk of type {chunk.kind}')}, where records should be")
+    if max(chunk.size, chunk.decoded) > limit:
+        raise ValueError(f"a chunk of {max(chunk.size, chunk.decoded)} bytes, more than {limit}")
+    data, _ = _read_without_block_headers(file, chunk.place, chunk.size)
+    if len(data) < max(1, chunk.size):
+        raise ValueError("a chunk is cut off")
+    _check_hash(data, chunk.hash, "the data of a chunk")
+    message = Message.from_bytes(data)
+    size, at = message.read_varint(1, len(data))
+    if at + size > len(data):
+        raise ValueError("a chunk ends within the sizes of its records")
+    if chunk.records > _MAX_RECORDS:
+        raise ValueError(f"a chunk of {chunk.records} records, more than {_MAX_RECORDS}")
+    sizes = Message.from_bytes(_decompress(data[0], data[at : at + size], 10 * chunk.records))
+    values = _decompress(data[0], data[at + size :], chunk.decoded)
+    records, start, at = [], 0, 0
+    for _ in range(chunk.records):
+        size, at = sizes.read_varint(at, sizes.size)
+        if size > len(values) - start:
+            raise ValueError("a chunk has records that are longer than itself")
+        records.append(values[start : start + size])
+        start += size
+    if start != len(values) or at != sizes.size:
+        raise ValueError("a chunk has more than its records")
+    return records
+
+
+def _read_chunk_header(file: OpenFile, place: int) -> _ChunkHeader:
+    """Reads the header of a chunk. Raises :class:`ValueError` if the header is cut off, has a wrong hash, or sizes that
+    do not fit into the file."""
+    data, after = _read_without_block_headers(file, place, _CHUNK.size)
+    if len(data) < _CHUNK.size:
+        raise ValueError("a chunk is cut off")
+    own, size, its, kind, records, decoded = _CHUNK.unpack(data)
+    _check_hash(data[8:], own, "the header of a chunk")
+    end = os.fstat(file.descriptor).st_size
+    count = int.from_bytes(records, "little")
+    if size > end - after or count > end:
+        raise ValueError(f"a chunk of {size} bytes and {count} records, where none can be")
+    return _ChunkHeader(kind, its, after, size, count, decoded)
+
+
+def _check_hash(data: bytes, expected: int, what: str) -> None:
+    """Raises :class:`ValueError` if data has another hash; ``what`` names the data."""
+    found = highway_hash(data)
+    if found != expected:
+        raise ValueError(f"{what} has the hash {found:016x}, expected {expected:016x}: it is damaged")
+
+
+def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
+    """Reads ``size`` bytes from ``place`` on, without the headers of blocks among them. Returns the bytes, fewer at the
+    end of the file, and the offset after them."""
+    start, left, spans = place, size, []
+    while left:
+        if place % _BLOCK < _BLOCK_HEADER:
+            place += _BLOCK_HEADER - place % _BLOCK
+        part = min(left, _BLOCK - place % _BLOCK)
+        spans.append((place, part))
+        place, left = place + part, left - part
+    raw = file.read(place - start, start)
+    return b"".join([raw[at - start : at - start + part] for at, part in spans]), place
+
+
+def _decompress(kind: int, data: bytes, limit: int) -> bytes:
+    """Decompresses data; ``kind`` is Riegeli's code for no compression or Zstandard. Raises :class:`ValueError` for
+    other compressions, damage and more than ``limit`` bytes. Raises :class:`SourceError` if the library for Zstandard
+    is not installed."""
+    if kind == _NONE:
+        if len(data) > limit:
+            raise ValueError(f"{len(data)} bytes, more than {limit}")
+        return data
+    if kind != _ZSTD:
+        name = _COMPRESSIONS.get(kind)
+        raise ValueError(
+            f"it is compressed by {name}, which packstore does not read: write it again with zstd"
+            if name
+            else f"a compression of type {kind}"
+        )
+    size, at = Message.from_bytes(data).read_varint(0, len(data))
+    if size > limit:
+        raise ValueError(f"{size} bytes, more than {limit}")
+    if not size:
+        return b""
+    try:
+        zstandard: Any = importlib.import_module("zstandard")
+    except ImportError:
+        raise SourceError("ArrayRecord compressed by Zstandard: pip install 'packstore[zstd]'") from None
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(data[at:]) as stream:
+            content: bytes = stream.read(size + 1)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"it cannot be decompressed: {error}") from None
+    if len(content) != size:
+        raise ValueError(f"it has {len(content)} bytes decompressed, expected {size}")
+    return content
 
 
 class ArrayRecordSource(TfrecordSource):

@@ -18,12 +18,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.protobuf import Feature, Message, read_example
+from packstore.core.protobuf import Feature, Message
 from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
+from packstore.images.orientation import upright_size
+from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
-from packstore.sources.records.facts import ExampleFacts
+from packstore.sources.records.facts import Example, ExampleFacts
 from packstore.sources.records.files import OpenFiles, explain_damage
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row
@@ -181,7 +183,7 @@ class ExampleSource(ShardSource):
         self._files = self.record_files([file for _, file in self.shards])
 
     @abstractmethod
-    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+    def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the values of an example, by column. Raises :class:`ValueError` for a value that does not fit its
         column."""
 
@@ -208,8 +210,7 @@ class ExampleSource(ShardSource):
         data = self._files.read_record(number, place, length)
         if data is None:
             raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
-        message = Message.from_bytes(data)
-        return self.decode_example(read_example(message), message)
+        return self.decode_example(Example(Message.from_bytes(data)))
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the data of the record that has the image. Returns None if these data are not plain bytes of the
@@ -311,11 +312,9 @@ class ExampleSource(ShardSource):
         returns the size of the record and None. Reads only the needed parts of a record. If the record has new facts,
         reads all of it, and discards the facts if its checksum is wrong."""
         try:
-            features = read_example(message)
-            self.facts.add_example(
-                features, message, lambda: self._files.read_record(number, place, message.size) is not None
-            )
-            return measure_largest_value(features), _read_key(features, message)
+            example = Example(message)
+            self.facts.add_example(example, lambda: self._files.read_record(number, place, message.size) is not None)
+            return measure_largest_value(example.features), _read_key(example)
         except ValueError:
             return message.size, None  # reported when it is read
 
@@ -331,17 +330,31 @@ def measure_largest_value(features: Mapping[str, Feature]) -> int:
     return max((stop - start for _, start, stop in spans), default=0)
 
 
-def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
+def _read_key(example: Example) -> str | None:
     """Reads the key of an example from the first of :data:`KEYS` among its features. Returns None unless the value is
     printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
-    feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
+    feature = example.features.get(next((name for name in KEYS if name in example.features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None
     _, start, stop = feature.spans[0]
-    name = message.get(start, stop).decode("utf-8") if stop - start < _MAX_KEY else ""
+    name = example.message.get(start, stop).decode("utf-8") if stop - start < _MAX_KEY else ""
     return name if name and name.isprintable() else None
 
 
 def _digest_key(key: str | None) -> int:
     """Hashes a key to a positive integer, or returns 0 for None."""
     return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1
+
+
+def scale_boxes(boxes: NDArray[np.float64], image: Any) -> NDArray[np.float64]:
+    """Converts boxes ``(n, 4)`` as fractions of the image to pixels. ``image``: the bytes of its file, or an array.
+    Raises :class:`ValueError` if its size cannot be read."""
+    if isinstance(image, np.ndarray):
+        height, width = image.shape[:2]
+    else:
+        try:
+            width, height = upright_size(image or b"")
+        except HeaderError as error:
+            raise ValueError(error.reason) from None
+    scaled: NDArray[np.float64] = boxes * (width, height, width, height)
+    return scaled

@@ -1,44 +1,129 @@
 """Collects facts about the features of all examples of a source, since the column of a feature depends on all of its
-values.
+values. Finds numbers and names of classes by them: the first number, and the name of each.
+
+Nothing is guessed: a file beside the data or the data themselves decide, or it is a question. Features that begin
+with ``image/`` are TF-slim's and the Object Detection API's, whose writers reserve 0 for the background.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from packstore.core.protobuf import Feature, Message
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.files import read_bounded
+from packstore.core.protobuf import Feature, Message, read_example
 from packstore.images.sniff import begins_like_image
 
+_log = logging.getLogger(__name__)
 _MAX_LABELS = 1 << 17
 _MAX_SHAPES = 1 << 12
 _MAX_NAMINGS, _NAMING_BYTES = 1 << 14, 256
 _LOOKED_AT = 256
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+_MAX_BYTES = 1 << 28
+_ITEM = re.compile(r"item\s*\{(.*?)\}", re.DOTALL)
+_VALUE = re.compile(r"(id|name)\s*:\s*(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+_WORDNET = re.compile(rb"n\d{8}")
 _ExampleShape = tuple[tuple[str, str, int, str], ...]
 """Name, kind, number of values and guessed content of each feature of an example."""
 
 
-@dataclass(slots=True)
-class FeatureFacts:
+class Example:
+    """A ``tf.train.Example``, whose values are read when they are asked for.
+
+    Attributes:
+        message: The bytes of the example.
+        features: Location of the values of each feature.
+    """
+
+    def __init__(self, message: Message) -> None:
+        """Locates the features. Raises :class:`ValueError` for any other message."""
+        self.message, self.features = message, read_example(message)
+
+    def byte_values(self, name: str) -> list[bytes]:
+        """Reads the values of a feature of bytes; ``[]`` without values. Raises :class:`ValueError` for numbers, and if
+        the feature is missing."""
+        feature = self.find(name)
+        if feature.kind not in ("bytes", ""):
+            raise ValueError("found numbers, expected texts or files")
+        return feature.bytes(self.message)
+
+    def only_bytes(self, name: str) -> bytes:
+        """Reads the only value of a feature of bytes. Raises :class:`ValueError` for any other number or type of
+        values."""
+        values = self.byte_values(name)
+        if len(values) != 1:
+            raise ValueError(f"found {len(values)} values, expected one of bytes")
+        return values[0]
+
+    def numbers(self, name: str, dtype: str = "") -> NDArray[Any]:
+        """Reads the numbers of a feature. Raises :class:`ValueError` for bytes, for numbers beyond an integer
+        ``dtype``, and if the feature is missing."""
+        feature = self.find(name)
+        if feature.kind == "bytes":
+            raise ValueError("found bytes, expected numbers")
+        numbers = feature.numbers(self.message)
+        if not dtype or numbers.dtype.name == dtype:
+            return numbers
+        if dtype == "uint64" and numbers.dtype == np.int64:
+            return numbers.view(np.uint64)
+        values = numbers.astype(dtype)
+        if dtype != "uint64" and values.dtype.kind in "iub" and not np.array_equal(values, numbers):
+            raise ValueError(f"found numbers beyond {dtype}")
+        return values
+
+    def only_number(self, name: str) -> Any:
+        """Reads the only number of a feature; None if the feature is missing or has no values. Raises
+        :class:`ValueError` for several numbers or bytes."""
+        numbers = self.numbers(name) if name in self.features else np.zeros(0)
+        if len(numbers) > 1:
+            raise ValueError(f"found {len(numbers)} numbers, expected one")
+        return numbers[0] if len(numbers) else None
+
+    def has_values(self, name: str) -> bool:
+        """Tells if a feature is there, and has a type of values."""
+        return name in self.features and self.features[name].kind != ""
+
+    def find(self, name: str) -> Feature:
+        """Returns a feature. Raises :class:`ValueError` if it is missing."""
+        if name not in self.features:
+            raise ValueError(f"it has no feature {name}")
+        return self.features[name]
+
+
+class FeatureFacts(NamedTuple):
     """Facts about one feature in all examples.
 
     Attributes:
         kinds: Types of its values: ``bytes``, ``floats``, ``ints``; ``""`` for a feature without values.
-        looks: Guessed content of bytes: ``image``, ``text``, ``bytes``.
+        looks: Guessed content of bytes: ``image``, ``text``, ``bytes``; ``""`` for other values.
         low: Smallest number of values in an example.
         high: Largest number of values in an example.
         missing: Some examples lack the feature.
         largest: Largest absolute value of floats that are edges of boxes.
     """
 
-    kinds: set[str] = field(default_factory=set)
-    looks: set[str] = field(default_factory=set)
+    kinds: frozenset[str] = frozenset()
+    looks: frozenset[str] = frozenset()
     low: int = 1 << 62
     high: int = 0
     missing: bool = False
     largest: float = 0.0
+
+    def add(self, kind: str, count: int, look: str, largest: float) -> FeatureFacts:
+        """Returns the facts with those of one more example."""
+        looks = self.looks | {look} if look else self.looks
+        low, high = min(self.low, count), max(self.high, count)
+        return FeatureFacts(self.kinds | {kind}, looks, low, high, self.missing, max(self.largest, largest))
 
 
 @dataclass(slots=True)
@@ -97,61 +182,36 @@ class ExampleFacts:
         self._shapes: set[_ExampleShape] = set()
         self._namings: set[tuple[bytes, ...]] = set()
 
-    def add_example(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
+    def add_example(self, example: Example, is_sound: Callable[[], bool]) -> None:
         """Adds the facts of an example. For new facts, calls ``is_sound``, which verifies the whole record; if that
         returns False, adds nothing. Raises :class:`ValueError` for an invalid message."""
+        features, message = example.features, example.message
         shape: _ExampleShape = tuple(
             [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
         )
         largest = _find_largest_edges(features, message)
         labels = self._find_new_labels(features, message)
-        news = shape not in self._shapes and self._would_change(shape)
-        if (news or labels or self._has_larger_edge(largest)) and not is_sound():
+        known = shape in self._shapes and all(value <= self.features[name].largest for name, value in largest.items())
+        merged = self.features if known else self._merge_shape(shape, largest)
+        if (labels or merged != self.features) and not is_sound():
             return
         self.parsed += 1
-        if shape not in self._shapes:
-            self._add_shape(shape)
-        for name, value in largest.items():
-            self.features[name].largest = max(self.features[name].largest, value)
+        self.features = merged
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        self._shapes.add(shape)
         for label, numbers in labels.items():
             facts = self.labels.setdefault(label, LabelFacts())
             for number, named in numbers:
                 facts.add_label(number, named)
 
-    def _would_change(self, shape: _ExampleShape) -> bool:
-        """Tells if an example with this shape would change the known facts. A shape has name, type, count and content
-        of each feature."""
-        names = {name for name, *_ in shape}
-        if any(not known.missing and name not in names for name, known in self.features.items()):
-            return True
+    def _merge_shape(self, shape: _ExampleShape, largest: Mapping[str, float]) -> dict[str, FeatureFacts]:
+        """Returns the facts about all features with those of one more example."""
+        merged = {name: facts._replace(missing=True) for name, facts in self.features.items()}
         for name, kind, count, look in shape:
-            known = self.features.get(name)
-            if known is None or kind not in known.kinds or not known.low <= count <= known.high:
-                return True
-            if look and look not in known.looks:
-                return True
-        return False
-
-    def _add_shape(self, shape: _ExampleShape) -> None:
-        """Adds the shape of an example to the facts about features, and to the known shapes. Forgets all known shapes
-        when there are too many."""
-        for name, kind, count, look in shape:
-            if name not in self.features:
-                self.features[name] = FeatureFacts(missing=self.parsed > 1)
-            known = self.features[name]
-            known.kinds.add(kind)
-            if look:
-                known.looks.add(look)
-            known.low, known.high = min(known.low, count), max(known.high, count)
-        for name in self.features.keys() - {name for name, *_ in shape}:
-            self.features[name].missing = True
-        if len(self._shapes) >= _MAX_SHAPES:
-            self._shapes.clear()
-        self._shapes.add(shape)
-
-    def _has_larger_edge(self, largest: Mapping[str, float]) -> bool:
-        """Tells if an edge of boxes is larger than the largest of all earlier examples."""
-        return any(value > self.features[name].largest for name, value in largest.items() if name in self.features)
+            facts = self.features.get(name, FeatureFacts(missing=self.parsed > 0))
+            merged[name] = facts.add(kind, count, look, largest.get(name, 0.0))
+        return merged
 
     def _find_new_labels(
         self, features: Mapping[str, Feature], message: Message
@@ -212,3 +272,189 @@ def _guess_content(start: bytes, cut: bool) -> str:
     except UnicodeDecodeError as error:
         return "text" if cut and error.start > len(start) - 4 else "bytes"
     return "bytes" if b"\0" in start else "text"
+
+
+@dataclass(frozen=True)
+class ClassNameFile:
+    """Names of classes in a file beside the data.
+
+    Attributes:
+        file: Name of the file.
+        names: Names of the classes, in the order of the file.
+        numbers: Number of each class in the data; None if the file only lists names.
+    """
+
+    file: str
+    names: tuple[str, ...]
+    numbers: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Converts class numbers in the data to packstore's, which count from 0.
+
+    Attributes:
+        first: Number of the first class in the data.
+        numbers: Maps class numbers in the data to packstore's; None to subtract ``first`` instead.
+        classes: Names of the classes; None if unknown.
+        by: Feature whose values are the names.
+        why: Reason for this numbering, for people.
+    """
+
+    first: int = 0
+    numbers: Mapping[int, int] | None = None
+    classes: tuple[str, ...] | None = None
+    by: str | None = None
+    why: str = ""
+
+    def __call__(self, number: int) -> int | None:
+        """Converts a number to the number of its class. Returns None for -1, which means no label. Raises
+        :class:`ValueError` for a number that no class has."""
+        if number == -1:
+            return None
+        class_number = number - self.first if self.numbers is None else self.numbers.get(number, -1)
+        if class_number < 0 or (self.classes is not None and class_number >= len(self.classes)):
+            raise ValueError(f"{number} is the number of no class")
+        return class_number
+
+
+def find_class_names(folder: Path) -> ClassNameFile | None:
+    """Reads names of classes from ``labels.txt`` or a label map (``.pbtxt``). Returns None if there is no such file.
+
+    ``labels.txt`` has the lines of TF-slim, ``0:daisy``, or lines of names alone; these have no numbers.
+
+    Raises :class:`SourceError` if the file cannot be read, has more than 256 MiB, or has two names for one number.
+    Raises :class:`AmbiguousSourceError` for several files.
+    """
+    maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
+    files = [file for file in (folder / "labels.txt",) if file.is_file()] + maps
+    if len(files) > 1:
+        listed = ", ".join(printable(file.name) for file in files)
+        raise AmbiguousSourceError(f"{printable(str(folder))} holds {listed}: leave only the one that names the labels")
+    if not files:
+        return None
+    try:
+        text = read_bounded(files[0], _MAX_BYTES).decode("utf-8-sig")
+        pairs = _parse_label_map(text) if maps else _parse_lines(text)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{printable(str(files[0]))} cannot be read: {printable(str(error))}") from None
+    names = tuple(name for _, name in pairs)
+    numbers = [number for number, _ in pairs if number is not None]
+    if len(set(numbers)) < len(numbers):
+        raise SourceError(f"{printable(str(files[0]))} has two names for one number")
+    return ClassNameFile(files[0].name, names, tuple(numbers) if numbers else None)
+
+
+def _parse_lines(text: str) -> list[tuple[int | None, str]]:
+    """Parses lines ``0:daisy`` to numbers and names. If one line has no number, all lines are names, and all numbers
+    None. Skips empty lines."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    parts = [re.fullmatch(r"(\d{1,9})\s*:\s*(.+)", line) for line in lines]
+    if all(parts):
+        return [(int(part[1]), part[2]) for part in parts if part]
+    return [(None, line) for line in lines]
+
+
+def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
+    """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``) in
+    text form. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
+    items: list[tuple[int | None, str]] = []
+    text = re.sub(r"(?m)^\s*#.*$", "", text)
+    for item in _ITEM.findall(text):
+        values = dict(_VALUE.findall(re.sub(r"display_name\s*:\s*", "shown:", item)))
+        if not re.fullmatch(r"\d{1,9}", values.get("id", "")):
+            raise ValueError("an item has no id")
+        name = re.sub(r"\\(.)", r"\1", values.get("name", "")[1:-1])
+        items.append((int(values["id"]), name or values["id"]))
+    if len(items) != len(re.findall(r"\bitem\b\s*\{", text)) or not items:
+        raise ValueError("it is not a label map")
+    return items
+
+
+def find_numbering(
+    path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNameFile | None, *, named: bool
+) -> Numbering:
+    """Finds the numbering of the classes of ``label``. Takes the first of these that applies.
+
+    - A file of names beside the data.
+    - Names in the data, if they name all numbers from 0. In features of TF-slim, numbers from 1.
+    - ImageNet's numbers from 1, if WordNet ids in the data confirm them.
+    - Numbers from 0, without names.
+
+    Args:
+        path: Path of the source, for messages.
+        kind: Kind of the source, for messages.
+        label: Feature of the label.
+        facts: Facts about its numbers in all examples.
+        beside: Names in a file beside the data; None if there are none.
+        named: The user named the kind. Numbers that nothing explains are then packed unchanged.
+
+    Raises:
+        AmbiguousSourceError: Nothing tells if the classes count from 0 or from 1.
+        SourceError: The names beside the data do not fit its numbers.
+    """
+    seen = sorted(facts.names)
+    if beside is not None:
+        return _number_by_file(path, label, seen, beside)
+    if not seen:
+        return Numbering()
+    row = seen == list(range(seen[0], seen[0] + len(seen)))
+    for by in facts.names[seen[0]]:
+        values = [facts.names[n].get(by) for n in seen]
+        names = [value.decode("utf-8", "replace") for value in values if value]
+        if len(set(names)) < len(seen):
+            continue
+        if row and (seen[0] == 0 or (seen[0] == 1 and label.startswith("image/"))):
+            why = f"{label} is {seen[0]} to {seen[-1]}, and {by} names each"
+            return Numbering(seen[0], None, tuple(names), by, why)
+        if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _are_imagenet_classes(values):
+            return Numbering(1, why=f"{label} is numbered from 1 as TF-slim numbers ImageNet")
+    if seen[0] == 0 or named:
+        return Numbering(why=f"{label} is {seen[0]} to {seen[-1]}, packed as it is")
+    raise AmbiguousSourceError(
+        f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and nothing says whether its classes "
+        f"begin at 0 or at 1: put a file labels.txt beside it, with a line for each class (1:cat), or pack the numbers "
+        f"as they are with --source {kind}",
+        [Answer(("--source", kind))],
+        path,
+    )
+
+
+def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
+    """Tells if all values are WordNet ids in ascending order, the order of ImageNet's classes."""
+    ids = [value for value in values if value is not None and _WORDNET.fullmatch(value)]
+    return len(ids) == len(values) and ids == sorted(ids)
+
+
+def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
+    """Numbers classes by the names in a file, in the order of the file's numbers. Names without numbers count from 1 if
+    only that fits, else from 0. If a name occurs twice, logs a warning, and returns a numbering without names. Raises
+    :class:`SourceError` if the names do not fit ``seen``, the numbers in the data. Raises :class:`AmbiguousSourceError`
+    if names without numbers may count from 0 or 1."""
+    file, count = printable(beside.file), len(beside.names)
+    if beside.numbers is None:
+        if seen and seen[0] <= 0 and seen[-1] >= count:
+            raise SourceError(
+                f"{printable(str(path))}: {file} has {count} names; {label} is {seen[0]} to {seen[-1]}: more"
+            )
+        if seen and seen[0] > 0 and seen[-1] < count:
+            raise AmbiguousSourceError(
+                f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and the {count} names in "
+                f"{file} have no numbers: write each line with its own (1:cat)"
+            )
+        first = 1 if seen and seen[0] > 0 else 0
+        numbers = tuple(range(first, first + count))
+    else:
+        numbers = beside.numbers
+    order = sorted(range(count), key=numbers.__getitem__)
+    places = {numbers[i]: place for place, i in enumerate(order)}
+    strange = next((n for n in seen if n not in places), None)
+    if strange is not None:
+        raise SourceError(f"{printable(str(path))}: {printable(label)} has {strange}, for which {file} has no name")
+    names = tuple(beside.names[i] for i in order)
+    why = f"classes from {file}"
+    if len(set(names)) < count:
+        twice = next(name for name in names if names.count(name) > 1)
+        _log.warning("%s names %r twice: classes are packed as numbers alone", file, printable(twice))
+        return Numbering(0, places, None, None, why)
+    return Numbering(0, places, names, None, why)

@@ -20,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
+from packstore.core.fields import Boxes, Field, Image, Images, Json, Label, Labels, Mask
 from packstore.core.files import read_bounded
 from packstore.core.plainjson import load_json
-from packstore.core.protobuf import Feature, Message
-from packstore.images.orientation import upright_size
-from packstore.images.sniff import HeaderError, max_file_bytes
+from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.columns import BYTES, JSON, TEXT, ValueType, guess
 from packstore.sources.exported_rows import open_with
-from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
-from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
+from packstore.sources.records.arrayrecord import ArrayRecordFiles
+from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord, scale_boxes
 from packstore.sources.records.exported import ExportedTfds
+from packstore.sources.records.facts import Example
 from packstore.sources.records.shards import list_first_shards
 from packstore.sources.records.tfds_features import FEATURES, Leaf, is_mask_leaf, is_pixel_tensor, read_feature_columns
 from packstore.sources.schema import RELATIVE
@@ -97,13 +97,13 @@ class TfdsSource(ExampleSource):
         assert self.index
         return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 
-    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+    def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels.
         Raises :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
         values: dict[str, Any] = {}
         for name, leaf in self._column_leaves.items():
             try:
-                values[name] = self._decode_leaf(leaf, features, message)
+                values[name] = self._decode_leaf(leaf, example)
             except (ValueError, zlib.error, OverflowError) as error:
                 raise ValueError(f"{printable(leaf.feature)}: {error}") from error
         for name, leaf in self._column_leaves.items():
@@ -132,12 +132,8 @@ class TfdsSource(ExampleSource):
         """Declares the column of a feature by ``features.json``; optional if an example lacks the feature. Main images,
         labels of sequences, sequences of sequences and ragged arrays are never optional. Sets :attr:`shape` for main
         images that are pixels of one shape."""
-        facts = self.facts.features.get(leaf.feature)
-        some = (
-            facts is None
-            or facts.missing
-            or (leaf.feature in self.facts.labels and self.facts.labels[leaf.feature].missing)
-        )
+        facts, labels = self.facts.features.get(leaf.feature), self.facts.labels.get(leaf.feature)
+        some = facts is None or facts.missing or (labels is not None and labels.missing)
         if name == "image":
             if is_pixel_tensor(leaf) and -1 not in leaf.shape:
                 self.shape = (*leaf.shape[:2], 3)
@@ -149,57 +145,43 @@ class TfdsSource(ExampleSource):
                 return Images(optional=some)
             case "image":
                 return Mask(optional=some) if is_mask_leaf(leaf) else Image(optional=some)
+            case "classLabel" if leaf.lengths:
+                return Labels(leaf.classes, of=self._described.parallel.get(name, False))
             case "classLabel":
-                of = self._described.parallel.get(name, False)
-                return Labels(leaf.classes, of=of) if leaf.lengths else Label(leaf.classes, optional=some)
+                return Label(leaf.classes, optional=some)
             case "boundingBox":
                 return Boxes(optional=some)
-            case "text":
-                return Json(optional=some) if leaf.lengths else Text(optional=some)
-        if leaf.dtype == "string":
-            if facts is not None and "text" not in facts.looks and facts.looks and not leaf.lengths and not leaf.shape:
-                return Bytes(optional=some)
-            return Json(optional=some) if leaf.lengths or leaf.shape else Text(optional=some)
         shape = (*leaf.lengths, *leaf.shape)
-        if -1 in shape[1:]:
-            return Json(optional=some)
-        return (
-            Array(leaf.dtype, shape[1:], ragged=True) if shape[:1] == (-1,) else Array(leaf.dtype, shape, optional=some)
-        )
+        if leaf.what == "text" or leaf.dtype == "string":
+            looks = facts.looks if facts is not None and leaf.what != "text" else frozenset()
+            plain = TEXT if not looks or "text" in looks else BYTES
+            return replace(guess("", ValueType(JSON if shape else plain)), optional=some)
+        declared = guess("", ValueType(leaf.dtype, shape))
+        return declared if getattr(declared, "ragged", False) else replace(declared, optional=some)
 
-    def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
+    def _decode_leaf(self, leaf: Leaf, example: Example) -> Any:
         """Decodes the value of a column. Returns None if it is missing or the label -1. Numbers become an array; nested
         lists if any length but the first varies. Sequences of other values become lists. Raises :class:`ValueError` for
         a value that does not fit the feature."""
-        name = leaf.feature
+        name, shape = leaf.feature, (*leaf.lengths, *leaf.shape)
         if len(leaf.lengths) > 1:
-            flat = features.get(f"{name}/ragged_flat_values", Feature())
-            rows = [features.get(f"{name}/ragged_row_lengths_{i}", Feature()) for i in range(len(leaf.lengths) - 1)]
-            return _nest_rows(_decode_items(leaf, flat, message), [row.numbers(message).tolist() for row in rows])
-        feature, dynamic = features.get(name), leaf.shape.count(-1) > 1 and leaf.what == "tensor"
-        if dynamic:
-            feature = features.get(f"{name}/value")
-        if feature is None:
+            flat, rows = (
+                f"{name}/ragged_flat_values",
+                [f"{name}/ragged_row_lengths_{i}" for i in range(len(leaf.lengths) - 1)],
+            )
+            items = _decode_items(leaf, example, flat) if flat in example.features else []
+            return _nest_rows(items, [example.numbers(row).tolist() if row in example.features else [] for row in rows])
+        dynamic = leaf.shape.count(-1) > 1 and leaf.what == "tensor"
+        if (name := f"{name}/value" if dynamic else name) not in example.features:
             return None
         if leaf.what == "image":
-            values = feature.bytes(message) if feature.kind == "bytes" else []
-            if len(values) != 1 and not leaf.lengths:
-                raise ValueError(f"found {len(values)} values, expected one image file")
-            return values if leaf.lengths else values[0]
+            return example.byte_values(name) if leaf.lengths else example.only_bytes(name)
         if leaf.what == "tensor" and (leaf.byte_encoding or leaf.dtype != "string"):
-            shape = leaf.shape
             if dynamic:
-                said = features.get(f"{name}/shape", Feature()).numbers(message).tolist()
-                if len(said) != len(shape) or any(
-                    n not in (m, m if m >= 0 else n) for n, m in zip(said, shape, strict=True)
-                ):
-                    raise ValueError(f"found the shape {said}, expected {list(shape)}")
-                shape = tuple(said)
-            array = _decode_tensor(
-                leaf, feature, message, (*leaf.lengths, *shape), max_file_bytes(self.options.max_pixels)
-            )
+                shape = _read_shape(leaf, example)
+            array = _decode_tensor(leaf, example, name, shape, max_file_bytes(self.options.max_pixels))
             return array.tolist() if -1 in (*leaf.lengths, *leaf.shape)[1:] and not is_pixel_tensor(leaf) else array
-        items = _decode_items(leaf, feature, message)
+        items = _decode_items(leaf, example, name)
         if leaf.what == "boundingBox":
             return np.array(items, np.float64).reshape(-1, 4)
         if leaf.what == "tensor" and leaf.shape:  # of strings
@@ -211,14 +193,22 @@ class TfdsSource(ExampleSource):
         return None if leaf.what == "classLabel" and items[0] == -1 else items[0]
 
 
-def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
+def _read_shape(leaf: Leaf, example: Example) -> tuple[int, ...]:
+    """Reads the shape of a tensor with several axes of any length. Raises :class:`ValueError` if it does not fit
+    ``features.json``."""
+    name, shape = f"{leaf.feature}/shape", leaf.shape
+    said = example.numbers(name).tolist() if name in example.features else []
+    if len(said) != len(shape) or any(most >= 0 and most != n for n, most in zip(said, shape, strict=True)):
+        raise ValueError(f"found the shape {said}, expected {list(shape)}")
+    return (*leaf.lengths, *said)
+
+
+def _decode_items(leaf: Leaf, example: Example, name: str) -> list[Any]:
     """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all strings of
     the tensor stay bytes. Raises :class:`ValueError` for values of another type, another text that is not UTF-8, and
     too large class numbers. Negative class numbers pass."""
     if leaf.what == "text" or leaf.dtype == "string":
-        if feature.kind not in ("bytes", ""):
-            raise ValueError("found numbers, expected texts")
-        values = feature.bytes(message)
+        values = example.byte_values(name)
         try:
             return [value.decode("utf-8") for value in values]
         except UnicodeDecodeError:
@@ -226,38 +216,28 @@ def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
                 raise
             return list(values)
     if leaf.what == "boundingBox":
-        return list(_decode_tensor(leaf, feature, message, (-1, 4), 1 << 30).tolist())
+        return list(_decode_tensor(leaf, example, name, (-1, 4), 1 << 30).tolist())
     dtype = "int64" if leaf.what == "classLabel" else leaf.dtype
-    numbers = _decode_tensor(replace(leaf, said={"dtype": dtype}), feature, message, (-1, *leaf.shape), 1 << 30)
+    numbers = _decode_tensor(replace(leaf, said={"dtype": dtype}), example, name, (-1, *leaf.shape), 1 << 30)
     if leaf.what == "classLabel" and leaf.classes is not None and numbers.size and numbers.max() >= len(leaf.classes):
         raise ValueError(f"{numbers.max()} is none of {len(leaf.classes)} classes")
     return list(numbers.tolist())
 
 
-def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
+def _decode_tensor(leaf: Leaf, example: Example, name: str, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
     """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not fit
     the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
-    dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
+    dtype = leaf.dtype or "float32"
     if leaf.byte_encoding:
-        values = feature.bytes(message) if feature.kind == "bytes" else []
-        if len(values) != 1:
-            raise ValueError(f"found {len(values)} values, expected one of bytes")
-        data = values[0]
+        data = example.only_bytes(name)
         if leaf.byte_encoding == "zlib":
             inflate = zlib.decompressobj()
             data = inflate.decompress(data, limit)
             if not inflate.eof:
                 raise ValueError(f"it is cut off, or larger than {limit} bytes")
-        array = np.frombuffer(data, dtype)
+        array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
     else:
-        if feature.kind == "bytes":
-            raise ValueError("found bytes, expected numbers")
-        numbers = feature.numbers(message)
-        array = (
-            numbers.view(np.uint64) if leaf.dtype == "uint64" and numbers.dtype == np.int64 else numbers.astype(dtype)
-        )
-        if not np.array_equal(array, numbers) and leaf.dtype != "uint64" and dtype.kind in "iub":
-            raise ValueError(f"found numbers beyond {leaf.dtype}")
+        array = example.numbers(name, dtype)
     if -1 not in shape and array.size != math.prod(shape):
         raise ValueError(f"found {array.size} numbers, expected {math.prod(shape)}")
     return array.reshape(shape)
@@ -285,16 +265,7 @@ def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDAr
         boxes = boxes[:, [1, 0, 3, 2]]
     elif form.endswith("XYWH"):
         boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-    if form.startswith("REL_"):
-        if isinstance(image, np.ndarray):
-            height, width = image.shape[:2]
-        else:
-            try:
-                width, height = upright_size(image or b"")
-            except HeaderError as error:
-                raise ValueError(error.reason) from None
-        boxes = boxes * (width, height, width, height)
-    return boxes.astype(np.float32)
+    return (scale_boxes(boxes, image) if form.startswith("REL_") else boxes).astype(np.float32)
 
 
 def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, int]]:

@@ -10,25 +10,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
-from packstore.core.protobuf import Feature, Message
+from packstore.core.fields import Boxes, Field, Image, Label, Labels
 from packstore.images.encode.png import encode_png
-from packstore.images.orientation import upright_size
-from packstore.images.sniff import HeaderError
 from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.columns import BYTES, FILE, JSON, TEXT, ValueType, guess
 from packstore.sources.names import make_column_name
-from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
-from packstore.sources.records.facts import FeatureFacts
-from packstore.sources.records.labels import ClassNameFile, Numbering, find_class_names, find_numbering
+from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord, scale_boxes
+from packstore.sources.records.facts import Example, Numbering, find_class_names, find_numbering
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards
 from packstore.sources.schema import RELATIVE, STATED_SIZE
 
@@ -49,16 +46,21 @@ _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _PIXELS = 2.0
 """Edges of boxes beyond this are pixels, not fractions of the image."""
 
-Decode = Callable[[Feature, Message], Any]
 
+class _ExampleColumn(NamedTuple):
+    """Column of a feature.
 
-@dataclass(frozen=True)
-class _ExampleColumn:
-    """Column of a feature: its declaration, the name of the feature, and the function that decodes a value."""
+    Attributes:
+        field: Its declaration.
+        feature: Name of the feature.
+        type: Type of its values.
+        numbering: Converts its class numbers; None if it has none.
+    """
 
     field: Field
     feature: str
-    decode: Decode
+    type: ValueType
+    numbering: Numbering | None = None
 
 
 class TfrecordSource(ExampleSource):
@@ -105,68 +107,50 @@ class TfrecordSource(ExampleSource):
         counts["features of several files each"] = len(self._file_list_features)
         return +counts
 
-    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+    def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
         missing list becomes an empty array; other missing features are left out. Raises :class:`ValueError` for a
         feature that no other record has, and for a value that does not fit its column."""
-        parts = self._example_columns
-        unknown = features.keys() - self.facts.features.keys()
+        columns = self._example_columns
+        unknown = example.features.keys() - self.facts.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
-        values = {}
-        for name, part in parts.items():
-            feature = features.get(part.feature)
-            if feature is not None and feature.kind:
+        values: dict[str, Any] = {}
+        for name, (_, feature, type, numbering) in columns.items():
+            if example.has_values(feature):
                 try:
-                    values[name] = part.decode(feature, message)
+                    values[name] = _decode_value(example, feature, type, numbering)
                 except ValueError as error:
-                    raise ValueError(f"{printable(part.feature)}: {error}") from error
-            elif isinstance(part.field, (Labels, Array)) and getattr(part.field, "ragged", True):
-                values[name] = np.zeros(0, np.int64 if isinstance(part.field, Labels) else part.field.dtype)
+                    raise ValueError(f"{printable(feature)}: {error}") from error
+            elif type.shape == (-1,):
+                values[name] = np.zeros(0, type.kind)
         if self._raw_shape_features is not None and "image" in values:
             try:
-                values["image"] = _pixels_to_png(values["image"], *self._read_shape(features, message))
+                values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_shape_features))
             except ValueError as error:
                 raise ValueError(f"{printable(self._main_feature)}: {error}") from error
         if self._box_features is not None:
-            values["boxes"] = self._read_boxes(features, message, values.get("image"))
+            values["boxes"] = self._read_boxes(example, values.get("image"))
             values[RELATIVE] = self._box_features[1]
-        sides = [features.get(name) for name in _SIDES]
-        if all(side is not None and side.kind for side in sides):
-            width, height = (int(_decode_number(side, message) or 0) for side in sides if side is not None)
-            values[STATED_SIZE] = (width, height)
+        if all(map(example.has_values, _SIDES)):
+            values[STATED_SIZE] = tuple(int(example.only_number(side) or 0) for side in _SIDES)
         return values
 
-    def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
-        """Reads height, width and channels of an image of raw pixels; None for channels that are not recorded. Raises
-        :class:`ValueError` if height or width is missing."""
-        height, width, channels = (
-            None if name is None else features.get(name) for name in self._raw_shape_features or ()
-        )
-        if height is None or width is None:
-            raise ValueError("its height or width is missing")
-        sides = [int(_decode_number(each, message) or 0) for each in (height, width)]
-        return sides[0], sides[1], None if channels is None else int(_decode_number(channels, message) or 0)
-
-    def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
+    def _read_boxes(self, example: Example, image: Any) -> NDArray[np.float32]:
         """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError`
 
         - if an edge (such as ``xmin``) is missing, or edges differ in number;
         - if boxes are fractions, and the image's size cannot be read.
         """
         prefix, fractions = self._box_features or ("", False)
-        edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
-        if not edges or not any(map(len, edges)):
+        names = [f"{prefix}/{edge}" for edge in _EDGES]
+        edges = [example.numbers(name) for name in names if name in example.features]
+        if not any(map(len, edges)):
             return np.zeros((0, 4), np.float32)
         if len({len(edge) for edge in edges}) > 1 or len(edges) < len(_EDGES):
             raise ValueError(f"{printable(prefix)}: the edges of its boxes differ in number")
         boxes = np.stack(edges, 1).astype(np.float64)
-        if fractions:
-            try:
-                boxes *= upright_size(image or b"") * 2
-            except HeaderError as error:
-                raise ValueError(error.reason) from None
-        return boxes.astype(np.float32)
+        return (scale_boxes(boxes, image) if fractions else boxes).astype(np.float32)
 
     @cached_property
     def _main_feature(self) -> str:
@@ -198,8 +182,9 @@ class TfrecordSource(ExampleSource):
                      and facts[name].low == facts[name].high == 1), "")  # fmt: skip
 
     @cached_property
-    def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
-        """Names of the features with height, width and channels of raw pixels; None for channels that are not recorded.
+    def _raw_shape_features(self) -> tuple[str, str, str] | None:
+        """Names of the features with height, width and channels of raw pixels; the last is empty if channels are not
+        recorded.
         The whole value is None
 
         - if images are files;
@@ -214,8 +199,8 @@ class TfrecordSource(ExampleSource):
         height, width, channels, depth = (
             f"{beside}/{name}" if beside else name for name in ("height", "width", "channels", "depth")
         )
-        known = next((name for name in (channels, depth) if name in facts), None)
-        wanted = [facts[name] for name in (height, width, known) if name is not None and name in facts]
+        known = next((name for name in (channels, depth) if name in facts), "")
+        wanted = [facts[name] for name in (height, width, known) if name in facts]
         whole = all(each.kinds == {"ints"} and each.low == each.high == 1 for each in wanted)
         return (height, width, known) if whole and {height, width} <= facts.keys() else None
 
@@ -252,7 +237,7 @@ class TfrecordSource(ExampleSource):
         """Numbering of the classes of each label feature. TF-slim's boxes have that of their images' classes. Adds the
         reasons to :attr:`evidence`. Raises the errors of :func:`find_class_names` and :func:`find_numbering`."""
         assert self.index
-        beside: ClassNameFile | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
+        beside = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         facts, labels = self.facts.features, self.facts.labels
         given = {each: labels[each] for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}}
         numberings: dict[str, Numbering] = {}
@@ -281,7 +266,7 @@ class TfrecordSource(ExampleSource):
         gone = edges | named | self._repeated_features | self._file_list_features | {main, self.key_feature}
         left = [name for name, facts in sorted(self.facts.features.items()) if name not in gone and facts.kinds != {""}]
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
-        columns = {"image": _ExampleColumn(Image(), main, _decode_bytes)}
+        columns = {"image": _ExampleColumn(Image(), main, ValueType(FILE))}
         for name, feature in _name_columns(left, of).items():
             columns[name] = self._make_column(feature, of)
         return columns
@@ -291,41 +276,41 @@ class TfrecordSource(ExampleSource):
         different types.
 
         ``of``: name of the feature that labels the boxes, or None."""
-        facts = self.facts.features[name]
+        facts, numbers = self.facts.features[name], self._numberings.get(name)
         missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}
         if len(kinds) > 1:
             both = " and ".join(sorted(kinds))
             raise SourceError(f"{printable(str(self.path))}: {printable(name)} holds {both} in different records")
-        kind = kinds.pop()
-        if name in self._numberings:
-            numbers = self._numberings[name]
-            if name == of:
-                return _ExampleColumn(Labels(numbers.classes, of="boxes"), name, _make_labels_decoder(numbers))
-            if facts.high <= 1:
-                missing = missing or self.facts.labels[name].missing
-                return _ExampleColumn(Label(numbers.classes, optional=missing), name, _make_label_decoder(numbers))
-            return _ExampleColumn(Labels(numbers.classes, of=False), name, _make_labels_decoder(numbers))
-        if kind == "bytes":
-            return _make_bytes_column(name, facts, missing)
-        dtype = "float32" if kind == "floats" else "int64"
-        if facts.high <= 1:
-            return _ExampleColumn(Array(dtype, optional=missing), name, _decode_number)
-        if facts.low == facts.high:
-            return _ExampleColumn(Array(dtype, (facts.high,), optional=missing), name, _decode_numbers)
-        return _ExampleColumn(Array(dtype, ragged=True), name, _decode_numbers)
+        if numbers is not None and (name == of or facts.high > 1):
+            labels = Labels(numbers.classes, of="boxes" if name == of else False)
+            return _ExampleColumn(labels, name, ValueType("int64", (-1,)), numbers)
+        if numbers is not None:
+            label = Label(numbers.classes, optional=missing or self.facts.labels[name].missing)
+            return _ExampleColumn(label, name, ValueType("int64"), numbers)
+        shape: tuple[int, ...] = ()
+        if kinds != {"bytes"}:
+            shape = () if facts.high <= 1 else (facts.high if facts.low == facts.high else -1,)
+            type = ValueType("float32" if kinds == {"floats"} else "int64", shape)
+        elif facts.high > 1:
+            type = ValueType(JSON)
+        else:
+            type = ValueType(FILE if facts.looks == {"image"} else TEXT if facts.looks <= {"text"} else BYTES)
+        declared = guess("", type)
+        return _ExampleColumn(declared if shape == (-1,) else replace(declared, optional=missing), name, type)
 
 
-def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
+def _pixels_to_png(data: bytes, height: Any, width: Any, channels: Any) -> bytes:
     """Encodes raw pixels as a PNG file. If ``channels`` is None, infers 1 or 3 from the number of bytes. Raises
-    :class:`ValueError` for other channels, and if the number of bytes does not fit."""
-    one = height * width
+    :class:`ValueError` for other channels, for a missing side, and if the number of bytes does not fit."""
+    if height is None or width is None:
+        raise ValueError("its height or width is missing")
+    one = int(height) * int(width)
     if channels is None:
         channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
     if one < 1 or channels not in (1, 3) or len(data) != one * channels:
         raise ValueError(f"found {len(data):,} bytes of {height} x {width} pixels; expected uint8 with 1 or 3 channels")
-    pixels = np.frombuffer(data, np.uint8).reshape(height, width, channels)
-    return encode_png(pixels)
+    return encode_png(np.frombuffer(data, np.uint8).reshape(int(height), int(width), int(channels)))
 
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
@@ -348,76 +333,24 @@ def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     return columns
 
 
-def _make_bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
-    """Makes the column of a feature of bytes. Several values in an example are a list of texts. Single values are
-    images, texts or bytes, by their guessed content."""
-    if facts.high > 1:
-        return _ExampleColumn(Json(optional=missing), name, _decode_texts)
-    if facts.looks == {"image"}:
-        return _ExampleColumn(Image(optional=missing), name, _decode_bytes)
-    if facts.looks <= {"text"}:
-        return _ExampleColumn(Text(optional=missing), name, _decode_text)
-    return _ExampleColumn(Bytes(optional=missing), name, _decode_bytes)
-
-
-def _decode_bytes(feature: Feature, message: Message) -> Any:
-    """Returns the only value of bytes, or None for no value. Raises :class:`ValueError` for several values, and for
-    values that are numbers."""
-    values = feature.bytes(message) if feature.kind == "bytes" else []
-    if len(values) > 1 or feature.kind != "bytes":
-        raise ValueError(f"found {len(values)} values, expected one of bytes")
-    return values[0] if values else None
-
-
-def _decode_text(feature: Feature, message: Message) -> str | None:
-    """Decodes the only text, or returns None for no value. Raises :class:`ValueError` for several values or other
-    encodings."""
-    value = _decode_bytes(feature, message)
-    return None if value is None else value.decode("utf-8")
-
-
-def _decode_number(feature: Feature, message: Message) -> Any:
-    """Returns the only number, or None for no value. Raises :class:`ValueError` for several values or bytes."""
-    values = _decode_numbers(feature, message)
-    if len(values) > 1:
-        raise ValueError(f"found {len(values)} numbers, expected one")
-    return values[0] if len(values) else None
-
-
-def _decode_numbers(feature: Feature, message: Message) -> NDArray[Any]:
-    """Returns all numbers. Raises :class:`ValueError` for bytes."""
-    if feature.kind == "bytes":
-        raise ValueError("found bytes, expected numbers")
-    return feature.numbers(message)
-
-
-def _decode_texts(feature: Feature, message: Message) -> list[str]:
-    """Decodes all texts. Raises :class:`ValueError` if one is not UTF-8."""
-    return [value.decode("utf-8") for value in feature.bytes(message)]
-
-
-def _make_label_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes a label to the number of its class. The function returns None for -1 and for no
-    value. It raises :class:`ValueError` for several values, and for a number that no class has."""
-
-    def decode(feature: Feature, message: Message) -> int | None:
-        number = _decode_number(feature, message)
-        return None if number is None else numbers(int(number))
-
-    return decode
-
-
-def _make_labels_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes labels to the numbers of their classes, int64. The function raises
-    :class:`ValueError` for -1, and for a number that no class has."""
-
-    def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
-        labels = [numbers(number) for number in _decode_numbers(feature, message).tolist()]
-        if None in labels:
-            raise ValueError("found -1 among numbers of classes")
-        return np.array(labels, np.int64)
-
-    return decode
+def _decode_value(example: Example, name: str, type: ValueType, numbering: Numbering | None) -> Any:
+    """Decodes the values of a feature by its type, and class numbers by their numbering: the label -1 becomes None.
+    Raises :class:`ValueError` for values of another type, number or encoding, for a number that no class has, and for
+    -1 among several labels."""
+    if type.kind == JSON:
+        return [value.decode("utf-8") for value in example.byte_values(name)]
+    if type.kind in (FILE, BYTES, TEXT):
+        data = example.only_bytes(name) if example.byte_values(name) else None
+        return data.decode("utf-8") if data is not None and type.kind == TEXT else data
+    if not type.shape:
+        number = example.only_number(name)
+        return number if numbering is None or number is None else numbering(int(number))
+    if numbering is None:
+        return example.numbers(name)
+    labels = [numbering(number) for number in example.numbers(name).tolist()]
+    if None in labels:
+        raise ValueError("found -1 among numbers of classes")
+    return np.array(labels, np.int64)
 
 
 KIND = Kind(
