@@ -50,7 +50,7 @@ _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
 """Suffixes of files that are annotations whatever they contain; they are not opened."""
-_NO_SIDECARS = (
+NO_SIDECARS = (
     *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
     *(".sh", ".md", ".html", ".htm", ".css", ".js", ".zip", ".tar", ".gz", ".rar", ".7z", ".db", ".ini", ".pdf"),
     *(".md5", ".sha1", ".sha256", ".xmp", ".aae", ".thm", ".mp4", ".mov", ".avi", ".mkv", ".wav", ".mp3", ".lnk"),
@@ -63,7 +63,7 @@ _ANNOTATORS = re.compile(
     r".*\.json|(gt|det)([_-].*)?\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott|geojson)",
 )
 """File names of annotation tools and publishers."""
-_NO_ANNOTATION = re.compile(
+NO_ANNOTATION = re.compile(
     r"(readme|licen[cs]e|copying|citation|changelog|changes|history|notice|authors|contributing|requirements|"
     r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
 )
@@ -207,7 +207,7 @@ def _find_annotation_files(
     for folder in others:
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
-            if suffix not in _NO_SIDECARS and names.count in counts and not _is_work_folder(folder.path):
+            if suffix not in NO_SIDECARS and names.count in counts and not _is_work_folder(folder.path):
                 yield SuspectedAnnotation(
                     f"as many {suffix} files as images in {printable_folder(folder.path)}",
                     _suffix_ignore_patterns(images, folder, suffix),
@@ -236,7 +236,7 @@ def _annotation_phrase(
     file is no annotation. Reads texts only if ``few``.
     """
     name = path.rpartition("/")[2].lower()
-    if _NO_ANNOTATION.fullmatch(name):
+    if NO_ANNOTATION.fullmatch(name):
         return None
     text = few and suffix in _TEXT
     if text and tree.first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
@@ -254,7 +254,7 @@ def _annotation_phrase(
         header = _NPY_ROWS.match(tree.first_bytes(path, _BYTES))
         many = header is not None and int(header[1]) in counts
         return " (it has as many rows as there are images)" if many else None
-    if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
+    if few and not text and (suffix not in NO_SIDECARS or not suffix):  # .idx, .dat, .info …
         start = tree.first_bytes(path, _BYTES)
         is_list = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # not notes
         return " (it names the images)" if is_list and b"\0" not in start and _mentions_stems(start, [known]) else None
@@ -306,7 +306,7 @@ def _find_sidecars(
         for suffix, names in folder.others.items():
             if _is_work_folder(folder.path):
                 continue
-            if len(known) and suffix not in _NO_SIDECARS and names.count_shared(known) >= enough:
+            if len(known) and suffix not in NO_SIDECARS and names.count_shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {printable_folder(folder.path)}"
                 first = f"{folder.path}/{names.first[0]}" if folder.path else names.first[0]
                 if tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER:

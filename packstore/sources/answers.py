@@ -1,0 +1,240 @@
+"""Tries the answers to a question before they are offered: opens and surveys the source with each of them.
+
+No image is read. An answer is dropped if it fails, changes nothing, or makes classes of one image each or classes with
+names of splits. The others get a note on what they make and what they leave out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError
+from packstore.core.urls import UrlPath
+from packstore.sources.annotations import NO_ANNOTATION, NO_SIDECARS
+from packstore.sources.archives import cache_archives, cache_folders, open_tree
+from packstore.sources.base import SourceOptions, Survey
+from packstore.sources.contents import list_contents
+from packstore.sources.ignoring import escape_pattern, ignore_paths
+from packstore.sources.ledger import Role, list_files, suffix_for_count
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.splits import find_split
+
+_MOST_FILES = 200_000
+_ASKED_IN_A_ROW, _FEWEST_CLASSES, _TOPS, _SHOWN = 2, 5, 8, 4
+_RENAMED = {"source": "kind", "column": "columns"}
+_LISTS = ("ignore", "columns", "splits", "pair", "sidecar", "masks")
+_UNTRIED = ("annotation_frame",)
+"""Options of answers that change nothing in a survey."""
+_trying: ContextVar[bool] = ContextVar("an answer is tried", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a source with an answer.
+
+    Attributes:
+        survey: Its survey.
+        kind: Its kind.
+        left: Number of files left out, by what they are: ``images``, ``.txt files``.
+    """
+
+    survey: Survey
+    kind: str
+    left: Counter[str]
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes of the images; empty for none."""
+        return next((c.classes for c in self.survey.columns if c.name == "label" and c.classes is not None), None) or ()
+
+    @property
+    def is_useful(self) -> bool:
+        """False if nothing is packed, or if folders became classes that seem to be none."""
+        names, records = self.classes, self.survey.records
+        if self.survey.counted and not records:
+            return False
+        if self.kind != "imagefolder" or not self.survey.counted:
+            return True
+        splits = bool(names) and all(map(find_split, names))
+        return not splits and not (len(names) >= _FEWEST_CLASSES and 2 * len(names) > records)
+
+    def describe(self) -> str:
+        """Returns a note: ``40 samples in 2 classes (train 30, test 10), with mask; leaves out 40 .txt files``."""
+        survey, names = self.survey, self.classes
+        made = f"{survey.records:,} samples" if survey.counted else "samples that are not counted"
+        if names:
+            made += f" in {len(names):,} classes" if len(names) > 1 else " of one class"
+            if survey.counted and 2 * len(names) > survey.records:
+                made += " of one or two images"
+        if splits := [f"{name} {count:,}" for name, count in survey.splits.items() if name]:
+            made += f" ({', '.join(splits[:_SHOWN])}{', …' if len(splits) > _SHOWN else ''})"
+        hidden = {companion.name for column in survey.columns for companion in column.companions}
+        others = [column.name for column in survey.columns if column.name not in (*hidden, "label")]
+        if others:
+            made += f", with {', '.join(others[:_SHOWN])}{', …' if len(others) > _SHOWN else ''}"
+        if not self.left:
+            return f"{made}; leaves out nothing"
+        left = [f"{count:,} {what}" for what, count in self.left.most_common(_SHOWN)]
+        return f"{made}; leaves out {', '.join(left)}{', …' if len(self.left) > _SHOWN else ''}"
+
+
+def is_trying() -> bool:
+    """Tells if an answer is being tried in this context."""
+    return _trying.get()
+
+
+def try_answers(error: AmbiguousSourceError, place: Path, options: SourceOptions, kind: str | None) -> list[Answer]:
+    """Returns the answers to offer for a question about ``place``, each with its note. Adds further ones if none of the
+    question's own keeps all files.
+
+    Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
+    """
+    files = None if isinstance(place, UrlPath) else _count_files(place)
+    if files is None:
+        why = "not tried: at a URL" if isinstance(place, UrlPath) else f"not tried: more than {_MOST_FILES:,} files"
+        return [replace(answer, note=answer.note or why) for answer in error.answers]
+    token = _trying.set(True)
+    try:
+        with cache_folders(), cache_archives():
+            trial = _Trial(place, files, _to_keywords(options, kind))
+            tried = list(trial.run(error.answers, frozenset([str(error)])))
+            if not any(not outcome.left for _, outcome in tried if outcome) and kind is None:
+                more = trial.run(_propose(error, place, options), frozenset([str(error)]), _ASKED_IN_A_ROW)
+                known = {answer for answer, _ in tried}
+                further = [(answer, outcome) for answer, outcome in more if answer not in known and outcome]
+                whole = [each for each in further if not each[1].left]
+                tried = [*whole, *tried, *(each for each in further if each[1].left and len(each[1].classes) != 1)]
+    finally:
+        _trying.reset(token)
+    return list(dict.fromkeys(answer for answer, _ in tried))
+
+
+class _Trial:
+    """Opens and surveys a source with the options of answers."""
+
+    def __init__(self, place: Path, files: Counter[str], keywords: Mapping[str, Any]) -> None:
+        """``files``: what is there, by :func:`_count_files`. ``keywords``: the user's own, for :func:`open_source`."""
+        self._place = place
+        self._files = files
+        self._keywords = keywords
+
+    def run(
+        self, answers: Iterable[Answer], asked: frozenset[str], depth: int = 0
+    ) -> Iterator[tuple[Answer, Outcome | None]]:
+        """Yields the answers that work, each with its note and outcome.
+
+        If an answer leads to a question that was not ``asked``, yields the answers to both together, up to three in a
+        row. If it is another path whose question offers paths again, yields the answer itself.
+        """
+        for answer in answers:
+            names = [each.removeprefix("--").replace("-", "_") for each in answer.options[::2]]
+            if any(name in _UNTRIED for name in names):
+                yield answer, None
+                continue
+            try:
+                outcome = self._survey(answer, names)
+            except AmbiguousSourceError as error:
+                if str(error) in asked or depth == _ASKED_IN_A_ROW:
+                    continue
+                if answer.source is not None and all(each.source is not None for each in error.answers):
+                    yield replace(answer, note="asks which of its folders to pack"), None
+                    continue
+                further = [
+                    each if each.source else Answer((*answer.options, *each.options), answer.source)
+                    for each in error.answers
+                ]
+                yield from self.run(further, asked | {str(error)}, depth + 1)
+            except (PackstoreError, OSError):
+                continue
+            else:
+                if outcome.is_useful:
+                    yield replace(answer, note=outcome.describe()), outcome
+
+    def _survey(self, answer: Answer, names: Sequence[str]) -> Outcome:
+        """Surveys the source with an answer. Raises the errors of opening, and the questions of a conversion."""
+        from packstore.sources import ask_about_clips, ask_about_left, open_source
+
+        keywords, split = dict(self._keywords), None
+        for name, value in zip(names, answer.options[1::2], strict=True):
+            name = _RENAMED.get(name, name)
+            if name in _LISTS:
+                keywords[name] = (*keywords.get(name, ()), value)
+            elif name == "on_error":
+                keywords["skip_bad"] = value == "skip"
+            elif name == "split":
+                split = value
+            else:
+                keywords[name] = value
+        place = answer.source or self._place
+        with closing(open_source(place, **keywords)) as source:
+            survey = source.survey(split)
+            ask_about_left(source, survey)
+            ask_about_clips(source, survey)
+            left = _count(map(_name_of, survey.ledger.names(Role.LEFT)))
+            if answer.source is not None:
+                left += self._files - (_count_files(place) or Counter())
+            return Outcome(survey, source.kind, left)
+
+
+def _name_of(path: str) -> str:
+    """Returns the last part of a path."""
+    return path.rpartition("/")[2]
+
+
+def _count(names: Iterable[str]) -> Counter[str]:
+    """Counts files that matter by what they are: ``images``, ``.txt files``. Leaves out system files, programs, models
+    and notes."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        suffix = suffix_for_count(name)
+        if name.lower().endswith(IMAGE_SUFFIXES):
+            counts["images"] += not is_passed_over(name)
+        elif suffix not in NO_SIDECARS and not is_passed_over(name) and not NO_ANNOTATION.fullmatch(name.lower()):
+            counts[f"{suffix} files"] += 1
+    return +counts
+
+
+def _count_files(place: Path) -> Counter[str] | None:
+    """Counts the files of a folder or archive as :func:`_count`. None if there are more than 200,000."""
+    tree = open_tree(place)
+    counts: Counter[str] = Counter()
+    total = 0
+    for _, names in list_files(tree) if tree is not None else ():
+        total += len(names)
+        if total > _MOST_FILES:
+            return None
+        counts += _count(names)
+    return counts
+
+
+def _to_keywords(options: SourceOptions, kind: str | None) -> dict[str, Any]:
+    """Returns options as keywords of :func:`packstore.sources.open_source`."""
+    own = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "named"}
+    return {**own, "kind": kind}
+
+
+def _propose(error: AmbiguousSourceError, place: Path, options: SourceOptions) -> Iterator[Answer]:
+    """Yields further answers to a question about a folder: to take its folders as splits, or to leave one out."""
+    tree = open_tree(place) if place.is_dir() else None
+    if tree is None or options.splits:
+        return
+    folders = [answer.source for answer in error.answers if answer.source is not None and not answer.options]
+    if len(folders) > 1 and {folder.parent for folder in folders} == {place}:
+        pairs = (f"{folder.name}=/{escape_pattern(folder.name)}" for folder in folders)
+        yield Answer(("--splits", ",".join(pairs)))
+    counts: Counter[str] = Counter()
+    for path, folder in list_contents(tree).folders.items():
+        counts[path.split("/")[0]] += folder.images.count
+    holding = [name for name, count in counts.items() if name and count]
+    empty = [name for name, count in counts.items() if name and not count]
+    for name in holding if len(holding) <= _TOPS else ():
+        if 2 * counts[name] < counts.total():
+            yield Answer(ignore_paths([name]))
+            if empty:
+                yield Answer(ignore_paths([name, *empty]))
