@@ -148,9 +148,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         )
         if isinstance(error, AmbiguousSourceError):
             for command, answer in zip(suggest_commands(error, arguments), error.answers, strict=False):
-                click.echo(f"  {command}", err=True)
                 if answer.note:
-                    click.echo(f"      {printable(answer.note)}", err=True)
+                    click.echo(f"  # {printable(answer.note)}", err=True)
+                click.echo(f"  {command}", err=True)
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     sys.exit(code or 0)
 

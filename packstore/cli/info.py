@@ -165,11 +165,12 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     from packstore.packing.header_survey import survey_headers
     from packstore.packing.modes import resolve_reading
     from packstore.packing.options import ConvertOptions
-    from packstore.sources import ask_about_left, open_source
+    from packstore.sources import add_source_to_questions, ask_about_left, open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
     with progress_bar(as_json) as progress, closing(open_source(path, **given, progress=progress)) as source:
-        survey = source.survey(None, progress)
+        with add_source_to_questions(source.path, source.options, given.get("kind")):
+            survey = source.survey(None, progress)
         wanted = ConvertOptions(**{name: value for name, value in options.items() if value not in (None, ())})
         headers = survey_headers(source, survey, resolve_reading(source, survey, wanted))
         questions = find_questions(source, survey, wanted, headers)

@@ -174,7 +174,7 @@ def describe_source(
         rows.append(("question", str(question)))
         for number, answer in enumerate(_list_answers(question)):
             rows.append(("" if number else "pack it", " ".join([command, *map(shell_quote, answer.options)])))
-            rows += [("", f"    {printable(answer.note)}")] if answer.note else []
+            rows += [("", f"  # {printable(answer.note)}")] if answer.note else []
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
 

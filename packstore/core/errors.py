@@ -69,12 +69,25 @@ class AmbiguousSourceError(SourceError, UsageError):
     Attributes:
         answers: Ways to resolve it; the CLI prints each as a command.
         source: Path of the ambiguous source, if ``answers`` change its path or add options; else None.
+        tried: Each answer was tried before it is offered.
     """
 
-    def __init__(self, message: str, answers: Sequence[Answer] = (), source: Path | None = None) -> None:
+    tried = False
+
+    def __init__(
+        self, message: str, answers: Sequence[Answer] = (), source: Path | None = None, *, lists_answers: bool = False
+    ) -> None:
+        """``lists_answers``: the text of the error ends with the answers."""
         super().__init__(message)
         self.answers = tuple(answers)
         self.source = source
+        self._lists_answers = lists_answers
+
+    def __str__(self) -> str:
+        if not (self._lists_answers and self.answers):
+            return super().__str__()
+        offered = [" ".join([*(["give", str(a.source)] if a.source else []), *a.options]) for a in self.answers]
+        return f"{super().__str__()}. Answers: {printable('; or '.join(offered))}"
 
 
 class SampleError(SourceError):

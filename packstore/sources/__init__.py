@@ -44,6 +44,7 @@ __all__ = [
     "Source",
     "SourceOptions",
     "Survey",
+    "add_source_to_questions",
     "ask_about_clips",
     "ask_about_left",
     "find_described_folder",
@@ -367,7 +368,7 @@ def _open_recognised(
         raise NeedsCopyError(f"{printable(str(place))} is of kind {named.name}")
     with (
         apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
-        add_source_to_questions(place, options),
+        add_source_to_questions(place, options, None if named is None else named.name),
         cache_archives(),
         _cache_buckets(place),
     ):

@@ -6,6 +6,7 @@ names of splits. The others get a note on what they make and what they leave out
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,10 +18,10 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NO_ANNOTATION, NO_SIDECARS
-from packstore.sources.archives import cache_archives, cache_folders, open_tree
+from packstore.sources.archives import cache_archives, open_tree
 from packstore.sources.base import SourceOptions, Survey
 from packstore.sources.contents import list_contents
-from packstore.sources.ignoring import escape_pattern, ignore_paths
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.splits import find_split
@@ -101,11 +102,11 @@ def try_answers(error: AmbiguousSourceError, place: Path, options: SourceOptions
         return [replace(answer, note=answer.note or why) for answer in error.answers]
     token = _trying.set(True)
     try:
-        with cache_folders(), cache_archives():
+        with cache_archives():
             trial = _Trial(place, files, _to_keywords(options, kind))
             tried = list(trial.run(error.answers, frozenset([str(error)])))
             if not any(not outcome.left for _, outcome in tried if outcome) and kind is None:
-                more = trial.run(_propose(error, place, options), frozenset([str(error)]), _ASKED_IN_A_ROW)
+                more = trial.run(_propose(place, options, not tried), frozenset([str(error)]), _ASKED_IN_A_ROW)
                 known = {answer for answer, _ in tried}
                 further = [(answer, outcome) for answer, outcome in more if answer not in known and outcome]
                 whole = [each for each in further if not each[1].left]
@@ -121,6 +122,7 @@ class _Trial:
     def __init__(self, place: Path, files: Counter[str], keywords: Mapping[str, Any]) -> None:
         """``files``: what is there, by :func:`_count_files`. ``keywords``: the user's own, for :func:`open_source`."""
         self._place = place
+        self._tree = open_tree(place)  # the index of an archive is kept while its tree is open
         self._files = files
         self._keywords = keywords
 
@@ -219,22 +221,19 @@ def _to_keywords(options: SourceOptions, kind: str | None) -> dict[str, Any]:
     return {**own, "kind": kind}
 
 
-def _propose(error: AmbiguousSourceError, place: Path, options: SourceOptions) -> Iterator[Answer]:
-    """Yields further answers to a question about a folder: to take its folders as splits, or to leave one out."""
+def _propose(place: Path, options: SourceOptions, alone: bool) -> Iterator[Answer]:
+    """Yields further answers to a question about a folder: to leave out one of its folders, and with
+    ``alone`` to pack one alone."""
     tree = open_tree(place) if place.is_dir() else None
     if tree is None or options.splits:
         return
-    folders = [answer.source for answer in error.answers if answer.source is not None and not answer.options]
-    if len(folders) > 1 and {folder.parent for folder in folders} == {place}:
-        pairs = (f"{folder.name}=/{escape_pattern(folder.name)}" for folder in folders)
-        yield Answer(("--splits", ",".join(pairs)))
+    images = {path: folder.images.count for path, folder in list_contents(tree).folders.items() if folder.images.count}
+    base = os.path.commonpath(images) if images else ""
     counts: Counter[str] = Counter()
-    for path, folder in list_contents(tree).folders.items():
-        counts[path.split("/")[0]] += folder.images.count
-    holding = [name for name, count in counts.items() if name and count]
-    empty = [name for name, count in counts.items() if name and not count]
-    for name in holding if len(holding) <= _TOPS else ():
-        if 2 * counts[name] < counts.total():
-            yield Answer(ignore_paths([name]))
-            if empty:
-                yield Answer(ignore_paths([name, *empty]))
+    for path, count in images.items():
+        counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
+    for path in counts if 1 < len(counts) <= _TOPS else ():
+        if 2 * counts[path] < counts.total():
+            yield Answer(ignore_paths([path]))
+        if alone:
+            yield Answer(source=place / path)

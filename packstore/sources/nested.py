@@ -105,9 +105,9 @@ def find_split_like_folders(path: Path) -> list[str]:
     return []
 
 
-def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] | None:
-    """Returns the reason why folders of images do not seem to be classes. Also returns the folders to use instead.
-    Returns None if they seem to be classes.
+def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], bool] | None:
+    """Returns the reason why folders of images do not seem to be classes. Also returns the folders to use instead, and
+    whether these may be splits. Returns None if they seem to be classes.
 
     The reasons are:
 
@@ -132,9 +132,9 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] |
     if not names:
         return None
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
-        return "holds folders whose names are not those of classes", classes
+        return "holds folders whose names are not those of classes", classes, False
     if len(names) > 1 and names & _OF_IMAGES:
-        return "holds a folder called images, and others that are then not classes", classes
+        return "holds a folder called images, and others that are then not classes", classes, False
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
     below = {
         path: {each.rpartition("/")[2] for each in children if each in holding} for path, children in inside.items()
@@ -142,13 +142,14 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str]] |
     hollow = [path for path in classes if len(below[path]) > 1 and not contents.folders[path].images.count]
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
-        return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow
+        return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow, False
     if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:
         shared = set.intersection(*(below[path] for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
             return (
                 f"holds several folders with the same folders of images in each ({_join_names(sorted(shared))})",
                 hollow,
+                True,
             )
     return None
 

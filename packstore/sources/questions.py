@@ -3,70 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
-from packstore.sources.archives import cache_archives, cache_folders
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
-from packstore.sources.ignoring import apply_ignore_rules, compile_ignore_rules
-from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source, recognise
+from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source
 from packstore.sources.refusals import (
     add_kinds,
     incomplete_error,
 )
 
-_ASKED_IN_A_ROW = 2
 _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
 """Names of folders of frames."""
 
 
 @contextmanager
-def add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[None]:
-    """Completes an :class:`AmbiguousSourceError` that the block raises. Sets its source. Replaces answers that lead to
-    further questions, see :func:`_resolve_answer`."""
+def add_source_to_questions(place: Path, options: SourceOptions, kind: str | None = None) -> Iterator[None]:
+    """Completes an :class:`AmbiguousSourceError` that the block raises: sets its source, and replaces its answers by
+    those of :func:`packstore.sources.answers.try_answers`. ``kind`` is the kind that the user has named."""
     try:
         yield
     except AmbiguousSourceError as error:
-        error.source = place
-        answers = [answer for each in error.answers for answer in _resolve_answer(each, place, options)]
-        error.answers = tuple(dict.fromkeys(answers))
+        from packstore.sources.answers import is_trying, try_answers
+
+        if not (is_trying() or error.tried):
+            error.source = place
+            error.answers = tuple(try_answers(error, place, options, kind))
+            error.tried = True
         raise
-
-
-def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
-    """Tries an answer that ignores files or gives another path, and returns the answers to offer instead.
-
-    - If the source is then recognised: the answer itself.
-    - If the source is still ambiguous: the answers to both questions together. If the answer gives a path, and all
-      answers to the next question give paths again: the answer itself.
-    - If it leads to an error, or to a third question: none.
-
-    Returns any other answer untried. If the user has named the kind, returns every answer untried.
-    """
-    patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
-    if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
-        return [answer]
-    source = answer.source or place
-    given = SourceOptions(ignore=(*options.ignore, *patterns))
-    try:
-        with apply_ignore_rules(source, compile_ignore_rules(given.ignore)), cache_folders(), cache_archives():
-            recognise(source, given)
-    except AmbiguousSourceError as error:
-        if depth == _ASKED_IN_A_ROW:
-            return []
-        if answer.source is not None and all(each.source is not None for each in error.answers):
-            return [answer]  # its own message says what its folders alone would lose
-        further = (
-            each if each.source else Answer((*answer.options, *each.options), answer.source) for each in error.answers
-        )
-        return [last for each in further for last in _resolve_answer(each, place, options, depth + 1)]
-    except PackstoreError:
-        return []
-    return [answer]
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
@@ -80,7 +48,7 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if annotations:
         with add_source_to_questions(source.path, source.options):
             error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])
-            raise add_kinds(error, _find_partial_kinds(source))
+            raise add_kinds(error, last=_find_partial_kinds(source))
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:

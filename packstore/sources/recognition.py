@@ -27,7 +27,6 @@ from packstore.sources.nested import (
 from packstore.sources.refusals import (
     TABLES,
     NeedsCopyError,
-    add_first_answer,
     add_kinds,
     archive_without_images_error,
     few_annotations_error,
@@ -133,7 +132,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
                     _refuse_unlikely_classes(path, clips)
                 except AmbiguousSourceError as error:
                     side_by_side = [each for each in by_certainty.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
-                    raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
+                    raise add_kinds(error, first=side_by_side) from None
             _refuse_few_annotations(path, kind)
             return kind
         by_certainty.setdefault(certainty, []).append(kind)
@@ -145,7 +144,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES)]
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == MODALITIES]
-            raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), side_by_side)
+            raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), last=side_by_side)
         if formats:
             raise several_kinds_error(path, formats)
         plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
@@ -153,7 +152,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             raise (
                 several_kinds_error(path, partial[:1])
                 if plain is None
-                else add_first_answer(unread_annotations_error(path, plain.name), partial[0])
+                else add_kinds(unread_annotations_error(path, plain.name), first=partial[:1])
             )
         within = find_nested(path, _find_specific_kind)
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes

@@ -10,7 +10,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, HeaderError, sniff
 from packstore.sources.base import Kind
-from packstore.sources.ignoring import ignore_patterns
+from packstore.sources.ignoring import escape_pattern, ignore_patterns
 from packstore.sources.listing import no_images_message
 from packstore.sources.tree import Tree
 
@@ -61,15 +61,15 @@ def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence
     """
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
-    answers, ignore = [Answer(("--source", kind.name))], ""
+    answers = [Answer(("--source", kind.name))]
     if 0 < len(patterns) <= _SHOWN and all(each for _, each in found):
         answers.insert(0, Answer(ignore_patterns(patterns)))
-        ignore = ", or leave that out with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
     return AmbiguousSourceError(
         f"{printable(str(path))} is {short_help(kind)}, and would be packed without what else is there: "
-        f"{more or 'other folders of images'}. Confirm it with --source {kind.name}{ignore}",
+        f"{more or 'other folders of images'}",
         answers,
         path,
+        lists_answers=True,
     )
 
 
@@ -81,20 +81,13 @@ def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceErr
     return AmbiguousSourceError(f"{printable(str(path))} could be {could_be}: say which, with {shown}", answers, path)
 
 
-def add_first_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
-    """Returns a copy of an error with one more answer, before its others: ``kind``. That kind makes a sample from the
-    files of equal names in several folders."""
-    said = f"{error}; or pack {short_help(kind)} as one sample with --source {kind.name}"
-    return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
-
-
-def add_kinds(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """Returns the error with further possible kinds after its other answers; for no kinds, the error itself."""
-    if not kinds:
-        return error
-    more = ", or ".join(f"as {short_help(kind)} with --source {kind.name}" for kind in kinds)
-    answers = [*error.answers, *(Answer(("--source", kind.name)) for kind in kinds)]
-    return AmbiguousSourceError(f"{error}; or pack it {more}", answers, error.source)
+def add_kinds(
+    error: AmbiguousSourceError, first: Sequence[Kind] = (), last: Sequence[Kind] = ()
+) -> AmbiguousSourceError:
+    """Adds kinds to the answers of an error, before and after the others, and returns the error."""
+    before, after = ([Answer(("--source", kind.name)) for kind in kinds] for kinds in (first, last))
+    error.answers = (*before, *error.answers, *after)
+    return error
 
 
 def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
@@ -113,27 +106,28 @@ def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | Non
 
 def split_names_error(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
     """Returns the error for an image folder whose class folders have names like splits."""
-    shown, is_folder = ", ".join(map(printable, folders)), path.is_dir()
-    give = "give one of them" if is_folder else "unpack it and give one of them"
-    return AmbiguousSourceError(
-        f"{printable(str(path))} holds folders that seem to be splits, and would be classes ({shown}): call them "
-        f"train, val and test, {give}, or pack them as classes with --source {kind}",
-        [*(Answer(source=path / name) for name in folders if is_folder), Answer(("--source", kind))],
-        path,
+    return no_classes_error(
+        path, f"holds folders that seem to be splits, and would be classes ({_join(folders)})", folders, True, kind
     )
 
 
-def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """Returns the error for an image folder whose folders do not seem to be classes. Names at most eight folders.
-    ``why`` is the reason, a phrase that continues the path."""
-    is_folder = path.is_dir()
-    shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
-    give = f"give one of them ({shown})" if is_folder else f"unpack it, and give one of them ({shown})"
-    return AmbiguousSourceError(
-        f"{printable(str(path))} {why}: {give}, or pack them as classes with --source {kind}",
-        [*(Answer(source=path / name) for name in folders[:_SHOWN] if is_folder), Answer(("--source", kind))],
-        path,
-    )
+def no_classes_error(
+    path: Path, why: str, folders: Sequence[str], may_be_splits: bool, kind: str
+) -> AmbiguousSourceError:
+    """Returns the error for an image folder whose folders do not seem to be classes. Its answers name at most eight
+    folders. ``why`` is the reason, a phrase that continues the path."""
+    answers = [Answer(source=path / name) for name in folders[:_SHOWN] if path.is_dir()]
+    if may_be_splits and len(folders) > 1:
+        pairs = (f"{name.rpartition('/')[2]}=/{escape_pattern(name)}" for name in folders)
+        answers.append(Answer(("--splits", ",".join(pairs))))
+    unpack = "" if path.is_dir() else f": unpack it to give one of them ({_join(folders)})"
+    answers.append(Answer(("--source", kind)))
+    return AmbiguousSourceError(f"{printable(str(path))} {why}{unpack}", answers, path, lists_answers=True)
+
+
+def _join(names: Sequence[str]) -> str:
+    """Joins the first eight names for messages."""
+    return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
 
 
 def few_annotations_error(path: Path, kind: Kind, count: int, images: int) -> AmbiguousSourceError:

@@ -91,15 +91,18 @@ def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_pat
     asked = question(tmp_path / "set")
     assert "seem to be splits" in str(asked)
     places = [tmp_path / "set" / name for name in sorted(names)]
-    assert asked.answers == (*(Answer(source=place) for place in places), Answer(("--source", "imagefolder")))
+    splits = Answer(("--splits", ",".join(f"{name}=/{name}" for name in sorted(names))))
+    classes = [Answer(("--source", "imagefolder"))] * ("fold0" in names)  # no classes called train and test
+    given = [Answer(source=place) for place in places]
+    assert [*asked.answers] == [*given, *[splits] * (len(names) > 1), *classes]
     for place in places:
         with closing(open_source(place)) as source:
             assert (source.kind, source.survey().records) == ("flat", 3)
     if len(names) == 1:
         return  # in an archive, that is the root
-    with pytest.raises(AmbiguousSourceError, match="unpack it and give one of them, or pack them as classes") as caught:
+    with pytest.raises(AmbiguousSourceError, match="unpack it to give one of them") as caught:
         open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path / "set")))
-    assert caught.value.answers == (Answer(("--source", "imagefolder")),)
+    assert [*caught.value.answers] == [splits, *classes]
 
 
 def test_classes_beside_something_like_a_split(tmp_path: Path) -> None:
