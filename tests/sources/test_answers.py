@@ -1,0 +1,172 @@
+"""Each line that a question prints: it packs, asks nothing again, and leaves out what its note says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from packstore.cli import cli
+from packstore.cli.common import suggest_commands
+from packstore.core.errors import AmbiguousSourceError
+from packstore.sources import answers as module
+from packstore.sources import open_source
+from tests.makers.annotated import fill, jpeg, mask
+from tests.makers.command import run
+
+Files = dict[str, str | bytes]
+
+
+def classes(prefix: str, names: str = "ab", count: int = 5, form: str = "{}.jpg") -> Files:
+    return {f"{prefix}{name}/{form.format(n)}": jpeg(n) for name in names for n in range(count)}
+
+
+def named(*names: str) -> Files:
+    """Four images in each of some folders."""
+    return {f"{name}/{n}.jpg": jpeg(n) for name in names for n in range(4)}
+
+
+def originals_and_copies(names: tuple[str, str], copies: str, further: str) -> Files:
+    own = {f"{name}/{n}.jpg": jpeg(n) for name in names for n in range(5)}
+    augmented = {f"{copies}/{name}/aug_{n}.jpg": jpeg(n) for name in names for n in range(3)}
+    return {**own, **augmented, further: "x"}
+
+
+def folder_for_each_image(count: int, word: str) -> Files:
+    files: Files = {}
+    for n in range(count):
+        files[f"id{n:04x}/images/id{n:04x}.png"] = jpeg(n)
+        files |= {f"id{n:04x}/{word}/{n}{k}.png": mask(k) for k in range(2)}
+    return files
+
+
+def splits_and_others(splits: tuple[str, ...], other: str) -> Files:
+    files: Files = {}
+    for split in (*splits, other):
+        files |= classes(f"{split}/x/", count=2 if split == other else 4, form=f"{split}{{}}.jpg")
+    return files
+
+
+LAYOUTS: dict[str, Callable[[], Files]] = {
+    "copies": lambda: originals_and_copies(("yes", "no"), "augmented data", "models/a.model"),
+    "copies without others": lambda: originals_and_copies(("cat", "dog"), "more", "notes.md"),
+    "one image a folder": lambda: folder_for_each_image(12, "masks"),
+    "one image a folder, other word": lambda: folder_for_each_image(7, "labels"),
+    "splits and icons": lambda: splits_and_others(("train", "val", "test"), "iconic-images"),
+    "two splits and others": lambda: splits_and_others(("train", "test"), "extra"),
+    "upper case ends": lambda: {f"{s}/i{n}_{e}.png": jpeg(n) for s in "ab" for n in range(6) for e in ("HR", "LR")},
+    "lower case ends": lambda: {f"{s}/i{n}_{e}.png": jpeg(n) for s in "ab" for n in range(6) for e in ("temp", "test")},
+    "domains": lambda: named("trainA", "trainB", "testA", "testB"),
+    "years": lambda: named("train2017", "train2018"),
+    "cameras": lambda: classes("front/") | classes("rear/"),
+    "texts": lambda: {f"{n:03}.jpg": jpeg(n) for n in range(25)} | {f"{n:03}.gt.txt": "x" for n in range(25)},
+    "masks": lambda: {f"{n}.jpg": jpeg(n) for n in range(9)} | {f"{n}.mask.png": mask(n) for n in range(9)},
+    "a table beside classes": lambda: {
+        **classes("", "cd"),
+        "scores.csv": "file,score\n" + "".join(f"{c}/{n}.jpg,{n}\n" for c in "cd" for n in range(5)),
+    },
+    "folders called images and masks": lambda: {
+        f"{place}/{n}.png": jpeg(n) if place == "images" else mask(n)
+        for place in ("images", "masks", "labels")
+        for n in range(4)
+    },
+}  # fmt: skip
+
+
+def ask(command: list[str]) -> AmbiguousSourceError | None:
+    """The question of a command; None if it packs. Fails for any other error."""
+    done = CliRunner().invoke(cli, command)
+    if done.exit_code in (0, 3):
+        return None
+    assert isinstance(done.exception, AmbiguousSourceError), (command, done.output, done.exception)
+    return done.exception
+
+
+def left_of(note: str) -> Counter[str]:
+    """What a note says is left out."""
+    found = re.findall(r"([\d,]+) (images|\.\S+ files)", note.partition("leaves out")[2])
+    return Counter({what: int(count.replace(",", "")) for count, what in found})
+
+
+def count_files(root: Path) -> Counter[str]:
+    return module._count(file.name for file in root.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("archive", [False, True], ids=["folder", "zip"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_line_packs_and_leaves_out_what_it_says(name: str, archive: bool, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS[name]())
+    source = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", root)) if archive else root
+    command = ["convert", str(source), str(tmp_path / "s.lmdb")]
+    question = ask(command)
+    if question is None:
+        return  # read as what it is: tests of these layouts say what that is
+    lines = suggest_commands(question, command)
+    assert len(lines) == len(question.answers)
+    for number, (line, answer) in enumerate(zip(lines, question.answers, strict=True)):
+        words = shlex.split(line)[1:]
+        words[2] = str(tmp_path / f"{number}.lmdb")
+        assert answer.note, line
+        asked = ask(words)
+        assert str(asked) != str(question), line
+        if asked is not None:
+            assert "asks" in answer.note, (line, asked)
+            continue
+        with_classes = CliRunner().invoke(cli, ["info", words[2], "--json"])
+        assert with_classes.exit_code == 0
+        given: dict[str, Any] = {}
+        for option, value in zip(answer.options[::2], answer.options[1::2], strict=True):
+            key = {"source": "kind", "column": "columns"}.get(option[2:], option[2:].replace("-", "_"))
+            if key != "split":
+                given[key] = value if key in ("kind", "labels") else [*given.get(key, []), value]
+        opened = open_source(answer.source or source, **given)
+        split = dict(zip(answer.options[::2], answer.options[1::2], strict=True)).get("--split")
+        survey = opened.survey(split)
+        used = count_files(Path(answer.source or root))
+        for path in survey.ledger.names(module.Role.LEFT):
+            used -= module._count([path.rpartition("/")[2]])
+        opened.close()
+        assert left_of(answer.note) == count_files(root) - used, (line, answer.note)
+        names = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
+        assert not (len(names) > 4 and 2 * len(names) > survey.records), line
+        assert not (len(names) > 1 and {*names} <= {"train", "val", "test", "trainA", "testA"}), line
+
+
+def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS["copies"]())
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(root)
+    assert all("imagefolder" not in answer.options for answer in caught.value.answers)
+    (whole,) = (each for each in caught.value.answers if each.options == ("--ignore", "/augmented data"))
+    assert whole.note == "10 samples in 2 classes; leaves out 6 images, 1 .model files"
+
+
+def test_large_sources_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fill(tmp_path / "set", LAYOUTS["copies"]())
+    monkeypatch.setattr("packstore.sources.answers._MOST_FILES", 10)
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(root)
+    assert caught.value.answers
+    assert all(answer.note == "not tried: more than 10 files" for answer in caught.value.answers)
+
+
+def test_no_image_is_read_by_a_trial(tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", dict.fromkeys(LAYOUTS["splits and icons"](), b""))
+    command = ["convert", str(root), str(tmp_path / "s.lmdb")]
+    question = ask(command)
+    assert question is not None
+    assert all("leaves out" in answer.note for answer in question.answers)
+
+
+def test_notes_are_comments_above_their_lines(tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS["copies"]())
+    lines = run("convert", root, tmp_path / "s.lmdb").stderr.splitlines()[1:]
+    assert len(lines) >= 2
+    assert all(line.startswith("  # " if number % 2 == 0 else "  packstore ") for number, line in enumerate(lines))
