@@ -131,7 +131,7 @@ def test_a_question_is_asked_before_anything_else(photos: Path, tmp_path: Path) 
     done = run("info", tmp_path / "b", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "metadata.csv" in done.stderr
-    commands = done.stderr.splitlines()[1:]
+    commands = [line for line in done.stderr.splitlines()[1:] if not line.startswith("  # ")]
     base = f"  packstore info {tmp_path / 'b'} --json"
     assert commands == [f"{base} --source imagefolder", f"{base} --ignore metadata.csv"]
 
@@ -215,7 +215,7 @@ def test_a_file_that_names_images_is_named_in_commands(depth: bool, tmp_path: Pa
         assert rows(done.stdout)["pack it"] == "packstore convert data/wiki_demo.txt wiki_demo.lmdb"
         assert run(*shlex.split(rows(done.stdout)["pack it"])[1:], cwd=tmp_path).returncode == 0
         return
-    commands = [line.strip() for line in done.stderr.splitlines()[1:]]
+    commands = [line.strip() for line in done.stderr.splitlines()[1:] if not line.startswith("  # ")]
     file, folder = "packstore info data/wiki_demo.txt", "packstore info data"
     assert commands == [f"{file} --ignore depth/", f"{file} --source table", f"{folder} --source modalities"]
     for command in commands[:2]:
