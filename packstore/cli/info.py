@@ -175,7 +175,8 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
         headers = survey_headers(source, survey, resolve_reading(source, survey, wanted))
         questions = find_questions(source, survey, wanted, headers)
         try:
-            ask_about_left(source, survey)
+            with add_source_to_questions(source.path, source.options, given.get("kind")):
+                ask_about_left(source, survey)
         except AmbiguousSourceError as error:
             for question in questions:
                 error.add_note(f"a further question: {question}")

@@ -27,7 +27,7 @@ from packstore.packing.keys import StoreKeys, find_repeated_keys
 from packstore.packing.known_records import count_identical_samples
 from packstore.packing.options import AppendOptions
 from packstore.packing.recorded_options import options_to_record
-from packstore.sources import ask_about_left, recorded_companions, take_frames
+from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
@@ -60,7 +60,8 @@ def plan_append(
     opened = _open_source(source, options, manifest)
     try:
         survey = opened.survey(_resolve_source_split(opened, options.split), progress)
-        ask_about_left(opened, survey)
+        with add_source_to_questions(opened.path, opened.options, options.source_kind):
+            ask_about_left(opened, survey)
         split_of = _make_split_mapping(manifest, survey, options.split, str(source), str(store))
         columns = _merge_columns(manifest, survey, str(store), str(source))
         if options.no_new_classes:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, 
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import find_encoding, use_encoding
 from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
-from packstore.sources.questions import add_source_to_questions, ask_about_clips, ask_about_left
+from packstore.sources.questions import ask_about_clips, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
 from packstore.sources.refusals import NeedsCopyError
 from packstore.sources.splits import check_splits
@@ -202,6 +202,22 @@ def recorded_companions(manifest: Manifest, source: Path) -> Sequence[tuple[str,
     recorded = [_recorded_texts(manifest, name) for name in OPTIONS]
     place = _as_remote_path(source) if isinstance(source, UrlPath) else source
     return [()] * len(OPTIONS) if any(recorded) and _is_packed(place) else recorded
+
+
+@contextmanager
+def add_source_to_questions(place: Path, options: SourceOptions, kind: str | None = None) -> Iterator[None]:
+    """Completes an :class:`AmbiguousSourceError` that the block raises: sets its source, and replaces its answers by
+    those of :func:`packstore.sources.answers.try_answers`. ``kind`` is the kind that the user has named."""
+    try:
+        yield
+    except AmbiguousSourceError as error:
+        from packstore.sources.answers import is_trying, try_answers
+
+        if not (is_trying() or error.tried):
+            error.source = place
+            error.answers = tuple(try_answers(error, place, options, kind, open_source))
+            error.tried = True
+        raise
 
 
 def take_frames(source: Source, frames: str | None) -> Source:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NO_ANNOTATION, NO_SIDECARS
 from packstore.sources.archives import cache_archives, open_tree
-from packstore.sources.base import SourceOptions, Survey
+from packstore.sources.base import Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.questions import ask_about_clips, ask_about_left
 from packstore.sources.splits import find_split
 
 _MOST_FILES = 200_000
@@ -90,9 +92,11 @@ def is_trying() -> bool:
     return _trying.get()
 
 
-def try_answers(error: AmbiguousSourceError, place: Path, options: SourceOptions, kind: str | None) -> list[Answer]:
+def try_answers(
+    error: AmbiguousSourceError, place: Path, options: SourceOptions, kind: str | None, opener: Callable[..., Source]
+) -> list[Answer]:
     """Returns the answers to offer for a question about ``place``, each with its note. Adds further ones if none of the
-    question's own keeps all files.
+    question's own keeps all files. ``opener`` is :func:`packstore.sources.open_source`.
 
     Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
     """
@@ -103,7 +107,7 @@ def try_answers(error: AmbiguousSourceError, place: Path, options: SourceOptions
     token = _trying.set(True)
     try:
         with cache_archives():
-            trial = _Trial(place, files, _to_keywords(options, kind))
+            trial = _Trial(place, files, partial(opener, **_to_keywords(options, kind)))
             tried = list(trial.run(error.answers, frozenset([str(error)])))
             if not any(not outcome.left for _, outcome in tried if outcome) and kind is None:
                 more = trial.run(_propose(place, options, not tried), frozenset([str(error)]), _ASKED_IN_A_ROW)
@@ -119,12 +123,12 @@ def try_answers(error: AmbiguousSourceError, place: Path, options: SourceOptions
 class _Trial:
     """Opens and surveys a source with the options of answers."""
 
-    def __init__(self, place: Path, files: Counter[str], keywords: Mapping[str, Any]) -> None:
-        """``files``: what is there, by :func:`_count_files`. ``keywords``: the user's own, for :func:`open_source`."""
+    def __init__(self, place: Path, files: Counter[str], open_source: partial[Source]) -> None:
+        """``files``: what is there, by :func:`_count_files`. ``open_source`` has the user's own options."""
         self._place = place
         self._tree = open_tree(place)  # the index of an archive is kept while its tree is open
         self._files = files
-        self._keywords = keywords
+        self._open = open_source
 
     def run(
         self, answers: Iterable[Answer], asked: frozenset[str], depth: int = 0
@@ -160,9 +164,7 @@ class _Trial:
 
     def _survey(self, answer: Answer, names: Sequence[str]) -> Outcome:
         """Surveys the source with an answer. Raises the errors of opening, and the questions of a conversion."""
-        from packstore.sources import ask_about_clips, ask_about_left, open_source
-
-        keywords, split = dict(self._keywords), None
+        keywords, split = dict(self._open.keywords), None
         for name, value in zip(names, answer.options[1::2], strict=True):
             name = _RENAMED.get(name, name)
             if name in _LISTS:
@@ -174,7 +176,7 @@ class _Trial:
             else:
                 keywords[name] = value
         place = answer.source or self._place
-        with closing(open_source(place, **keywords)) as source:
+        with closing(self._open.func(place, **keywords)) as source:
             survey = source.survey(split)
             ask_about_left(source, survey)
             ask_about_clips(source, survey)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
+from packstore.sources.base import Certainty, Kind, Source, Survey
 from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source
 from packstore.sources.refusals import (
     add_kinds,
@@ -19,22 +16,6 @@ from packstore.sources.refusals import (
 
 _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
 """Names of folders of frames."""
-
-
-@contextmanager
-def add_source_to_questions(place: Path, options: SourceOptions, kind: str | None = None) -> Iterator[None]:
-    """Completes an :class:`AmbiguousSourceError` that the block raises: sets its source, and replaces its answers by
-    those of :func:`packstore.sources.answers.try_answers`. ``kind`` is the kind that the user has named."""
-    try:
-        yield
-    except AmbiguousSourceError as error:
-        from packstore.sources.answers import is_trying, try_answers
-
-        if not (is_trying() or error.tried):
-            error.source = place
-            error.answers = tuple(try_answers(error, place, options, kind))
-            error.tried = True
-        raise
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
@@ -46,9 +27,8 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if annotations and len(survey.splits) == 1 and "" not in survey.splits:
         annotations = find_left_by_source(source, source.survey())  # those of other splits are no question
     if annotations:
-        with add_source_to_questions(source.path, source.options):
-            error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])
-            raise add_kinds(error, last=_find_partial_kinds(source))
+        error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])
+        raise add_kinds(error, last=_find_partial_kinds(source))
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
