@@ -561,7 +561,7 @@ def test_an_archive_of_images_with_json_files_of_annotations_is_no_webdataset(ki
 
 
 def test_an_archive_of_a_format_of_a_plug_in_is_no_webdataset(tmp_path: Path) -> None:
-    @beside("points", "points: beside images", folders=[("", "")], patterns=["{stem}.pts"], signature=rb"points")
+    @beside("points: beside images", kind="points", folders=[("", "")], patterns=["{stem}.pts"], signature=rb"points")
     def kind(content: Any, _: Picture) -> Parts:
         yield box(None, content)
 

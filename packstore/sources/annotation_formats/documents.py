@@ -456,13 +456,14 @@ def _clean_image_path(name: Any) -> str:
     return clean_path(bare)
 
 
-def document(kind: str, help: str, list_images: ListImages, **options: Any) -> Callable[[ReadParts], Kind]:
+def document(help: str, list_images: ListImages, **options: Any) -> Callable[[ReadParts], Kind]:
     """Makes the kind of a format with a file of annotations for many images from two generators: ``list_images`` lists
-    the images of a file, the decorated one reads the annotation of one image. ``options`` are the other attributes of
-    :class:`DocumentFormat`. Recognition is certain of each path with such a file."""
+    the images of a file, the decorated one, whose name is the kind's, reads the annotation of one image. ``options``
+    are the other attributes of :class:`DocumentFormat`. Recognition is certain of each path with such a file."""
 
     def make(read_parts: ReadParts) -> Kind:
-        format = DocumentFormat(kind=kind, help=help, read_parts=read_parts, list_images=list_images, **options)
+        options.setdefault("kind", read_parts.__name__)
+        format = DocumentFormat(help=help, read_parts=read_parts, list_images=list_images, **options)
 
         def recognise(path: Path, _: SourceOptions) -> Certainty:
             tree = open_tree(path)
@@ -471,6 +472,6 @@ def document(kind: str, help: str, list_images: ListImages, **options: Any) -> C
         def open_source(path: Path, options: SourceOptions) -> DocumentSource:
             return DocumentSource(path, options, format)
 
-        return Kind(kind, help, recognise, open_source, in_objects=True)
+        return Kind(format.kind, help, recognise, open_source, in_objects=True)
 
     return make

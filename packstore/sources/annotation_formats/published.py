@@ -23,20 +23,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from packstore.core.fields import Text
-from packstore.sources.annotation_formats import shapes
+from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import Document, Listed, document
-from packstore.sources.annotation_formats.parsing import (
-    as_list,
-    flatten_points,
-    get_floats,
-    is_flagged,
-    nonempty_text,
-    parse_each_line,
-    parse_id,
-    parse_json_lines,
-    split_lines,
-    to_floats,
-)
 from packstore.sources.annotation_formats.shapes import AnnotatedObject, Parts, Picture, Tag, Value
 from packstore.sources.annotation_formats.source import FurtherFile, beside
 from packstore.sources.beside import join
@@ -54,7 +42,6 @@ def _list_bdd100k(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "bdd100k",
     "BDD100K: a JSON list of frames with labels",
     _list_bdd100k,
     signature=rb'(?s)^\s*(\[|\{\s*"frames"\s*:\s*\[)\s*\{(?=.*"name"\s*:)(?=.*"labels"\s*:)'
@@ -64,16 +51,18 @@ def bdd100k(frame: Any, _: Picture) -> Parts:
     """Each label is an object with its box, else its run lengths and the box of the whole image, else its closed
     polygons. Open lines, curves and attributes are in ``json`` alone."""
     for each in frame.get("labels") or ():
-        label = nonempty_text(each["category"])
-        crowd = is_flagged(each.get("attributes"), "crowd", "iscrowd", "ignore", "ignored")
+        label = parsing.nonempty_text(each["category"])
+        crowd = parsing.is_flagged(each.get("attributes"), "crowd", "iscrowd", "ignore", "ignored")
         if each.get("box2d"):
-            yield shapes.box(label, get_floats(each["box2d"], "x1", "y1", "x2", "y2"), crowd=crowd)
+            yield shapes.box(label, parsing.get_floats(each["box2d"], "x1", "y1", "x2", "y2"), crowd=crowd)
         elif each.get("rle"):
             yield shapes.run_lengths(label, each["rle"], crowd=crowd)
         elif each.get("poly2d"):
             closed = [shape for shape in each["poly2d"] if shape.get("closed", True)]
             if closed and all(set(shape.get("types", "L")) <= {"L"} for shape in closed):
-                yield shapes.polygon(label, *(flatten_points(shape["vertices"]) for shape in closed), crowd=crowd)
+                yield shapes.polygon(
+                    label, *(parsing.flatten_points(shape["vertices"]) for shape in closed), crowd=crowd
+                )
 
 
 def _list_crowdhuman(file: Document) -> Iterator[Listed]:
@@ -83,19 +72,18 @@ def _list_crowdhuman(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "crowdhuman",
     "CrowdHuman: annotation_train.odgt with images",
     _list_crowdhuman,
     suffixes=(".odgt",),
-    parse=parse_json_lines,
+    parse=parsing.parse_json_lines,
     signature=rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:',
 )
 def crowdhuman(image: Any, _: Picture) -> Parts:
     """Each person is an object with its full box (``fbox``); boxes of visible parts and heads are in ``json`` alone.
     The tag ``mask`` and the flag ``ignore`` mark regions to ignore."""
     for each in image["gtboxes"]:
-        tag = nonempty_text(each["tag"])
-        crowd = tag == "mask" or is_flagged(each.get("extra"), "ignore")
+        tag = parsing.nonempty_text(each["tag"])
+        crowd = tag == "mask" or parsing.is_flagged(each.get("extra"), "ignore")
         yield shapes.box(tag, shapes.box_from_corner(*each["fbox"]), crowd=crowd)
 
 
@@ -111,21 +99,20 @@ def _split_dota_line(line: str) -> tuple[str, str] | list[str]:
 
 
 @beside(
-    "dota",
     "DOTA: images with oriented boxes in labelTxt",
     folders=[("images", f"labelTxt{version}") for version in ("", "-v1.0", "-v1.5", "-v2.0")]
     + [("images", "annfiles")],
     patterns=("{stem}.txt",),
     signature=rb"(?i)^\s*((imagesource|gsd):[^\n]*\n\s*)*("
     rb"-?\d+(\.\d+)?([ \t]+-?\d+(\.\d+)?){7}[ \t]+[^\s\d]\S*[ \t]+\d[ \t]*(\r?\n|$)|$)",
-    parse=parse_each_line(_split_dota_line),
+    parse=parsing.parse_each_line(_split_dota_line),
 )
 def dota(lines: Any, _: Picture) -> Parts:
     """Each line of corners is an object with its class and difficulty, 0 if it is missing. Its box is the smallest
     around the corners. ``json`` has the lines of the head by name."""
     yield Value("json", dict(line for line in lines if len(line) == 2) or None)
     for words in (line for line in lines if len(line) > 2):
-        yield shapes.polygon(words[8], to_floats(words[:8]), difficult=int(words[9]) if len(words) > 9 else 0)
+        yield shapes.polygon(words[8], parsing.to_floats(words[:8]), difficult=int(words[9]) if len(words) > 9 else 0)
 
 
 _SUFFIXES = "|".join(map(re.escape, IMAGE_SUFFIXES))
@@ -136,7 +123,7 @@ def _parse_boxes_line(line: str) -> tuple[str, list[list[float]]]:
     match = re.fullmatch(rf"(?i)(.+?(?:{_SUFFIXES}))((?:\s+[-\d.,e]+)*)\s*", line.strip())
     if match is None:
         raise ValueError(f"found {line[:60]!r}, expected an image and boxes x1,y1,x2,y2,class")
-    return match[1], [to_floats(box.split(","), 5) for box in match[2].split()]
+    return match[1], [parsing.to_floats(box.split(","), 5) for box in match[2].split()]
 
 
 def _list_line_boxes(file: Document) -> Iterator[Listed]:
@@ -148,11 +135,10 @@ def _list_line_boxes(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "line_boxes",
     "keras-yolo3: lists of lines with an image and its boxes",
     _list_line_boxes,
     suffixes=(".txt",),
-    parse=parse_each_line(_parse_boxes_line),
+    parse=parsing.parse_each_line(_parse_boxes_line),
     class_order=float,
     signature=rf"(?im)^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(),
 )
@@ -167,16 +153,15 @@ def _parse_kitti_line(line: str) -> list[Any]:
     name, *words = line.split()
     if len(words) not in (14, 15):
         raise ValueError(f"found {len(words)} numbers, expected 14 or 15")
-    return [name, *to_floats(words)]
+    return [name, *parsing.to_floats(words)]
 
 
 @beside(
-    "kitti",
     "KITTI: image_2 with a file of objects for each image in label_2",
     folders=[("image_2", "label_2"), ("images", "labels"), ("image", "label"), ("data", "labels")],
     patterns=("{stem}.txt",),
     signature=rb"(?i)^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)",
-    parse=parse_each_line(_parse_kitti_line),
+    parse=parsing.parse_each_line(_parse_kitti_line),
     files=[FurtherFile("calib", ("../calib/{stem}.txt",), Text(optional=True), bytes.decode)],
 )
 def kitti(lines: Any, _: Picture) -> Parts:
@@ -208,7 +193,6 @@ def _list_openmmlab(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "openmmlab",
     "OpenMMLab: a JSON file of metainfo and data_list with images",
     _list_openmmlab,
     signature=rb'(?s)\A\s*\{(?=.*"data_list"\s*:\s*\[).*"metainfo"\s*:',
@@ -216,18 +200,18 @@ def _list_openmmlab(file: Document) -> Iterator[Listed]:
 def openmmlab(image: Any, picture: Picture) -> Parts:
     """Instances are objects, ``gt_label`` is tags. An object has its ``bbox``, or else the box around its polygons; a
     mask of run lengths replaces its polygon. An only instance with a text and no place gives the value ``text``."""
-    yield from (Tag(picture.classes.get(parse_id(n), str(n))) for n in as_list(image.get("gt_label")))
-    instances = as_list(image.get("instances"))
+    yield from (Tag(picture.classes.get(parsing.parse_id(n), str(n))) for n in parsing.as_list(image.get("gt_label")))
+    instances = parsing.as_list(image.get("instances"))
     if len(instances) == 1 and "text" in instances[0] and not {"bbox", "polygon"} & instances[0].keys():
         yield Value("text", instances[0]["text"])
         return
     for each in instances:
         number, mask, texts = each.get("bbox_label"), each.get("mask"), {"texts": each.get("text")}
-        label = None if number is None else picture.classes.get(parse_id(number), str(number))
+        label = None if number is None else picture.classes.get(parsing.parse_id(number), str(number))
         flat = [each["polygon"]] if each.get("polygon") else []
-        polygons = [to_floats(polygon) for polygon in (*flat, *(mask if isinstance(mask, list) else ()))]
-        corners = to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
-        crowd = is_flagged(each, "ignore_flag")
+        polygons = [parsing.to_floats(polygon) for polygon in (*flat, *(mask if isinstance(mask, list) else ()))]
+        corners = parsing.to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
+        crowd = parsing.is_flagged(each, "ignore_flag")
         if isinstance(mask, dict):
             yield shapes.run_lengths(label, mask, corners, crowd, **texts)
         else:
@@ -235,7 +219,6 @@ def openmmlab(image: Any, picture: Picture) -> Parts:
 
 
 @beside(
-    "sa1b",
     "SA-1B: a JSON file of masks beside each image",
     folders=[("", "")],
     signature=rb'(?s)\A(?=.*"image"\s*:\s*\{)(?=.*"annotations"\s*:\s*\[)(?!.*"shapes"\s*:)',
@@ -257,19 +240,18 @@ _VISDRONE = (
 
 def _parse_visdrone_line(line: str) -> list[float]:
     """Parses a line to its eight numbers."""
-    values = to_floats(line.strip().rstrip(",").split(","), 8)
+    values = parsing.to_floats(line.strip().rstrip(",").split(","), 8)
     if not (values[5].is_integer() and 0 <= values[5] < len(_VISDRONE)):
         raise ValueError(f"found the class {values[5]:g}, expected 0 to 11")
     return values
 
 
 @beside(
-    "visdrone",
     "VisDrone: images with annotations of eight numbers a line",
     folders=[("images", "annotations")],
     patterns=("{stem}.txt",),
     signature=rb"^\s*-?\d+(,-?\d+){7},?\s*(\r?\n|$)",
-    parse=parse_each_line(_parse_visdrone_line),
+    parse=parsing.parse_each_line(_parse_visdrone_line),
     classes=_VISDRONE,
 )
 def visdrone(lines: Any, _: Picture) -> Parts:
@@ -299,7 +281,7 @@ def _list_widerface(file: Document) -> Iterator[Listed]:
             raise ValueError(f"line {number} is {line[:60]!r}; expected the name of an image")
         if name:
             count = int(next(lines, (0, "none"))[1])
-            faces = [to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
+            faces = [parsing.to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
             if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):
                 raise ValueError(f"{name!r:.80}, line {number}: expected as many faces below it as it says")
             found = {"event": name.split("/")[0], "faces": faces[:count]}
@@ -307,12 +289,11 @@ def _list_widerface(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "widerface",
     "WIDER FACE: wider_face_split with WIDER_train and WIDER_val",
     _list_widerface,
     suffixes=(".txt",),
     names=r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt",
-    parse=split_lines,
+    parse=parsing.split_lines,
     signature=rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)",
 )
 def widerface(item: Any, _: Picture) -> Parts:

@@ -360,13 +360,14 @@ class SidecarSource(AnnotatedSource):
         return super().reason_to_leave_out(folder, name)
 
 
-def beside(kind: str, help: str, **options: Any) -> Callable[[ReadParts], Kind]:
-    """Makes the kind of a format with a file of annotations for each image from its generator. ``options`` are the
-    other attributes of :class:`SidecarFormat`. Recognition is certain of each path with images and their
-    annotations."""
+def beside(help: str, **options: Any) -> Callable[[ReadParts], Kind]:
+    """Makes the kind of a format with a file of annotations for each image from its generator, by the generator's name.
+    ``options`` are the other attributes of :class:`SidecarFormat`. Recognition is certain of each path with images and
+    their annotations."""
 
     def make(read_parts: ReadParts) -> Kind:
-        format = SidecarFormat(kind=kind, help=help, read_parts=read_parts, **options)
+        options.setdefault("kind", read_parts.__name__)
+        format = SidecarFormat(help=help, read_parts=read_parts, **options)
 
         def recognise(path: Path, _: SourceOptions) -> Certainty:
             tree = open_tree(path)
@@ -376,6 +377,6 @@ def beside(kind: str, help: str, **options: Any) -> Callable[[ReadParts], Kind]:
         def open_source(path: Path, options: SourceOptions) -> SidecarSource:
             return SidecarSource(path, options, format)
 
-        return Kind(kind, help, recognise, open_source, in_objects=True, sidecar_extensions=format.extensions)
+        return Kind(format.kind, help, recognise, open_source, in_objects=True, sidecar_extensions=format.extensions)
 
     return make

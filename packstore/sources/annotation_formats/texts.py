@@ -22,20 +22,8 @@ from typing import Any
 
 from packstore.core.errors import printable
 from packstore.core.fields import Json
-from packstore.sources.annotation_formats import shapes
+from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import Document, Listed, document
-from packstore.sources.annotation_formats.parsing import (
-    check_most_match,
-    flatten_points,
-    get_floats,
-    nonempty_text,
-    parse_each_line,
-    parse_id,
-    parse_image_id,
-    parse_json,
-    parse_json_lines,
-    to_floats,
-)
 from packstore.sources.annotation_formats.shapes import Parts, Picture, Value
 from packstore.sources.annotation_formats.source import FurtherFile, beside
 from packstore.sources.beside import join
@@ -53,22 +41,22 @@ def _match_lines(pattern: re.Pattern[str], expected: str) -> Callable[[bytes], l
             raise ValueError(f"found {line[:60]!r}, expected {expected}")
         return line
 
-    return parse_each_line(check)
+    return parsing.parse_each_line(check)
 
 
 def _read_words(lines: Any, _: Picture) -> Parts:
     """Each line is an object with its word, without quotes around it. Objects have no class."""
     for line in lines:
         [(corners, box, text)] = _WORD.findall(line.strip())
-        places, word = to_floats(re.split(r",\s*|\s+", corners or box)), text.strip()
+        places, word = parsing.to_floats(re.split(r",\s*|\s+", corners or box)), text.strip()
         word = word[1:-1] if len(word) > 1 and word[0] == word[-1] == '"' else word
         texts: dict[str, Any] = {"texts": None if word == "###" else word}
         yield shapes.polygon(None, places, **texts) if corners else shapes.box(None, places, **texts)
 
 
 icdar = beside(
-    "icdar",
     "ICDAR: gt_img_1.txt with words beside images, or in a folder above them",
+    kind="icdar",
     folders=[
         *(("", ""), ("images", ""), ("images", "gt"), ("imgs", "annotations"), ("train_images", "train_gts")),
         *(("test_images", "test_gts"), ("imgs", "gt")),
@@ -85,7 +73,6 @@ _CH8 = "ch8_{}_localization_transcription_gt_v2"
 
 
 @beside(
-    "mlt",
     "ICDAR MLT: ImagesPart1 with words and languages in train_gt_t13",
     folders=[
         *(("ImagesPart1", "train_gt_t13"), ("ImagesPart2", "train_gt_t13"), ("ImagesPart1", "gt")),
@@ -101,13 +88,13 @@ def mlt(lines: Any, _: Picture) -> Parts:
     """Each line is an object with its word; the class is its language."""
     for line in lines:
         [(corners, language, text)] = _MLT_WORD.findall(line.strip())
-        yield shapes.polygon(language, to_floats(corners.split(",")), texts=None if text == "###" else text)
+        yield shapes.polygon(language, parsing.to_floats(corners.split(",")), texts=None if text == "###" else text)
 
 
 def _parse_entities(data: bytes) -> dict[str, Any]:
     """Parses a JSON object whose values are texts, numbers, booleans or null. Raises :class:`ValueError` for any other
     JSON."""
-    entities = parse_json(data)
+    entities = parsing.parse_json(data)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
     return entities
@@ -120,7 +107,6 @@ def _parse_receipt(data: bytes) -> Any:
 
 
 @beside(
-    "sroie",
     "SROIE: img with words in box, or entities alone",
     folders=[(images, texts) for texts in ("box", "entities", "key", "truth") for images in ("img", "images")],
     patterns=("{stem}.txt", "{stem}.csv", "{stem}.json"),
@@ -145,7 +131,6 @@ def sroie(content: Any, picture: Picture) -> Parts:
 
 
 @beside(
-    "cord",
     "CORD: image with words of receipts in json",
     folders=[("image", "json"), ("images", "json")],
     signature=rb'"valid_line"\s*:\s*\[',
@@ -154,12 +139,11 @@ def cord(content: Any, _: Picture) -> Parts:
     """Each word is an object with its corners and text; the class is the category of its line."""
     for line in content["valid_line"]:
         for word in line["words"]:
-            corners = get_floats(word["quad"], *(f"{axis}{n}" for n in (1, 2, 3, 4) for axis in "xy"))
-            yield shapes.polygon(nonempty_text(line["category"]), corners, texts=word["text"])
+            corners = parsing.get_floats(word["quad"], *(f"{axis}{n}" for n in (1, 2, 3, 4) for axis in "xy"))
+            yield shapes.polygon(parsing.nonempty_text(line["category"]), corners, texts=word["text"])
 
 
 @beside(
-    "funsd",
     "FUNSD: images with annotations of forms",
     folders=[("images", "annotations")],
     signature=rb'\A\s*\{\s*"form"\s*:\s*\[',
@@ -167,27 +151,26 @@ def cord(content: Any, _: Picture) -> Parts:
 def funsd(content: Any, _: Picture) -> Parts:
     """Each field is an object with its class, box and text. Words and links are in ``json`` alone."""
     for each in content["form"]:
-        yield shapes.box(nonempty_text(each["label"]), to_floats(each["box"], 4), texts=each["text"])
+        yield shapes.box(parsing.nonempty_text(each["label"]), parsing.to_floats(each["box"], 4), texts=each["text"])
 
 
 def _list_textocr(file: Document) -> Iterator[Listed]:
     """Lists the images with their words; the split is the image's ``set``, if it has one. Words of images that are not
     listed are left out. Raises :class:`SourceError` if most are."""
     content, where = file.content, file.tree.name(file.path)
-    words: dict[int | str | None, list[Any]] = {parse_id(number): [] for number in content["imgs"]}
+    words: dict[int | str | None, list[Any]] = {parsing.parse_id(number): [] for number in content["imgs"]}
     unmatched: list[Any] = []
     for name, each in content["anns"].items():
-        owner = words.get(parse_image_id(where, each["image_id"], name), unmatched)
+        owner = words.get(parsing.parse_image_id(where, each["image_id"], name), unmatched)
         owner.append(each)
     unmatched = [each["image_id"] for each in unmatched]
-    check_most_match(where, "image_id", unmatched, len(content["anns"]), words)
+    parsing.check_most_match(where, "image_id", unmatched, len(content["anns"]), words)
     file.leave("annotations of images that are not listed", len(unmatched))
     for number, image in content["imgs"].items():
-        yield Listed(image["file_name"], {"image": image, "words": words[parse_id(number)]}, image.get("set"))
+        yield Listed(image["file_name"], {"image": image, "words": words[parsing.parse_id(number)]}, image.get("set"))
 
 
 @document(
-    "textocr",
     "TextOCR and COCO-Text: a JSON file of imgs and anns",
     _list_textocr,
     signature=rb'(?s)\A\s*\{.{0,2000}?"(imgs|anns)"\s*:\s*\{\s*"[^"]*"\s*:\s*\{[^{}]*"(image_id|file_name)"\s*:',
@@ -196,8 +179,8 @@ def textocr(item: Any, _: Picture) -> Parts:
     """Each word is an object with its text, without a class. It has the word's polygon, or else the word's box if the
     polygon is missing or invalid."""
     for each in item["words"]:
-        flat, text = to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
-        corners = shapes.box_from_corner(*to_floats(each["bbox"], 4))
+        flat, text = parsing.to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
+        corners = shapes.box_from_corner(*parsing.to_floats(each["bbox"], 4))
         is_polygon = len(flat) >= 6 and len(flat) % 2 == 0
         yield shapes.polygon(None, flat, texts=text) if is_polygon else shapes.box(None, corners, texts=text)
 
@@ -209,7 +192,6 @@ def _list_art(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "art",
     "ICDAR 2019 ArT and LSVT: a JSON file of words by image",
     _list_art,
     signature=rb'\A\s*\{\s*"[^"]+"\s*:\s*\[\s*\{(?=[^}]*"transcription"\s*:)(?=[^}]*"points"\s*:)',
@@ -218,28 +200,27 @@ def art(words: Any, _: Picture) -> Parts:
     """Each word is an object with its polygon and its text, without a class."""
     for each in words:
         text = None if each["transcription"] == "###" else each["transcription"]
-        yield shapes.polygon(None, flatten_points(each["points"]), texts=text)
+        yield shapes.polygon(None, parsing.flatten_points(each["points"]), texts=text)
 
 
 def _list_wildreceipt(file: Document) -> Iterator[Listed]:
     """Lists the image of each line. ``class_list.txt`` has lines such as ``1 Store_name_value``."""
     lines = [line.split(None, 1) for line in file.read_lines(join(file.folder, "class_list.txt"))]
-    file.classes = {parse_id(words[0]): words[-1] for words in lines}
+    file.classes = {parsing.parse_id(words[0]): words[-1] for words in lines}
     for image in file.content:
         yield Listed(image["file_name"], image)
 
 
 @document(
-    "wildreceipt",
     "WildReceipt: lines of JSON with boxes and texts",
     _list_wildreceipt,
     suffixes=(".txt", ".json", ".jsonl"),
-    parse=parse_json_lines,
+    parse=parsing.parse_json_lines,
     signature=rb'\A\s*\{(?=[^\n]*"file_name"\s*:)[^\n]*"annotations"\s*:\s*\[\s*\{[^}\n]*"box"\s*:\s*\[',
 )
 def wildreceipt(image: Any, picture: Picture) -> Parts:
     """Each annotation is an object with its corners, class and text. A class without a name has its number as name."""
     for each in image["annotations"]:
         number = each.get("label")
-        label = None if number is None else picture.classes.get(parse_id(number), str(number))
-        yield shapes.polygon(label, to_floats(each["box"]), texts=each.get("text"))
+        label = None if number is None else picture.classes.get(parsing.parse_id(number), str(number))
+        yield shapes.polygon(label, parsing.to_floats(each["box"]), texts=each.get("text"))

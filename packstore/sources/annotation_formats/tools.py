@@ -44,7 +44,6 @@ def _parse_labelme(data: bytes) -> Any:
 
 
 @beside(
-    "labelme",
     "LabelMe: a JSON file with shapes beside each image",
     folders=[
         *(("", name) for name in ("", "annotations", "labels")),
@@ -82,7 +81,6 @@ def _list_createml(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "createml",
     "Create ML: _annotations.createml.json beside the images",
     _list_createml,
     signature=rb'^\s*\[\s*\{(?=[^]]*"(image|imagefilename)"\s*:\s*")[^[]*"annotations?"\s*:\s*'
@@ -139,9 +137,9 @@ def read_datumaro(item: Any, picture: Picture) -> Parts:
 
 
 datumaro = document(
-    "datumaro",
     "Datumaro: annotations/*.json with images",
     list_datumaro,
+    kind="datumaro",
     signature=rb'(?s)^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
     rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)',
 )(read_datumaro)
@@ -220,9 +218,9 @@ def _scale_points(points: Any, size: Sequence[float]) -> list[float]:
 
 
 fiftyone = document(
-    "fiftyone",
     "FiftyOne: data with labels.json or samples.json",
     _list_fiftyone,
+    kind="fiftyone",
     names=r"(labels|samples)\.json",
     signature=rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{',
 )(read_fiftyone)
@@ -248,7 +246,6 @@ def _path_from_url(name: str) -> str:
 
 
 @document(
-    "label_studio",
     "Label Studio: an export as JSON or JSON-MIN beside the images",
     _list_label_studio,
     signature=rb'(?s)^\s*\[\s*\{(?=.*("annotations"\s*:\s*\[|"completions"\s*:\s*\[|"annotation_id"\s*:|"annotator"\s*:))'
@@ -315,7 +312,6 @@ def _read_supervisely_classes(tree: Tree, folders: Sequence[str]) -> dict[str, l
 
 
 @beside(
-    "supervisely",
     "Supervisely: img and ann with meta.json",
     folders=[("img", "ann")],
     patterns=("{name}.json", "{stem}.json"),
@@ -362,7 +358,6 @@ def _list_vott(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "vott",
     "VoTT: NAME-export.json beside the images",
     _list_vott,
     signature=rb'(?s)\A(?=.*"assets"\s*:\s*\{)(?=.*("visitedAssets"|"tags"|"videoSettings"|"regions")\s*:)',

@@ -114,7 +114,6 @@ def _convert_shape(numbers: Any) -> dict[str, Any]:
 
 
 @document(
-    "via",
     "VIA: a JSON file of the VGG Image Annotator beside the images",
     _list_via,
     suffixes=(".json", ".csv"),

@@ -21,17 +21,8 @@ import numpy as np
 
 from packstore.core.plainxml import load_xml
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
-from packstore.sources.annotation_formats import shapes
+from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import Document, Listed, document
-from packstore.sources.annotation_formats.parsing import (
-    as_list,
-    flatten_points,
-    get_floats,
-    nonempty_text,
-    parse_each_line,
-    to_float,
-    to_floats,
-)
 from packstore.sources.annotation_formats.shapes import Parts, Picture, Tag
 from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import is_folder, join
@@ -52,16 +43,16 @@ def _list_cvat(file: Document) -> Iterator[Listed]:
     """Lists the images, whose splits are their subsets, and each frame of a video, with the shapes of all tracks. The
     labels in the head are classes; the rest of the head is left out."""
     meta = file.content.get("meta") or {}
-    heads = [each for name in ("task", "project", "job") for each in as_list(meta.get(name))]
-    labels = [each for head in heads for each in as_list((head.get("labels") or {}).get("label"))]
+    heads = [each for name in ("task", "project", "job") for each in parsing.as_list(meta.get(name))]
+    labels = [each for head in heads for each in parsing.as_list((head.get("labels") or {}).get("label"))]
     file.classes = dict(enumerate(each["name"] for each in labels if each.get("name")))
     file.leave(f"the rest of the head of {file.path}")
-    for image in as_list(file.content.get("image")):
+    for image in parsing.as_list(file.content.get("image")):
         yield Listed(image["@name"], image, image.get("@subset"))
     frames: dict[int, list[Any]] = {}
-    tracks = as_list(file.content.get("track"))
+    tracks = parsing.as_list(file.content.get("track"))
     for track, kind in ((track, kind) for track in tracks for kind in _SHAPES):
-        for shape in as_list(track.get(kind)):
+        for shape in parsing.as_list(track.get(kind)):
             named = {**shape, "@track": track["@id"], "@label": track["@label"], "kind": kind}
             frames.setdefault(int(shape["@frame"]), []).append(named)
     folders = file.tree.folders(is_passed_over, file.folder) if tracks else ()
@@ -77,7 +68,6 @@ def _number(frame: tuple[str, int, Any]) -> int:
 
 
 @document(
-    "cvat",
     "CVAT: annotations.xml of images, or of the frames of a video",
     _list_cvat,
     suffixes=(".xml",),
@@ -86,9 +76,9 @@ def _number(frame: tuple[str, int, Any]) -> int:
 )
 def cvat(image: Any, _: Picture) -> Parts:
     """Reads tags and shapes. Shapes of a track that are ``outside`` of the image are in ``json`` alone."""
-    yield from (Tag(each["@label"]) for each in as_list(image.get("tag")))
+    yield from (Tag(each["@label"]) for each in parsing.as_list(image.get("tag")))
     for kind in _SHAPES:
-        for shape in as_list(image.get(kind)):
+        for shape in parsing.as_list(image.get(kind)):
             yield from _read_cvat_shape(kind, shape, image)
     for shape in image.get("track", ()):
         if shape.get("@outside") != "1":
@@ -99,25 +89,27 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
     """Reads a shape of ``image``; ``kind`` is the name of its element in the XML. A shape with an area is an object,
     any other is points. An ellipse has its box, a cuboid a polygon of its eight corners. A skeleton is its points, with
     their own labels."""
-    label, degrees = nonempty_text(shape.get("@label")), to_float(shape.get("@rotation", 0))
+    label, degrees = parsing.nonempty_text(shape.get("@label")), parsing.to_float(shape.get("@rotation", 0))
     more: dict[str, Any] = {"track": int(shape["@track"])} if "@track" in shape else {}
     if kind == "box":
-        yield shapes.box(label, get_floats(shape, "@xtl", "@ytl", "@xbr", "@ybr"), degrees, **more)
+        yield shapes.box(label, parsing.get_floats(shape, "@xtl", "@ytl", "@xbr", "@ybr"), degrees, **more)
     elif kind == "ellipse":
-        yield shapes.box(label, shapes.box_from_radii(*get_floats(shape, "@cx", "@cy", "@rx", "@ry")), degrees, **more)
+        yield shapes.box(
+            label, shapes.box_from_radii(*parsing.get_floats(shape, "@cx", "@cy", "@rx", "@ry")), degrees, **more
+        )
     elif kind == "mask":
-        left, top, width, height = map(int, get_floats(shape, "@left", "@top", "@width", "@height"))
+        left, top, width, height = map(int, parsing.get_floats(shape, "@left", "@top", "@width", "@height"))
         size = [int(image["@height"]), int(image["@width"])]
         counts = _expand_run_lengths(shape["@rle"], left, top, width, height, size)
-        corners = [left, top, left + width, top + height]
+        corners = shapes.box_from_corner(left, top, width, height)
         yield shapes.run_lengths(label, {"size": size, "counts": counts}, corners, **more)
     elif kind == "cuboid":
-        yield shapes.polygon(label, get_floats(shape, *_CUBOID), **more)
+        yield shapes.polygon(label, parsing.get_floats(shape, *_CUBOID), **more)
     elif kind == "skeleton":
-        for point in as_list(shape.get("points")):
+        for point in parsing.as_list(shape.get("points")):
             yield from _read_cvat_shape("points", point, image)
     else:
-        flat = flatten_points(point.split(",") for point in shape["@points"].split(";"))
+        flat = parsing.flatten_points(point.split(",") for point in shape["@points"].split(";"))
         yield from [shapes.polygon(label, flat, **more)] if kind == "polygon" else shapes.points(label, flat)
 
 
@@ -148,7 +140,7 @@ _MOT = dict(
 
 def _parse_mot_line(line: str) -> list[float]:
     """Parses a line to its numbers. Raises :class:`ValueError` unless it has 6 to 10, and the first is whole."""
-    values = to_floats(line.split(","))
+    values = parsing.to_floats(line.split(","))
     if not 6 <= len(values) <= 10 or not values[0].is_integer():
         raise ValueError(f"found {line[:60]!r}, expected the number of a frame, and 5 to 9 further numbers")
     return values
@@ -169,14 +161,13 @@ def _list_mot(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "mot",
     "MOTChallenge: sequences with img1 and gt/gt.txt",
     _list_mot,
     suffixes=(".txt",),
     names=r"gt\.txt",
     signature=rb"^\s*\d+,\s*-?\d+(,\s*-?\d+(\.\d+)?){4,8}\s*(\r?\n|$)",
     max_depth=4,
-    parse=parse_each_line(_parse_mot_line),
+    parse=parsing.parse_each_line(_parse_mot_line),
     classes=tuple(_MOT.values()),
 )
 def mot(lines: Any, picture: Picture) -> Parts:
@@ -207,7 +198,6 @@ def _list_mots(file: Document) -> Iterator[Listed]:
 
 
 @document(
-    "mots",
     "MOTS: masks of tracked objects, of MOTSChallenge and KITTI",
     _list_mots,
     suffixes=(".txt",),
@@ -215,7 +205,7 @@ def _list_mots(file: Document) -> Iterator[Listed]:
     signature=rb"\A\s*\d+ \d+ (1|2|10) [1-9]\d{0,4} [1-9]\d{0,4} [0-o]+ *(\r?\n|$)",
     max_depth=4,
     max_files=100,
-    parse=parse_each_line(str.strip),
+    parse=parsing.parse_each_line(str.strip),
     files=[
         FurtherFile(
             "instance_mask",
