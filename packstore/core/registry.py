@@ -272,6 +272,7 @@ SOURCES = Registry(
         "createml": "packstore.sources.annotation_formats.tools:createml",
         "datumaro": "packstore.sources.annotation_formats.tools:datumaro",
         "fiftyone": "packstore.sources.annotation_formats.tools:fiftyone",
+        "imglab": "packstore.sources.annotation_formats.tools:imglab",
         "supervisely": "packstore.sources.annotation_formats.tools:supervisely",
         "vott": "packstore.sources.annotation_formats.tools:vott",
         "sa1b": "packstore.sources.annotation_formats.published:sa1b",

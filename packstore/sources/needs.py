@@ -110,6 +110,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
     "line_boxes": (".txt",),
     "openmmlab": (".json",),
     "wildreceipt": (".txt", ".json", ".jsonl"),
+    "imglab": (".xml",),
     "funsd": (".json",),
     # One marker of each set in named/published.py.
     "published": (

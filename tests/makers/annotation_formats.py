@@ -357,6 +357,18 @@ def wildreceipt(samples: int) -> Files:
     return images(samples, "image_files/") | {"class_list.txt": "0 Ignore\n1 dog", "train.txt": "\n".join(lines)}
 
 
+def imglab(samples: int) -> Files:
+    dog = "<box top='2' left='1' width='4' height='4'><label>dog</label><part name='eye' x='3' y='1'/></box>"
+    crowd = "<box top='0' left='0' width='4' height='3.5' ignore='1'><label>cat</label></box>"
+    each = [
+        f"<image file='pics\\a{n:05}.jpg' width='16' height='8'>{dog * (n % 3 > 0)}{crowd * (n % 3 > 1)}</image>"
+        for n in range(samples)
+    ]
+    head = "<?xml version='1.0' encoding='ISO-8859-1'?>\n<?xml-stylesheet type='text/xsl' href='image.xsl'?>\n"
+    text = f"{head}<dataset>\n<name>imglab dataset</name>\n<images>\n{''.join(each)}</images>\n</dataset>\n"
+    return images(samples, "pics/") | {"faces.xml": text}
+
+
 MAKERS: dict[str, Callable[[int], Files]] = {
     "labelme": labelme,
     "cvat": cvat,
@@ -386,6 +398,7 @@ MAKERS: dict[str, Callable[[int], Files]] = {
     "line_boxes": line_boxes,
     "openmmlab": openmmlab,
     "wildreceipt": wildreceipt,
+    "imglab": imglab,
 }
 
 

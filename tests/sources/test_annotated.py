@@ -190,6 +190,10 @@ class TestWildReceipt(AnnotatedSuite):
     kind = "wildreceipt"
 
 
+class TestImglab(AnnotatedSuite):
+    kind = "imglab"
+
+
 def read_all(path: Path) -> dict[str, Any]:
     """The values of each sample by key, as lists."""
     with closing(open_source(path)) as source:
@@ -267,6 +271,7 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "art": ("train_images/a00001.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
     "line_boxes": ("train/a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
     "openmmlab": ("imgs/a00002.jpg", [DOG, DOG], ["dog", "dog"], [SQUARE, SQUARE]),
+    "imglab": ("pics/a00002.jpg", [DOG, CAT], ["dog", "cat"], None),
     "wildreceipt": ("image_files/a00001.jpg", [DOG, DOG], ["dog", "dog"], [SQUARE, SQUARE]),
     "sa1b": ("a00002.jpg", [DOG, DOG], [], [{"size": [8, 16], "counts": "023m3"}] * 2),
 }

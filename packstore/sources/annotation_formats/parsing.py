@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.plainjson import load_json
+from packstore.core.plainxml import load_xml
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
 _LARGEST_FLOAT = 1 << 53
 _SHOWN = 3
+_MAX_XML = 1 << 30
 
 
 def to_float(value: Any) -> float:
@@ -78,6 +80,11 @@ def parse_json(data: bytes) -> Any:
 def parse_json_lines(data: bytes) -> list[Any]:
     """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
     return [parse_json(line) for line in data.splitlines() if line.strip()]
+
+
+def parse_xml(data: bytes) -> Any:
+    """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError` for invalid or larger XML."""
+    return load_xml(data, _MAX_XML)[1]
 
 
 def split_lines(data: bytes) -> list[str]:

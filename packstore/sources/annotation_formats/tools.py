@@ -1,9 +1,10 @@
-"""Formats of labelling tools with JSON in pixels or fractions: LabelMe, Create ML, Datumaro, FiftyOne, Label Studio,
-Supervisely and VoTT.
+"""Formats of labelling tools with JSON in pixels or fractions: LabelMe, Create ML, Datumaro, dlib's imglab, FiftyOne,
+Label Studio, Supervisely and VoTT.
 
 - LabelMe (https://github.com/wkentaro/labelme): a file beside each image.
 - Create ML (https://developer.apple.com/documentation/createml): a list of images; boxes by centre and size.
 - Datumaro (https://open-edge-platform.github.io/datumaro): ``annotations/train.json`` with ``images/train``.
+- dlib (https://github.com/davisking/dlib/tree/master/tools/imglab): XML of images with boxes and their parts.
 - FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): ``data`` with ``labels.json`` (classes, or boxes
   as fractions of the image's sides), or ``samples.json`` with any labels.
 - Label Studio (https://labelstud.io/guide/export): JSON, or JSON-MIN, of tasks in percent of the image's sides.
@@ -91,6 +92,31 @@ def createml(image: Any, _: Picture) -> Parts:
     for each in image.get("annotations", image.get("annotation")):
         corners = shapes.box_from_centre(*get_floats(each["coordinates"], *_CORNER))
         yield shapes.box(nonempty_text(each["label"]), corners)
+
+
+def _list_imglab(file: Document) -> Iterator[Listed]:
+    """Lists the images; counts further values of the dataset, such as its name, as left out."""
+    file.leave_values(name for name in file.content if name != "images")
+    for image in parsing.as_list(file.content["images"]["image"]):
+        yield Listed(image["@file"], image)
+
+
+@document(
+    "dlib: an XML file of imglab with images",
+    _list_imglab,
+    suffixes=(".xml",),
+    parse=parsing.parse_xml,
+    signature=rb"(?s)<dataset>.*<images>\s*<image\s[^>]*\bfile\s*=",
+)
+def imglab(image: Any, _: Picture) -> Parts:
+    """Each box is an object, its parts are points. The flag ``ignore`` marks regions to ignore."""
+    for each in parsing.as_list(image.get("box")):
+        corners = shapes.box_from_corner(*get_floats(each, "@left", "@top", "@width", "@height"))
+        more = {"difficult": int(each["@difficult"])} if "@difficult" in each else {}
+        crowd = parsing.is_flagged(each, "@ignore")
+        yield shapes.box(nonempty_text(each.get("label")), corners, 0, crowd, **more)
+        for part in parsing.as_list(each.get("part")):
+            yield Point(part["@name"], *get_floats(part, "@x", "@y"))
 
 
 def list_datumaro(file: Document) -> Iterator[Listed]:

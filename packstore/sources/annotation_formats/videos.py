@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.plainxml import load_xml
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
 from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import Document, Listed, document
@@ -30,13 +29,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 _SHAPES = ("box", "polygon", "polyline", "points", "ellipse", "mask", "cuboid", "skeleton")
 _CUBOID = [f"@{axis}{corner}{n}" for n in (1, 2) for corner in ("tl", "tr", "br", "bl") for axis in "xy"]
-_MAX_XML = 1 << 30
 _MAX_PIXELS = 1 << 28
-
-
-def _parse_cvat(data: bytes) -> Any:
-    """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError` for invalid or larger XML."""
-    return load_xml(data, _MAX_XML)[1]
 
 
 def _list_cvat(file: Document) -> Iterator[Listed]:
@@ -71,7 +64,7 @@ def _number(frame: tuple[str, int, Any]) -> int:
     "CVAT: annotations.xml of images, or of the frames of a video",
     _list_cvat,
     suffixes=(".xml",),
-    parse=_parse_cvat,
+    parse=parsing.parse_xml,
     signature=rb"\s*(<\?xml[^>]*>\s*)?<annotations>\s*<version>\s*1\.\d",
 )
 def cvat(image: Any, _: Picture) -> Parts:
