@@ -110,15 +110,22 @@ def find_split_folders(
     if exact:
         fitting = [group for group in fitting if exact.keys() <= group.keys()]
     elif len(fitting) != 1 and len(every) > 1 and list_folders is not None:
-        inside = [set(list_folders(name)) for name in every]
+        inside = _list_inside(every, list_folders)
         shared = set.intersection(*inside)
         fitting = [every] if shared and all(2 * len(shared) >= len(each) for each in inside) else []
     found = fitting[0] if len(fitting) == 1 and max(Counter(fitting[0].values()).values()) == 1 else exact
     if list_folders is not None and found is not exact:
-        inside = [set(list_folders(name)) for name in found]
+        inside = _list_inside(found, list_folders)
         if all(inside) and not set.intersection(*inside):  # no class is in both
             found = exact
     return dict(sorted(found.items(), key=lambda item: (SPLIT_ORDER.index(item[1]), item[0])))
+
+
+def _list_inside(names: Iterable[str], list_folders: Callable[[str], Iterable[str]]) -> list[set[str]]:
+    """Lists the folders in each of several folders; or in the only one there, if that repeats the name:
+    ``seg_train/seg_train``."""
+    inside = {name: set(list_folders(name)) for name in names}
+    return [set(list_folders(f"{name}/{name}")) if each == {name} else each for name, each in inside.items()]
 
 
 def find_splits_of_folders(folders: Iterable[str], *, some: bool = False) -> dict[str, str]:
