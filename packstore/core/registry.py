@@ -300,7 +300,7 @@ SOURCES = Registry(
         "segmentation": "packstore.sources.segmentation:KIND",
         "caption_files": "packstore.sources.caption_files:KIND",
         "pixel_table": "packstore.sources.table.pixels:KIND",
-        "table": "packstore.sources.table.kind:KIND",
+        "table": "packstore.sources.table.source:KIND",
         "dicom": "packstore.sources.medical.dicom:KIND",
         "nifti": "packstore.sources.medical.nifti:KIND",
         "companions": "packstore.sources.companions:KIND",

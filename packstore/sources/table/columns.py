@@ -11,7 +11,7 @@ from typing import Any
 from packstore.core.errors import UsageError, printable
 from packstore.sources.huggingface.metadata import MISSING, ColumnValues, classify_text
 from packstore.sources.labels import LABEL_COLUMNS
-from packstore.sources.table.box_cells import (
+from packstore.sources.table.boxes import (
     find_box_columns,
     is_box_name,
     letters_and_digits,

@@ -34,7 +34,7 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables
-from packstore.sources.table.image_rows import NamedRow
+from packstore.sources.table.images import NamedRow
 from packstore.sources.table.reading import read_cells
 from packstore.sources.table.source import TableSource
 from packstore.sources.tree import Tree

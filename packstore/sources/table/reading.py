@@ -20,6 +20,7 @@ from packstore.sources.tree import Tree
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
 TEXT = (".csv", ".tsv", ".txt", ".lst")
 """Suffixes of tables whose columns have names only in a header."""
+_BLOCK = 4096
 MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
 _NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
 """Line of text: an image, whose name may have blanks, and the rest."""
@@ -81,6 +82,24 @@ def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[T
         if len(cells) != len(names):
             raise SourceError(f"{place}: {len(cells)} fields, the first line has {len(names)}")
         yield TableRow(place, dict(zip(names, cells, strict=True)))
+
+
+def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yields lists of 4096 rows; the last list is shorter. If reading raises :class:`SourceError`, first yields the
+    rows that were read."""
+    block: list[Any] = []
+    try:
+        for row in rows:
+            block.append(row)
+            if len(block) == _BLOCK:
+                yield block
+                block = []
+    except SourceError:
+        if block:
+            yield block
+        raise
+    if block:
+        yield block
 
 
 def name_columns(cells: Sequence[str]) -> list[str]:

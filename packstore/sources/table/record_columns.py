@@ -12,12 +12,20 @@ from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, L
 from packstore.sources.boxes import to_corners
 from packstore.sources.names import make_column_names
 from packstore.sources.schema import RELATIVE, UPRIGHT_VALUES
-from packstore.sources.table.box_cells import is_blank, parse_number_cell
-from packstore.sources.table.boxes import read_row_boxes, read_stored_sides
-from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, ClassTable, FlagColumns
+from packstore.sources.table.boxes import is_blank, parse_number_cell, read_row_boxes, read_stored_sides
+from packstore.sources.table.classes import (
+    BLANK,
+    UNCERTAIN,
+    ClassColumn,
+    ClassTable,
+    FlagColumns,
+    find_descriptions,
+    find_hierarchies,
+    read_descriptions,
+    read_hierarchy,
+)
 from packstore.sources.table.columns import ColumnRoles, convert_runs, parse_flag
-from packstore.sources.table.image_rows import RowsByImage
-from packstore.sources.table.open_images import find_descriptions, find_hierarchies, read_descriptions, read_hierarchy
+from packstore.sources.table.images import RowsByImage
 from packstore.sources.tree import Tree
 
 

@@ -12,29 +12,32 @@ import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Mask
-from packstore.sources.base import SourceOptions
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field
 from packstore.sources.column_options import parse_columns
-from packstore.sources.contents import suffix_of
+from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_meanings, find_splits_of_folders, lower_known_split
 from packstore.sources.table.boxes import find_convention, measure_images
-from packstore.sources.table.classes import ClassTable, separate_class_table
+from packstore.sources.table.classes import ClassTable, is_open_images_boxes, separate_class_table
 from packstore.sources.table.columns import find_roles
 from packstore.sources.table.finding import (
+    JoinedRows,
+    Table,
     find_sample_submissions,
     find_tables,
+    has_unread_lists,
+    join_tables,
     name_splits_alike,
     refuse_unknown_image_column,
     separate_repeated_tables,
 )
-from packstore.sources.table.image_rows import NamedRow, RowsByImage
-from packstore.sources.table.images import ImageIndex, batch_rows
-from packstore.sources.table.joining import JoinedRows, join_tables
-from packstore.sources.table.reading import TEXT
+from packstore.sources.table.images import ImageIndex, NamedRow, RowsByImage
+from packstore.sources.table.reading import TEXT, batch_rows
 from packstore.sources.table.record_columns import RecordColumns, number_further
-from packstore.sources.table.splits import assign_splits
 from packstore.sources.values import looks_like_mask
 
 _MOST_FURTHER, _MEASURED, _NAMED = 64, 512, 8
@@ -229,3 +232,85 @@ class TableSource(FileRowSource):
         return find_convention(
             where, self._roles, iter(self._rows), measure_images(self.tree, self._rows), self.options.layout
         )
+
+
+_MAX_SPLITS = 100
+
+
+def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column: str) -> tuple[list[str], bytearray]:
+    """Assigns each image its split. Returns the names of the splits, and the number of each image's split.
+
+    The column of splits decides. If its cell is blank, the path of the image's table decides. Without either, the
+    images' own paths decide, if all of them name a split.
+
+    Raises :class:`SourceError` for an image in two splits, and for more than 100 splits.
+
+    Args:
+        where: Name of the source, for messages.
+        tables: The tables, in the order of ``rows.table_of``.
+        rows: The rows of all tables.
+        column: Name of the column of splits; empty for none.
+    """
+    of_tables = [table.split for table in tables]
+    by_path = not column and not any(of_tables)
+    folders = (rows.image_path(number).rpartition("/")[0] for number in range(rows.image_count))
+    own = list(folders) if by_path else []
+    of_folders = find_splits_of_folders(own)
+    names: list[str] = []
+    split_of = bytearray()
+    for number in range(rows.image_count):
+        split = of_tables[rows.table_of[number]]
+        if column:
+            values = {str(cells.get(column) or "") for cells in rows.cells_of(number)}
+            split = lower_known_split(min(values)) or split
+            if len(values) > 1:
+                raise SourceError(f"{rows.rows_of(number)[-1][0]}: its image is in two splits")
+        elif of_folders:
+            split = of_folders[own[number]]
+        if split not in names:
+            names.append(split)
+        if len(names) > _MAX_SPLITS:
+            raise SourceError(f"{where}: more than {_MAX_SPLITS} splits in {column!r}")
+        split_of.append(names.index(split))
+    return names, split_of
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises a folder or archive with tables that name its images.
+
+    - ``CERTAIN`` if the user named the kind or the columns, or if all tables are Open Images' boxes.
+    - ``CERTAIN`` if the only table has a header and names at least half of the images. Images in folders of splits
+      without a table do not count.
+    - ``CERTAIN`` if several tables, or lists without a header, name all images.
+    - ``PARTIAL`` if tables name fewer images.
+    - ``PARTIAL`` if some lists of images would be read, and others not.
+    - ``NO`` without a table.
+    """
+    tree = open_tree(path)
+    tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
+    if tree is None or not tables:
+        return Certainty.NO
+    groups = join_tables(tree, separate_repeated_tables(tree, tables)[0])
+    # Images of another split, such as a test set, may have no rows; others raise a question. Lists without a header,
+    # and several tables, are often a part of a dataset of many files, so they must name all images.
+    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in groups)
+    whole = lists or len(groups) > 1
+    splits = {split for table in groups for split in find_meanings(table.file)}
+    folders = list_contents(tree).folders.values()
+    others = sum(folder.images.count for folder in folders if whole or not find_meanings(folder.path) - splits)
+    named = sum(each.images for table in groups for each in (table.naming, *table.further.values()))
+    enough = named * (1 if whole else 2) >= others
+    if options.named or options.columns or all(is_open_images_boxes(table.file) for table in groups):
+        return Certainty.CERTAIN
+    return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, groups)) else Certainty.PARTIAL
+
+
+KIND = Kind(
+    "table",
+    "images with a table that names them: CSV, TSV, JSON, Parquet or text lines",
+    _recognise,
+    TableSource,
+    takes_boxes=True,
+    takes_columns=True,
+    in_objects=True,
+)
