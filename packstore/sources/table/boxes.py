@@ -6,22 +6,15 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
-from packstore.images.orientation import read_annotation_orientation, read_orientation, swaps_sides
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.images.orientation import read_annotation_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.boxes import BoxConventionCounter
 from packstore.sources.table.reading import batch_rows
-from packstore.sources.tree import Tree
-
-if TYPE_CHECKING:
-    from packstore.sources.table.columns import ColumnRoles
-    from packstore.sources.table.images import RowsByImage
-
 
 _CORNERS = (
     ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("x0", "y0", "x1", "y1"), ("xtl", "ytl", "xbr", "ybr"),
@@ -150,7 +143,12 @@ _MEASURED, _HEADER = 512, 1 << 16
 
 
 def find_convention(
-    where: str, roles: ColumnRoles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
+    where: str,
+    names: Sequence[str],
+    implied: str,
+    rows: Iterable[Any],
+    sized: Mapping[int, tuple[int, int]],
+    said: str | None,
 ) -> str:
     """Finds the convention that all boxes follow, by the names of their columns and the sizes of images.
 
@@ -160,7 +158,8 @@ def find_convention(
 
     Args:
         where: Name of the table, for messages.
-        roles: Names the columns of the boxes.
+        names: Columns of the boxes.
+        implied: Convention that their names imply; empty for none.
         rows: Place and cells of each row.
         sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
             outside of an image.
@@ -175,7 +174,7 @@ def find_convention(
         boxes, sides = [], []
         for n, (place, cells) in enumerate(block, number * 4096):
             try:
-                own = read_row_boxes(cells, roles.boxes)
+                own = read_row_boxes(cells, names)
             except ValueError as error:
                 raise SourceError(f"{place}: {error}") from None
             for box in own:
@@ -183,7 +182,7 @@ def find_convention(
                 if n in sized:
                     measured.count_boxes(np.array([box]), np.array([sized[n]], np.float64))
                 width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
-                sides.append((width, height) if {"width", "height"}.isdisjoint(roles.boxes) else (None, None))
+                sides.append((width, height) if {"width", "height"}.isdisjoint(names) else (None, None))
         full = all(w and h for w, h in sides)
         ranges.count_boxes(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
     if said is not None:
@@ -191,20 +190,20 @@ def find_convention(
     possible = [
         name for name in ranges.possible_conventions() if not measured.count or name in measured.possible_conventions()
     ]
-    named = [name for name in possible if name.removesuffix("n") == roles.convention]
-    if roles.convention == "xywh" and not named:
+    named = [name for name in possible if name.removesuffix("n") == implied]
+    if implied == "xywh" and not named:
         named = possible
-    if roles.convention in ("xywh", "cxcywh"):
+    if implied in ("xywh", "cxcywh"):
         named = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
-        precise = roles.convention == "cxcywh" or not roles.boxes[0].lower().endswith(("x", "left"))
-        named = [n for n in named if n.removesuffix("n") == roles.convention] or named if precise else named
-    choices = named if roles.convention else possible
-    if roles.convention == "xyxy" and len(choices) != 1:
+        precise = implied == "cxcywh" or not names[0].lower().endswith(("x", "left"))
+        named = [n for n in named if n.removesuffix("n") == implied] or named if precise else named
+    choices = named if implied else possible
+    if implied == "xyxy" and len(choices) != 1:
         choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
     if len(choices) == 1 or not ranges.count:
         return choices[0] if choices else "xyxy"
     offered = choices or ["xyxy", "xywh", "cxcywh"]
-    columns = ", ".join(map(printable, roles.boxes))
+    columns = ", ".join(map(printable, names))
     raise AmbiguousSourceError(
         f"{where}: the {ranges.count:,} boxes in {columns} could be {' or '.join(offered)}: say which with --layout",
         [Answer(("--layout", each)) for each in offered],
@@ -230,22 +229,6 @@ def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[lis
         if number is None:
             raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
     return [[number for number in numbers if number is not None]]
-
-
-def measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
-    """Reads (width, height), upright, of at most 1,023 images, at equal steps; of all images if there are fewer.
-
-    Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.
-    """
-    sizes: dict[int, tuple[int, int]] = {}
-    for image in range(0, rows.image_count, max(1, rows.image_count // _MEASURED)):
-        start = tree.first_bytes(rows.image_path(image), _HEADER)
-        with suppress(HeaderError, SampleError, ValueError):
-            info = sniff(start)
-            turned = swaps_sides(read_orientation(start, info))
-            sides = (info.height, info.width) if turned else (info.width, info.height)
-            sizes |= dict.fromkeys(rows.numbers_of(image), sides)
-    return sizes
 
 
 def read_stored_sides(image: bytes) -> tuple[tuple[int, int], bool]:

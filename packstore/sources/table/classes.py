@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
@@ -20,12 +20,10 @@ from packstore.sources.beside import join, read_text
 from packstore.sources.contents import suffix_of
 from packstore.sources.table.boxes import is_blank, parse_text_list
 from packstore.sources.table.columns import ColumnFacts, ColumnRoles, parse_flag
+from packstore.sources.table.finding import Table
 from packstore.sources.table.images import RowsByImage
 from packstore.sources.table.reading import MAX_BYTES, TEXT
 from packstore.sources.tree import Tree
-
-if TYPE_CHECKING:
-    from packstore.sources.table.finding import Table
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
 """Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
@@ -206,16 +204,10 @@ class FlagColumns:
         return [name for name in self._names if any(parse_flag(cells.get(name)) == wanted for cells in rows)]
 
 
-_BOXES = re.compile(r"(.*/)?[\w-]*annotations-bbox\.csv", re.I)
 _TABLES = re.compile(r"(.*/)?[\w-]*annotations-(bbox|(human|machine)-imagelabels|object-segmentation)[\w-]*\.csv", re.I)
 _HIERARCHY = re.compile(r"[\w-]*hierarchy[\w-]*\.json", re.I)
 _DEEPEST = 64
 _NAMES = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
-
-
-def is_open_images_boxes(file: str) -> bool:
-    """Tells if a table has the name of Open Images' tables of boxes."""
-    return _BOXES.fullmatch(file) is not None
 
 
 def find_descriptions(tree: Tree, tables: Iterable[str]) -> list[str]:

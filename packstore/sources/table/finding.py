@@ -16,7 +16,6 @@ from packstore.sources.ignoring import escape_pattern, ignore_paths
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.splits import find_split_of_file
-from packstore.sources.table.classes import is_open_images_boxes
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, split_path
 from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, batch_rows, name_columns, read_table
 from packstore.sources.tree import Tree
@@ -25,6 +24,7 @@ from packstore.sources.values import looks_like_mask
 SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
+_BOXES = re.compile(r"(.*/)?[\w-]*annotations-bbox\.csv", re.I)
 _FEW, _SEARCHED = 16, 48
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
 _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
@@ -61,6 +61,11 @@ class Table:
         """Yields all rows of the table's file, but not the header, nor rows of joined tables. Raises
         :class:`SourceError` for a malformed row."""
         return read_table(tree, self.file, self.header)
+
+
+def is_open_images_boxes(file: str) -> bool:
+    """Tells if a table has the name of Open Images' tables of boxes."""
+    return _BOXES.fullmatch(file) is not None
 
 
 def list_possible_tables(tree: Tree) -> list[str]:

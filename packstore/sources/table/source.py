@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.fields import Field, Image, Mask
+from packstore.images.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field
@@ -21,8 +24,8 @@ from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import find_meanings, find_splits_of_folders, lower_known_split
-from packstore.sources.table.boxes import find_convention, measure_images
-from packstore.sources.table.classes import ClassTable, is_open_images_boxes, separate_class_table
+from packstore.sources.table.boxes import find_convention
+from packstore.sources.table.classes import ClassTable, separate_class_table
 from packstore.sources.table.columns import find_roles
 from packstore.sources.table.finding import (
     JoinedRows,
@@ -30,6 +33,7 @@ from packstore.sources.table.finding import (
     find_sample_submissions,
     find_tables,
     has_unread_lists,
+    is_open_images_boxes,
     join_tables,
     name_splits_alike,
     refuse_unknown_image_column,
@@ -38,6 +42,7 @@ from packstore.sources.table.finding import (
 from packstore.sources.table.images import ImageIndex, NamedRow, RowsByImage
 from packstore.sources.table.reading import TEXT, batch_rows
 from packstore.sources.table.record_columns import RecordColumns, number_further
+from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
 _MOST_FURTHER, _MEASURED, _NAMED = 64, 512, 8
@@ -230,11 +235,33 @@ class TableSource(FileRowSource):
             return ""
         where = self.tree.name(self._tables[0].file)
         return find_convention(
-            where, self._roles, iter(self._rows), measure_images(self.tree, self._rows), self.options.layout
+            where,
+            self._roles.boxes,
+            self._roles.convention,
+            iter(self._rows),
+            _measure_images(self.tree, self._rows),
+            self.options.layout,
         )
 
 
 _MAX_SPLITS = 100
+_SIZED, _HEADER = 512, 1 << 16
+
+
+def _measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
+    """Reads (width, height), upright, of at most 1,023 images, at equal steps; of all images if there are fewer.
+
+    Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.
+    """
+    sizes: dict[int, tuple[int, int]] = {}
+    for image in range(0, rows.image_count, max(1, rows.image_count // _SIZED)):
+        start = tree.first_bytes(rows.image_path(image), _HEADER)
+        with suppress(HeaderError, SampleError, ValueError):
+            info = sniff(start)
+            turned = swaps_sides(read_orientation(start, info))
+            sides = (info.height, info.width) if turned else (info.width, info.height)
+            sizes |= dict.fromkeys(rows.numbers_of(image), sides)
+    return sizes
 
 
 def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column: str) -> tuple[list[str], bytearray]:
