@@ -41,8 +41,11 @@ _INTERNAL_MEANINGS = {
 def find_questions(source: Source, survey: Survey, options: ConvertOptions, headers: HeaderSurvey) -> list[UsageError]:
     """Returns all questions that a conversion with ``options`` would ask one after another, but for that of
     :func:`packstore.sources.ask_about_left`."""
-    from packstore.packing.frames import find_frame_question
-    from packstore.packing.header_survey import find_pixel_question, find_unreadable_question
+    from packstore.packing.header_survey import (
+        find_pixel_question,
+        find_sample_question,
+        find_unreadable_question,
+    )
     from packstore.sources import ask_about_clips
 
     questions: list[UsageError | None] = []
@@ -50,8 +53,9 @@ def find_questions(source: Source, survey: Survey, options: ConvertOptions, head
         ask_about_clips(source, survey)
     except AmbiguousSourceError as error:
         questions.append(error)
+    questions.append(find_sample_question(source, survey, options, headers))
     pixels = find_pixel_question(source, survey, options, headers)
-    questions += [find_frame_question(source, survey), pixels or find_unreadable_question(source, options, headers)]
+    questions.append(pixels or find_unreadable_question(source, options, headers))
     return [question for question in questions if question is not None]
 
 

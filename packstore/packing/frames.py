@@ -27,7 +27,6 @@ from packstore.sources.base import Sample, Source, Survey
 OTHER_SIZE = "other_size_stated"
 """Name of the count of samples whose annotations state a size that their image has in no frame."""
 _LOOKED_AT = 20_000
-_ASKED_ABOUT = 64
 _SLACK = 1.05
 
 
@@ -74,23 +73,6 @@ def restore_aligner(
     recorded = manifest.options.get("annotation_frame")
     answer = answer or (str(recorded) if recorded in FRAMES else None)
     return FrameAligner(source, survey, bool(manifest.options.get("exif_transpose")), answer, split)
-
-
-def find_frame_question(source: Source, survey: Survey) -> UsageError | None:
-    """Returns the first error about the frame of annotations that a conversion without options would raise for up to 64
-    samples, spread over the source. Returns None if there is none, and if reading would consume the samples."""
-    aligner = FrameAligner(source, survey, upright=False, answer=None, split=None)
-    if not (aligner.has_effect and survey.counted and survey.resumable):
-        return None
-    for entry in source.pick_entries(None, survey.records, _ASKED_ABOUT):
-        try:
-            if isinstance(sample := source.read(entry), Sample):
-                aligner.align(entry.key, sample)
-        except SampleError:
-            continue  # packing reports it
-        except UsageError as error:
-            return error
-    return None
 
 
 class FrameAligner:

@@ -10,22 +10,36 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, PackstoreError, printable
+from packstore.core.errors import (
+    AmbiguousSourceError,
+    Answer,
+    DecodeError,
+    PackstoreError,
+    SampleError,
+    UsageError,
+    printable,
+)
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath
+from packstore.images.encode import EncodeOptions
 from packstore.images.losses import examine_losses, exceeds_rgb, losses_error
 from packstore.images.orientation import read_orientation
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.packing.column_answers import KEEP
+from packstore.packing.frames import FrameAligner, state_frames
+from packstore.packing.further_images import FileChecks, FileLossError, resolve_column_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
-from packstore.sources.base import Entry, Source, Survey
+from packstore.packing.values import ValueConverter
+from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.tree import Tree
 
 _FEW, _MANY, _SHARE = 128, 2_000, 64
 """Number of images that are looked at: 128, a 64th of a large source, 2,000."""
+_READ = 64
+"""Number of samples that ``info`` reads with their values."""
 _LISTED, _REMOTE = 2_000_000, 16
 """Largest source whose whole listing is walked, and number of images at a URL that are looked at."""
 _SUFFIXES, _EACH_SUFFIX = 16, 16
@@ -155,6 +169,32 @@ def _read_header(source: Source, entry: Entry, reading: Reading) -> tuple[bytes,
                 return start, info
     data = bytes(source.image(entry))
     return data, sniff(data)
+
+
+def find_sample_question(
+    source: Source, survey: Survey, options: ConvertOptions, found: HeaderSurvey
+) -> UsageError | None:
+    """Reads and converts up to 64 samples with all of their values. Returns the first question that this raises, and
+    adds the samples that cannot be read to ``found``. Reads none if the samples are images with labels alone."""
+    if not survey.sampled or survey.store is not None or not (survey.counted and survey.resumable):
+        return None
+    survey = state_frames(resolve_column_modes(source, survey, options), options.exif_transpose)
+    checks = FileChecks(survey, EncodeOptions(reading=found.reading), options)
+    aligner = FrameAligner(source, survey, options.exif_transpose, options.annotation_frame, options.split)
+    converter = ValueConverter(survey, checks or None, aligner)
+    for entry in source.pick_entries(options.split, survey.records, _READ):
+        try:
+            if isinstance(sample := source.read(entry), Sample):
+                key = entry.key if sample.key is None else sample.key
+                converter(key, converter.align(key, sample))
+        except FileLossError as error:
+            return error.with_file(source.further_file_name(entry, error.column.name, error.number))
+        except SampleError as error:
+            if entry.key not in dict(found.bad):
+                found.bad.append((entry.key, error.reason))
+        except UsageError as error:
+            return error
+    return None
 
 
 def find_pixel_question(

@@ -197,11 +197,13 @@ def _count(names: Iterable[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name in names:
         suffix = suffix_for_count(name)
+        if is_passed_over(name):
+            continue
         if name.lower().endswith(IMAGE_SUFFIXES):
-            counts["images"] += not is_passed_over(name)
-        elif suffix not in NO_SIDECARS and not is_passed_over(name) and not NO_ANNOTATION.fullmatch(name.lower()):
+            counts["images"] += 1
+        elif suffix not in (*NO_SIDECARS, ".pyc") and not NO_ANNOTATION.fullmatch(name.lower()):
             counts[f"{suffix} files"] += 1
-    return +counts
+    return counts
 
 
 def _count_files(place: Path) -> Counter[str] | None:

@@ -22,7 +22,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, count_sizes, readable_sizes
 from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
-from packstore.sources.ignoring import escape_pattern, ignore_paths
+from packstore.sources.ignoring import escape_pattern, ignore_paths, ignore_patterns
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
     NO_SOURCE,
@@ -36,6 +36,7 @@ from packstore.sources.listing import (
 from packstore.sources.npy_files import accept_arrays
 from packstore.sources.splits import find_splits
 
+_MOST_IGNORED = 16
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
 """Names of a folder that is not a class if it is the only one in each split."""
 _NO_IMAGES = re.compile(
@@ -353,8 +354,8 @@ class ImageFolderSource(FolderSource):
     def _refuse_empty_classes(
         self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
     ) -> None:
-        """Raises :class:`SourceError` if a class has no image in any split. ``others``: folders of splits that are not
-        packed, and are searched now."""
+        """Raises :class:`AmbiguousSourceError` if a class has no image in any split. ``others``: folders of splits that
+        are not packed, and are searched now."""
         empty = [name for name in classes if not per_class[name]]
         for folder in others:
             prefix = f"{folder.directory}/"
@@ -364,10 +365,14 @@ class ImageFolderSource(FolderSource):
         if empty:
             named = ", ".join(repr(printable(name)) for name in empty[:5]) + (" …" if len(empty) > 5 else "")
             passed = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
-            raise SourceError(
+            patterns = [f"{escape_pattern(name)}/" for name in empty]
+            may_ignore = len(empty) < len(classes) and len(empty) <= _MOST_IGNORED
+            raise AmbiguousSourceError(
                 f"{self.name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. If they are no "
                 "classes, leave them out with --ignore, or give the folder of the images"
-                f"{f' (passed over in all folders: {passed})' if passed else ''}"
+                f"{f' (passed over in all folders: {passed})' if passed else ''}",
+                [Answer(ignore_patterns(patterns))] if may_ignore else [],
+                self.path,
             )
 
 

@@ -17,7 +17,8 @@ from PIL import Image
 import packstore
 from packstore.cli import cli
 from packstore.cli.common import suggest_commands
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError, StoreError, UsageError
+from tests.makers.annotated import fill
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -218,3 +219,38 @@ def test_unreadable_files_are_part_of_the_question(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError, match=r"1 cannot be read, such as a/empty.jpg: is empty") as asked:
         packstore.convert(folder, tmp_path / "s.lmdb")
     assert all(answer.options[-2:] == ("--on-error", "skip") for answer in asked.value.answers)
+
+
+def test_info_reads_values_too(tmp_path: Path) -> None:
+    """A bad line of labels is said before anything is packed."""
+    for number in range(4):
+        line = "0 0.5 0.5 0.1 0.1\n" + "0 0.5 nothing 0.1 0.1\n" * (number == 2)
+        files: dict[str, str | bytes] = {f"images/train/{number}.jpg": saved(PHOTO, "JPEG")}
+        fill(tmp_path / "boxes", {**files, f"labels/train/{number}.txt": line})
+    with pytest.raises(SampleError) as raised:
+        packstore.convert(tmp_path / "boxes", tmp_path / "s.lmdb")
+    said = CliRunner().invoke(cli, ["info", str(tmp_path / "boxes")])
+    assert said.exit_code == 0, said.exception
+    assert raised.value.key in said.output
+    assert "--on-error skip" in said.output
+
+
+def test_info_asks_about_further_columns(tmp_path: Path) -> None:
+    for number in range(3):
+        for place in ("left", "right"):
+            image = Image.fromarray(pixels(20, 24, 4 if place == "right" else 3, seed=number))
+            fill(tmp_path / "set", {f"{place}/{number}.png": saved(image, "PNG")})
+    with pytest.raises(UsageError) as asked:
+        packstore.convert(tmp_path / "set", tmp_path / "s.lmdb", source_kind="modalities")
+    said = CliRunner().invoke(cli, ["info", str(tmp_path / "set"), "--source", "modalities"])
+    assert str(asked.value) in said.output
+
+
+def test_an_empty_class_folder_is_a_question_with_a_line(tmp_path: Path) -> None:
+    folder = pile(tmp_path)
+    (folder / "empty one").mkdir()
+    with pytest.raises(AmbiguousSourceError, match="1 of 3 class folders hold no images: 'empty one'") as asked:
+        packstore.convert(folder, tmp_path / "s.lmdb")
+    (answer,) = asked.value.answers
+    assert answer.options == ("--ignore", "empty one/")
+    assert packstore.convert(folder, tmp_path / "s.lmdb", ignore=answer.options[1]).manifest.records == 6
