@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.sources.folder_names import Names
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import ARRAY, IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.tree import Tree
 
 _FIRST = 64
@@ -129,6 +130,19 @@ def list_contents(tree: Tree) -> Contents:
     if tree.root not in known:
         known[tree.root] = Contents.of_tree(tree)
     return known[tree.root]
+
+
+def accept_arrays(tree: Tree) -> Tree:
+    """Returns a tree in which ``.npy`` files are images. If the tree has images, or no such files, returns the tree
+    itself; else a copy."""
+    # Beside images, such files contain masks, depth or features.
+    if tree.has_arrays or tree.holds_images("", tree.above):
+        return tree
+    if not any(ARRAY in folder.others for folder in list_contents(tree).folders.values()):
+        return tree
+    array_tree = copy(tree)
+    array_tree.has_arrays = True
+    return array_tree
 
 
 def find_lone_image_folder(tree: Tree) -> str | None:

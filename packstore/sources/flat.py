@@ -23,7 +23,7 @@ from packstore.sources.base import (
     stamp_files,
 )
 from packstore.sources.beside import join
-from packstore.sources.contents import find_lone_image_folder
+from packstore.sources.contents import accept_arrays, find_lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelRow, LabelsFile, LabelsSummary, parse_number
 from packstore.sources.ledger import Claims, Role
@@ -34,7 +34,6 @@ from packstore.sources.listing import (
     key_size,
     no_images_message,
 )
-from packstore.sources.npy_files import accept_arrays
 from packstore.sources.splits import lower_known_split
 
 _REPORT_EVERY = 5000

@@ -20,7 +20,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import describe_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, count_sizes, readable_sizes
-from packstore.sources.contents import find_lone_image_folder
+from packstore.sources.contents import accept_arrays, find_lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.ignoring import escape_pattern, ignore_paths, ignore_patterns
 from packstore.sources.ledger import Claims
@@ -33,7 +33,6 @@ from packstore.sources.listing import (
     key_size,
     no_images_message,
 )
-from packstore.sources.npy_files import accept_arrays
 from packstore.sources.splits import find_splits
 
 _MOST_IGNORED = 16

@@ -122,17 +122,22 @@ class RowSource(Source):
         size_counts: Counter[int] = Counter()
         sizes: Counter[str] = Counter()
         claims = Claims()
+        claims_rows, last_size, rounded_size = type(self).claim_row is not RowSource.claim_row, -1, 0
         for name in splits:
             before = total
             for row in self._keyed_rows(_own_name(name)):
-                self.claim_row(claims, row)
+                if claims_rows:
+                    self.claim_row(claims, row)
+                key, _, size, further, _, _, files = row
                 total += 1
-                size_bytes += row.size_bytes
-                value_bytes += row.value_bytes
-                if row.sizes:
-                    sizes.update(row.sizes)
-                size_counts[round_up_size(row.size_bytes)] += 1
-                key_bytes += key_size(row.key)
+                size_bytes += size
+                value_bytes += further
+                if files:
+                    sizes.update(files)
+                if size != last_size:  # arrays of one size have millions of equal rows
+                    last_size, rounded_size = size, round_up_size(size)
+                size_counts[rounded_size] += 1
+                key_bytes += len(key) if key.isascii() else key_size(key)
                 if total % _REPORT_EVERY == 0:
                     progress(Progress("scan", total, None, size_bytes))
             splits[name] = total - before

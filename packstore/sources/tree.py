@@ -66,7 +66,7 @@ class Tree(ABC):
         above: Identities of the directories above the root: a link to one of them leads back to the root.
         rules: Rules of ``--ignore``: listings, :meth:`stat` and :meth:`first_bytes` treat matching entries as absent.
             :meth:`read` and :meth:`read_part` do not look at them.
-        has_arrays: ``.npy`` files are images; see :func:`packstore.sources.npy_files.accept_arrays`.
+        has_arrays: ``.npy`` files are images; see :func:`packstore.sources.contents.accept_arrays`.
         encoding: Encoding of texts that are not UTF-8; None if the user has named none.
     """
 

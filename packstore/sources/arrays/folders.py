@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import xxhash
 
@@ -16,19 +18,17 @@ from packstore.core.files import read_bounded
 from packstore.core.plainjson import load_json
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
-from packstore.sources.arrays.stored import ArrayInfo
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, may_be_written
 from packstore.sources.base import stamp_files
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.ledger import Claims, Role
 
 _MAX_JSON, _MAX_FOLDERS = 1 << 24, 1000
+MAX_CHUNK_BYTES = 1 << 30
 _GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
-_MAX_RATIO = 1100
-_UNWRITTEN = 1 << 28
-"""Most bytes of an array that may be missing because all of them are fill values."""
 
 
 class ChunkFolderSource(ArraySource):
@@ -69,6 +69,95 @@ class ChunkFolderSource(ArraySource):
         return f"files {digest.hexdigest()}"
 
 
+class OpenFolder(OpenArrays):
+    """Arrays that are folders of chunk files below a folder. Opening reads the metadata of all arrays. It raises
+    :class:`SourceError` for damaged metadata, more than 1,000 folders, and if the files cannot hold an array's bytes.
+
+    Attributes:
+        title: Name of the format.
+        grids: Shape of each array, and of its files (chunks or shards), by name.
+    """
+
+    title: ClassVar[str]
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.shown = path, printable(str(path))
+        self.grids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.infos: dict[str, ArrayInfo] = {}
+        for name, folder, metadata in self._walk_arrays():
+            self.infos[name] = info = self.describe_array(name, metadata)
+            nbytes = info.dtype.itemsize * math.prod(info.shape)
+            if info.content == "numbers" and not may_be_written(nbytes, _list_sizes(folder)):
+                raise SourceError(
+                    f"{self.shown}: {info.shown} should have {nbytes:,} bytes, more than its files can hold"
+                )
+
+    @abstractmethod
+    def read_folder_metadata(self, folder: Path) -> dict[str, Any] | None:
+        """Reads the metadata of the array or group in a folder; None if there are none. Raises :class:`SourceError` for
+        a damaged file."""
+
+    @abstractmethod
+    def is_array(self, metadata: dict[str, Any]) -> bool:
+        """Tells if metadata are those of an array."""
+
+    @abstractmethod
+    def describe_array(self, name: str, metadata: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its metadata, and adds its grid to :attr:`grids`. Raises :class:`SourceError` for
+        damaged metadata and too large chunks."""
+
+    def list_arrays(self) -> list[ArrayInfo]:
+        """Describes all arrays, as read at opening."""
+        return list(self.infos.values())
+
+    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """Finds the chunks or shards without a file; None if all have one. Does not look into shards."""
+        shape, grid = self.grids[name]
+        return count_unwritten(shape, grid, axis, self.find_chunks(name))
+
+    def find_chunks(self, name: str) -> Iterator[tuple[int, ...]]:
+        """Yields the grid positions of the chunk files of an array: ``c/0/1``, ``0.1`` or ``0/1``."""
+        folder, axes = self.path / name, len(self.grids[name][0])
+        for file in _walk_files(folder):
+            parts = re.split("[./]", file.relative_to(folder).as_posix().removeprefix("c/").removeprefix("c."))
+            if len(parts) == axes and all(_NUMBER.fullmatch(part) for part in parts):
+                yield tuple(map(int, parts))
+
+    def parse_shapes(self, name: str, shape: Any, *grids: Any) -> list[tuple[int, ...]]:
+        """Parses the shape of an array, and shapes of its chunks. Raises :class:`SourceError` for anything but lists of
+        as many whole numbers."""
+        shapes = [_parse_shape(shape, 0), *(_parse_shape(grid, 1) for grid in grids)]
+        parsed = [each for each in shapes if each is not None]
+        if len({len(each) for each in parsed}) != 1 or len(parsed) != len(shapes):
+            name = printable(name) or "its array"
+            raise SourceError(f"{self.shown}: {name} is no {self.title} array, or it is damaged")
+        return parsed
+
+    def check_chunk_bytes(self, name: str, nbytes: int) -> None:
+        """Raises :class:`SourceError` for chunks of more than 1 GiB."""
+        if nbytes > MAX_CHUNK_BYTES:
+            raise SourceError(f"{self.shown}: the chunks of {printable(name)} have more than {MAX_CHUNK_BYTES:,} bytes")
+
+    def _walk_arrays(self) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+        """Yields name, folder and metadata of each array, and of the root if it is one. Skips hidden and ignored
+        folders, and folders without metadata. Raises :class:`SourceError` for more than 1,000 folders."""
+        waiting, count = [("", self.path)], 0
+        while waiting:
+            name, folder = waiting.pop(0)
+            metadata = self.read_folder_metadata(folder)
+            count += 1
+            if count > _MAX_FOLDERS:
+                raise SourceError(f"{self.shown} holds more than {_MAX_FOLDERS:,} arrays and groups")
+            if metadata is not None and self.is_array(metadata):
+                yield name, folder, metadata
+            elif metadata is not None:
+                inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
+                waiting += [(f"{name}/{each}" if name else each, folder / each) for each in inside]
+
+    def close(self) -> None:
+        """Does nothing: no file is open."""
+
+
 def read_metadata(path: Path) -> dict[str, Any] | None:
     """Reads a JSON object from a file; returns None if there is no file.
 
@@ -85,54 +174,9 @@ def read_metadata(path: Path) -> dict[str, Any] | None:
     return metadata
 
 
-def walk_arrays(
-    root: Path,
-    read: Callable[[Path], dict[str, Any] | None],
-    is_array: Callable[[dict[str, Any]], bool],
-    *,
-    groups: bool,
-) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yields name, folder and metadata of each array at and below ``root``. Skips hidden and ignored folders.
-
-    Args:
-        root: Folder of an array or a group.
-        read: Reads the metadata of a folder; returns None if it has none.
-        is_array: Tells if metadata are those of an array.
-        groups: Folders without metadata may hold arrays, too.
-
-    Raises:
-        SourceError: There are more than 1,000 folders.
-        OSError: A folder cannot be listed.
-    """
-    waiting, count = [("", root)], 0
-    while waiting:
-        name, folder = waiting.pop(0)
-        metadata = read(folder)
-        count += 1
-        if count > _MAX_FOLDERS:
-            raise SourceError(f"{printable(str(root))} holds more than {_MAX_FOLDERS:,} arrays and groups")
-        if metadata is not None and is_array(metadata):
-            yield name, folder, metadata
-        elif metadata is not None or groups:
-            inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
-            waiting += [(f"{name}/{each}" if name else each, folder / each) for each in inside]
-
-
-def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
-    """Raises :class:`SourceError` if the files in ``folder`` cannot hold the array's bytes.
-
-    Compression saves at most a factor of 1,100. Further 256 MiB may be missing: parts that equal the fill value need no
-    file.
-    """
-    nbytes, stored = info.dtype.itemsize, _UNWRITTEN
-    for size in info.shape:
-        nbytes *= size
-    for file in _walk_files(folder):
-        if stored >= nbytes:
-            break
-        stored += file.stat().st_size * _MAX_RATIO
-    if stored < nbytes:
-        raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, more than its files can hold")
+def _list_sizes(folder: Path) -> Iterator[int]:
+    """Yields the sizes of all files at and below a folder."""
+    return (file.stat().st_size for file in _walk_files(folder))
 
 
 def pick_class_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -140,15 +184,7 @@ def pick_class_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any
     return {name: attributes[name] for name in ATTRIBUTES if name in attributes} if attributes else {}
 
 
-def find_chunks(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:
-    """Yields the grid positions of the chunk files in the folder of an array: ``c/0/1``, ``0.1`` or ``0/1``."""
-    for file in _walk_files(folder):
-        parts = re.split("[./]", file.relative_to(folder).as_posix().removeprefix("c/").removeprefix("c."))
-        if len(parts) == axes and all(_NUMBER.fullmatch(part) for part in parts):
-            yield tuple(map(int, parts))
-
-
-def parse_array_shape(value: Any, least: int) -> tuple[int, ...] | None:
+def _parse_shape(value: Any, least: int) -> tuple[int, ...] | None:
     """Converts a list of at most 16 whole numbers, from ``least`` to 2**48, to a shape. Returns None for any other
     value."""
     fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +22,23 @@ from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.source import ArraySource, make_array_kind
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, object_array, read_at
+from packstore.sources.arrays.stored import (
+    ArrayInfo,
+    OpenArrays,
+    StoredArray,
+    StoredArrays,
+    Unwritten,
+    count_unwritten,
+    may_be_written,
+    object_array,
+    read_at,
+)
 from packstore.sources.exported_rows import open_with
 from packstore.sources.refusals import first_bytes, refuse_page
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _STARTS = (0, 512, 1024, 2048)
 _MAX_OBJECTS = 10_000
-_MAX_RATIO = 1100
-"""Greatest ratio of deflate: a dataset with a greater one was never written."""
-_UNWRITTEN = 1 << 28
-"""Bytes that need not have been written, because all of them are the fill value."""
 _PREFIX = "HDF5_VDS_PREFIX"
 """Environment variable with the folder in which HDF5 looks first for the files of a virtual dataset."""
 
@@ -61,13 +69,14 @@ class Hdf5Source(ArraySource):
         return bool(files) and not strange and not any(map(_is_store, files))
 
 
-class _OpenHdf5(OpenArrays):
+class _OpenHdf5(StoredArrays):
     """Open HDF5 file. Contiguous datasets are read without h5py. Opening raises :class:`SourceError` if h5py cannot
     read the file."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         import h5py
 
+        super().__init__()
         self._path = path
         self._shown = printable(str(path))
         self._folder = folder.resolve()
@@ -75,8 +84,9 @@ class _OpenHdf5(OpenArrays):
             self._file = h5py.File(path, "r", locking=False)
         except (OSError, RuntimeError, ValueError) as error:
             raise SourceError(f"{self._shown} is not a readable HDF5 file: {printable(str(error))[:200]}") from None
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
+        self.closing.callback(self._file.close)
+        self._descriptor = self.open_descriptor(path)
+        self._located: set[str] = set()
 
     def list_arrays(self) -> list[ArrayInfo]:
         """Describes all datasets. Raises :class:`SourceError`:
@@ -149,28 +159,23 @@ class _OpenHdf5(OpenArrays):
         if shape is None:
             return ArrayInfo.unreadable(name, (), "it is empty")
         self._refuse_outside_values(name, dataset)
-        dtype = dataset.dtype
-        reversed_axes = "MATLAB_class" in dataset.attrs
+        dtype, inner = dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
         if h5py.check_string_dtype(dtype) is not None:
-            content: Literal["files", "texts"] = (
-                "files" if begins_like_image(self._read_first_value(dataset)[:64]) else "texts"
-            )
-            return ArrayInfo("", name, shape, np.dtype("u1"), content)
-        inner = h5py.check_vlen_dtype(dtype)
+            is_file = begins_like_image(self._read_first_value(dataset)[:64])
+            return ArrayInfo(name, shape, content="files" if is_file else "texts")
+        if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
+            return ArrayInfo(name, shape, content="files")
         if inner is not None:
-            if inner != np.uint8 and inner != np.int8:
-                return ArrayInfo.unreadable(
-                    name, shape, f"{printable(name)} holds arrays of {inner} of different lengths"
-                )
-            return ArrayInfo("", name, shape, np.dtype("u1"), "files")
-        if dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None:
-            return ArrayInfo("", name, shape, np.dtype("u1"), "files")
-        if dtype.kind not in "uifb" or dtype.itemsize > 8:
-            why = f"{printable(name)} holds values of {dtype}, for which there is no type of column"
-            return ArrayInfo.unreadable(name, shape, why)
-        self._refuse_unwritten(name, dataset)
+            return ArrayInfo.unreadable(name, shape, f"{printable(name)} holds arrays of {inner} of different lengths")
         chunk = dataset.chunks[0] if dataset.chunks else 1
-        return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
+        info = ArrayInfo.of_numbers(name, shape, dtype, f"values of {dtype}", chunk)
+        if info.content == "numbers" and not dataset.is_virtual:  # parts in other files are not checked
+            stored, size = dataset.id.get_storage_size(), dtype.itemsize * math.prod(shape)
+            if not may_be_written(size, [stored]):
+                raise SourceError(
+                    f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
+                )
+        return replace(info, reversed="MATLAB_class" in dataset.attrs)
 
     def _read_first_value(self, dataset: Any) -> bytes:
         """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value,
@@ -238,32 +243,13 @@ class _OpenHdf5(OpenArrays):
             reason = "refers to other files in turn, which is not followed"
         raise SourceError(f"{self._shown}: a part of {printable(name)} {reason}")
 
-    def _refuse_unwritten(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` if values of a dataset must be missing, by its stored bytes.
-
-        Deflate stores at most 1,100 bytes in one. Further 256 MiB may be missing, because all of them may be the fill
-        value. Datasets in other files are not checked.
-        """
-        if dataset.is_virtual or dataset.external:
-            return
-        stored = dataset.id.get_storage_size()
-        size = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
-        if size > stored * _MAX_RATIO + _UNWRITTEN:
-            raise SourceError(
-                f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
-            )
-
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along ``axis``; the result has the dataset's axes in their order. Strings
         and opaque values become an array of ``bytes`` objects. A contiguous dataset is read without h5py if ``axis`` is
         0. Raises :class:`ValueError` or :class:`OSError` for damage."""
         dataset = self._file[name]
-        place = self._find_contiguous(name, dataset) if axis == 0 else None
-        if place is not None:
-            offset, dtype, shape = place
-            row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-            data = read_at(self._descriptor, (stop - start) * row, offset + start * row)
-            return np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
+        if axis == 0 and self._is_contiguous(name, dataset):
+            return super().read_rows(name, axis, start, stop)
         try:
             values = np.asarray(dataset[(slice(None),) * axis + (slice(start, stop),)])
         except (RuntimeError, UnicodeDecodeError) as error:
@@ -299,22 +285,18 @@ class _OpenHdf5(OpenArrays):
         inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
         return count_unwritten(dataset.shape, chunk, axis, inside)
 
-    def _find_contiguous(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-        """Returns offset, dtype and shape of a contiguous dataset of plain numbers, else None; caches the result."""
+    def _is_contiguous(self, name: str, dataset: Any) -> bool:
+        """Tells if a dataset has plain numbers at one place of the file; adds it to :attr:`arrays` then."""
         import h5py
 
-        if name not in self._places:
+        if name not in self._located:
+            self._located.add(name)
             offset = dataset.id.get_offset()
             plain = not dataset.external and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype)
-            self._places[name] = (offset, dataset.dtype, dataset.shape) if offset is not None and plain else None
-        return self._places[name]
-
-    def close(self) -> None:
-        """Closes both descriptors of the file. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._file.close()
+            if offset is not None and plain:
+                info = ArrayInfo(name, dataset.shape, dataset.dtype)
+                self.arrays[name] = StoredArray(info, partial(read_at, self._descriptor), offset)
+        return name in self.arrays
 
 
 def is_hdf5(path: Path) -> bool:

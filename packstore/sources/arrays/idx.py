@@ -12,26 +12,14 @@ import re
 import string
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Array, Field
-from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
-from packstore.sources.arrays.source import ArraySource
-from packstore.sources.arrays.stored import (
-    ArrayInfo,
-    ColumnArray,
-    ReadRange,
-    StoredArray,
-    StoredArrays,
-    VerifiedReader,
-    read_at,
-)
+from packstore.sources.arrays.pixels import PixelSource
+from packstore.sources.arrays.stored import ArrayInfo, ReadRange, StoredArray, StoredArrays, VerifiedReader, read_at
 from packstore.sources.base import Kind
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.inflating import GzipReader
@@ -62,22 +50,19 @@ _EMNIST = {
 }
 
 
-class IdxSource(ArraySource):
+class IdxSource(PixelSource):
     """Samples of the idx files of one data set. The files are in the folder, in its ``raw``, or in the ``raw`` of a
     folder in it (``MNIST/raw``).
 
     Columns: ``image``, ``label``, and for QMNIST ``nist``, all eight numbers of a label. Opening raises
-    :class:`AmbiguousSourceError` for several data sets. Opening raises :class:`SourceError` for damaged headers, wrong
-    sizes, and a split without images or labels. The content of a gzip file is verified at its first read.
+    :class:`AmbiguousSourceError` for several data sets, of which ``image_key`` chooses one. Opening raises
+    :class:`SourceError` for damaged headers, wrong sizes, a split without images or labels, any ``label_key``, and a
+    ``layout`` other than NHW and NWH. The content of a gzip file is verified at its first read.
     """
 
     kind = "idx"
     suffixes = ("-ubyte", "-int", "-ubyte.gz", "-int.gz")
     files_name = "idx files"
-
-    def open_file(self, path: Path) -> StoredArrays:
-        """Opens an idx file. Raises :class:`SourceError` for a wrong header or size."""
-        return _OpenIdx(path)
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
@@ -98,91 +83,70 @@ class IdxSource(ArraySource):
         return list(files.values())
 
     @classmethod
-    def matches(cls, path: Path) -> bool:
-        """Tells if :func:`_find_idx_folders` finds folders. False if a folder cannot be listed."""
-        try:
-            return bool(_find_idx_folders(path))
-        except PermissionError:
-            return False  # the general kinds name the folder that cannot be listed
+    def find_parts(cls, path: Path) -> list[tuple[str, Path]]:
+        """Finds split and path of all idx files. Raises as :meth:`find_files` does."""
+        return [(match["split"], file) for file in cls.find_files(path) if (match := _match_name(file))]
 
-    def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns images, labels and splits by the names of the files. The option ``image_key`` chooses one of several
-        data sets.
-
-        Raises :class:`AmbiguousSourceError` if a folder holds several data sets (EMNIST's) without ``image_key``, or
-        none of that name. Raises :class:`SourceError` for any ``label_key``, and for a ``layout`` other than NHW and
-        NWH.
-        """
+    def list_files(self) -> list[Path]:
+        """Lists the files of images of a data set; ``[]`` if there are no idx files. Also finds their files of
+        labels."""
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
             raise SourceError(
                 f"{shown} has its own labels: --label-key is not used, and --layout may be NHW or NWH (transposed)"
             )
-        sets = sorted({match["set"] or "" for match in map(_match_name, self.files()) if match})
+        self.layout = options.layout or "NHW"
+        files = [(match, file) for file in self.find_files(self.path) if (match := _match_name(file))]
+        sets = sorted({match["set"] or "" for match, _ in files})
         if options.image_key is not None:
             sets = [name for name in sets if options.image_key in (name, name.removeprefix("emnist-"))]
-        if len(sets) != 1:
+        if files and len(sets) != 1:
             asked = " or ".join(f"--image-key {name}" for name in sets or ["mnist"])
             raise AmbiguousSourceError(
                 f"{shown} holds several data sets: say which by {asked}",
                 [Answer(("--image-key", name)) for name in sets],
             )
-        self._data_set = sets[0]
-        parts = []
+        self.parts, self._label_files = [], {}
         for split, names in (("train", ("train",)), ("test", ("t10k", "test"))):
-            arrays = {}
-            for number, file in enumerate(self.files()):
-                match = _match_name(file)
-                if match and (match["set"] or "") == self._data_set and match["split"] in names:
-                    arrays[match["what"]] = (number, infos[number][0])
-            if arrays:
-                parts.append(self._assign_part(split, arrays))
-        used = {chosen.file for part in parts for chosen in part.columns.values()}
-        rest = tuple(each[0] for number, each in enumerate(infos) if number not in used)
-        return ArrayRoles(tuple(parts), None, rest)
+            found = {m["what"]: file for m, file in files if (m["set"] or "") == sets[0] and m["split"] in names}
+            missing = next((what for what in ("images", "labels") if what not in found), None)
+            if found and missing:
+                raise SourceError(f"{shown}: the {missing} of {split} are missing")
+            if found:
+                self.parts.append((split, found["images"]))
+                self._label_files[found["images"]] = found["labels"]
+        self._data_set = sets[0] if sets else ""
+        return [file for _, file in self.parts]
 
-    def _assign_part(self, split: str, arrays: dict[str, tuple[int, ArrayInfo]]) -> SplitArrays:
-        """Makes the columns of a split from its arrays ``images`` and ``labels``. QMNIST's labels become the column
-        ``nist`` as well. Raises :class:`SourceError` if an array is missing, or has a wrong dtype or number of axes."""
-        missing = next((what for what in ("images", "labels") if what not in arrays), None)
-        if missing is not None:
-            raise SourceError(f"{printable(str(self.path))}: the {missing} of {split} are missing")
-        (file, images), (label_file, labels) = arrays["images"], arrays["labels"]
-        if len(images.shape) != 3 or images.dtype != "u1":
-            raise SourceError(f"{printable(str(self.path))}: {images.shown} is no array of images")
-        if labels.dtype.kind not in "ui" or len(labels.shape) not in (1, 2) or not all(labels.shape[1:]):
-            raise SourceError(f"{printable(str(self.path))}: {labels.shown} is no array of labels")
-        turned = self.options.layout == "NWH"
-        columns = {
-            "image": ColumnArray(file, images, 0, (2, 1) if turned else (1, 2)),
-            "label": ColumnArray(label_file, labels),
-        }
-        if len(labels.shape) == 2:
-            columns["nist"] = columns["label"]
-        return SplitArrays(split, images.shape[0], columns)
+    def files(self) -> list[Path]:
+        """Returns the files of images and labels."""
+        return [*self._label_files, *self._label_files.values()]
 
-    def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
-        """Declares QMNIST's column ``nist`` as an array, and other columns as the base does."""
-        return (
-            Array(chosen.info.dtype.name, chosen.info.shape[1:])
-            if name == "nist"
-            else super()._declare_field(name, chosen)
-        )
+    def open_file(self, path: Path) -> StoredArrays:
+        """Opens a file of images and its file of labels. Raises :class:`SourceError` for a wrong header or size, dtype
+        or number of axes, and :class:`ValueError` for eight numbers a label that cannot be read."""
+        with StoredArrays() as opened:
+            images, labels = _open_array(opened, path), _open_array(opened, self._label_files[path])
+            if len(images.info.shape) != 3 or images.info.dtype != "u1":
+                raise SourceError(f"{printable(str(path))} is no array of images")
+            shape = labels.info.shape
+            if labels.info.dtype.kind not in "ui" or len(shape) not in (1, 2) or not all(shape[1:]):
+                raise SourceError(f"{printable(str(self._label_files[path]))} is no array of labels")
+            opened.add_renamed("image", images)
+            opened.add_renamed("label", labels)
+            if len(shape) == 2:  # QMNIST: the first number is the class
+                opened.add("nist", opened.read_rows("label", 0, 0, shape[0]))
+                opened.add("label", opened.read_rows("nist", 0, 0, shape[0])[:, 0])
+            return opened
 
-    def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
-        """Makes the converter as the base does. The first of QMNIST's eight numbers is the class."""
-        convert = super().make_converter(name, chosen)
-        return (lambda value: convert(np.reshape(value, -1)[:1])) if name == "label" else convert
-
-    @cached_property
-    def _classes(self) -> tuple[str, ...] | None:
+    def read_class_names(self) -> tuple[str, ...] | None:
         """Names of classes, by the names of the files or of the two folders above them. None if these name no data
         set."""
         if self._data_set.startswith("emnist-"):
             return _EMNIST.get(self._data_set.removeprefix("emnist-"))
         if self._data_set == "qmnist":
             return _MNIST
-        folder = self._files[0].parent.resolve()
+        folder = self.parts[0][1].parent.resolve()
         for name in (folder.name, folder.parent.name):
             for said, classes in (
                 ("fashion", _FASHION),
@@ -195,55 +159,47 @@ class IdxSource(ArraySource):
         return None  # the files of all these data sets have the same names
 
 
-class _OpenIdx(StoredArrays):
-    """Open idx file, plain or gzip: one array, called ``numbers``. Opening raises :class:`SourceError` for a wrong
-    header or size. Of a gzip file, opening only refuses a size that no gzip could hold; the first read of values
-    verifies size and checksum."""
+def _open_array(opened: StoredArrays, path: Path) -> StoredArray:
+    """Opens the array of an idx file, plain or gzip, until ``opened`` is closed. Of a gzip file, this only refuses a
+    size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`SourceError` for a
+    wrong header or size."""
+    shown, zipped = printable(str(path)), first_bytes(path, 2) == _GZIP
+    read: ReadRange
+    if zipped:
+        reader = GzipReader(path)
+        opened.closing.callback(reader.close)
+        read = partial(reader.read_at, name=shown)
+    else:
+        read = partial(read_at, opened.open_descriptor(path))
+    try:
+        start = read(4, 0)
+        dtype, axes = _DTYPES.get(start[2]), start[3]
+        if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
+            raise ValueError(f"it begins with {start!r}")
+        shape = struct.unpack(f">{axes}I", read(4 * axes, 4))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{shown} is no idx file: {printable(str(error))}") from None
+    info = ArrayInfo(path.name, shape, np.dtype(dtype))
+    place, size, file_size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize, path.stat().st_size
+    if not zipped and file_size != place + size:
+        raise SourceError(f"{shown} has {file_size:,} bytes; its header says {place + size:,}")
+    if size > file_size * _MAX_RATIO:
+        raise SourceError(f"{shown} has {file_size:,} bytes, which cannot hold the {size:,} of its header")
+    if zipped:
+        read = VerifiedReader(read, partial(_verify_gzip, shown, reader, place + size))
+    return StoredArray(info, read, place)
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._shown = printable(str(path))
-        with self:
-            self.arrays["numbers"] = self._open_array(path)
 
-    def _open_array(self, path: Path) -> StoredArray:
-        """Opens the only array of the file. Raises :class:`SourceError` for a wrong header or size."""
-        read: ReadRange
-        zipped = first_bytes(path, 2) == _GZIP
-        if zipped:
-            reader = GzipReader(path)
-            self.closing.callback(reader.close)
-            read = partial(reader.read_at, name=self._shown)
-        else:
-            read = partial(read_at, self.open_descriptor(path))
-        try:
-            start = read(4, 0)
-            dtype, axes = _DTYPES.get(start[2]), start[3]
-            if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
-                raise ValueError(f"it begins with {start!r}")
-            shape = struct.unpack(f">{axes}I", read(4 * axes, 4))
-        except (OSError, ValueError) as error:
-            raise SourceError(f"{self._shown} is no idx file: {printable(str(error))}") from None
-        info = ArrayInfo("", "numbers", shape, np.dtype(dtype), alone=True)
-        place, size, file_size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize, path.stat().st_size
-        if not zipped and file_size != place + size:
-            raise SourceError(f"{self._shown} has {file_size:,} bytes; its header says {place + size:,}")
-        if size > file_size * _MAX_RATIO:
-            raise SourceError(f"{self._shown} has {file_size:,} bytes, which cannot hold the {size:,} of its header")
-        if zipped:
-            read = VerifiedReader(read, partial(self._verify_gzip, reader, place + size))
-        return StoredArray(info, read, place)
-
-    def _verify_gzip(self, reader: GzipReader, size: int) -> None:
-        """Decompresses the whole file. Raises :class:`ValueError` if its checksum is wrong, or its content does not
-        have ``size`` bytes."""
-        try:
-            reader.seek(size)
-            more, found = len(reader.read(1)), reader.tell()
-        except (zlib.error, EOFError) as error:
-            raise ValueError(f"{self._shown} is damaged: {error}") from None
-        if more or found != size:
-            raise ValueError(f"{self._shown} holds {found:,} bytes or more; its header says {size:,}")
+def _verify_gzip(shown: str, reader: GzipReader, size: int) -> None:
+    """Decompresses a whole file. Raises :class:`ValueError` if its checksum is wrong, or its content does not have
+    ``size`` bytes."""
+    try:
+        reader.seek(size)
+        more, found = len(reader.read(1)), reader.tell()
+    except (zlib.error, EOFError) as error:
+        raise ValueError(f"{shown} is damaged: {error}") from None
+    if more or found != size:
+        raise ValueError(f"{shown} holds {found:,} bytes or more; its header says {size:,}")
 
 
 def _match_name(path: Path) -> re.Match[str] | None:

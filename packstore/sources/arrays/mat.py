@@ -92,7 +92,7 @@ class OpenMat(StoredArrays):
                     shape = (math.prod(shape),)
                 read = self._open_compressed(file, position + 8, end) if kind == COMPRESSED else plain
                 place = offset if kind == COMPRESSED else position + offset
-                info = ArrayInfo("", name, shape, dtype, by_columns=True)
+                info = ArrayInfo(name, shape, dtype, by_columns=True)
                 self.arrays[name] = StoredArray(info, read, place, fortran=True)
             position = end
 

@@ -13,6 +13,7 @@ import math
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,18 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.folders import (
+    MAX_CHUNK_BYTES,
     ChunkFolderSource,
-    find_chunks,
-    parse_array_shape,
+    OpenFolder,
     pick_class_attributes,
     read_metadata,
-    refuse_unwritten,
-    walk_arrays,
 )
 from packstore.sources.arrays.source import make_array_kind
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
 
 _FILE = "attributes.json"
 _DTYPES = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float32", "float64"}
 _COMPRESSIONS = ("raw", "gzip", "bzip2", "xz")
-_MAX_BLOCK_BYTES = 1 << 30
 
 
 class N5Source(ChunkFolderSource):
@@ -60,54 +58,46 @@ class N5Source(ChunkFolderSource):
         return plain is not None and ("n5" in plain or {"dimensions", "blockSize", "dataType"} <= plain.keys())
 
 
-class _OpenN5(OpenArrays):
-    """Arrays of an N5 container; no file stays open. Opening raises :class:`SourceError` for damaged metadata, too
-    large blocks, and if the files cannot hold an array's bytes."""
+class _OpenN5(OpenFolder):
+    """Arrays of an N5 container, with their axes in numpy's order."""
+
+    title = "N5"
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._shown = printable(str(path))
-        self._blocks: dict[str, tuple[int, ...]] = {}
         self._compressions: dict[str, str] = {}
-        self._infos: dict[str, ArrayInfo] = {}
-        arrays = walk_arrays(
-            path, lambda folder: read_metadata(folder / _FILE), lambda metadata: "dimensions" in metadata, groups=True
-        )
-        for name, folder, plain in arrays:
-            self._infos[name] = self._describe_array(name, plain)
-            if self._infos[name].content == "numbers":
-                refuse_unwritten(self._shown, self._infos[name], folder)
+        super().__init__(path)
 
-    def _describe_array(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata, with its axes in numpy's order. Stores its block size and compression. An
-        array of another dtype or compression is unreadable. Raises :class:`SourceError` for damaged metadata, and
-        blocks over 1 GiB."""
-        shape, blocks = parse_array_shape(plain.get("dimensions"), 0), parse_array_shape(plain.get("blockSize"), 1)
-        compression = plain.get("compression", plain.get("compressionType"))
+    def read_folder_metadata(self, folder: Path) -> dict[str, Any]:
+        """Reads ``attributes.json``; a group may have none."""
+        return read_metadata(folder / _FILE) or {}
+
+    def is_array(self, metadata: dict[str, Any]) -> bool:
+        """Tells if metadata have dimensions."""
+        return "dimensions" in metadata
+
+    def describe_array(self, name: str, metadata: dict[str, Any]) -> ArrayInfo:
+        """Describes an array. An array of another dtype or compression is unreadable."""
+        shape, blocks = self.parse_shapes(name, metadata.get("dimensions") or None, metadata.get("blockSize"))
+        compression = metadata.get("compression", metadata.get("compressionType"))
         kind = compression.get("type") if isinstance(compression, dict) else compression
-        dtype = plain.get("dataType")
-        if not shape or blocks is None or len(shape) != len(blocks):
-            raise SourceError(f"{self._shown}: {printable(name) or 'its array'} is no N5 array, or it is damaged")
+        dtype = metadata.get("dataType")
         if not isinstance(dtype, str) or dtype not in _DTYPES or kind not in _COMPRESSIONS:
             found = printable(f"{dtype} compressed by {kind}"[:80])
             why = f"{printable(name)} holds {found}; packstore reads numbers, compressed by {', '.join(_COMPRESSIONS)}"
             return ArrayInfo.unreadable(name, shape[::-1], why)
         made = np.dtype(dtype).newbyteorder(">")
-        if math.prod(blocks) * made.itemsize > _MAX_BLOCK_BYTES:
-            raise SourceError(
-                f"{self._shown}: the blocks of {printable(name)} have more than {_MAX_BLOCK_BYTES:,} bytes"
-            )
-        self._blocks[name], self._compressions[name] = blocks[::-1], str(kind)
-        return ArrayInfo("", name, shape[::-1], made, "numbers", blocks[-1])
+        self.check_chunk_bytes(name, math.prod(blocks) * made.itemsize)
+        self.grids[name], self._compressions[name] = (shape[::-1], blocks[::-1]), str(kind)
+        return ArrayInfo(name, shape[::-1], made, "numbers", blocks[-1])
 
-    def list_arrays(self) -> list[ArrayInfo]:
-        """Describes all arrays, as read at opening."""
-        return list(self._infos.values())
+    def find_chunks(self, name: str) -> Iterator[tuple[int, ...]]:
+        """Yields the grid positions of the files of an array, in numpy's order."""
+        return (place[::-1] for place in super().find_chunks(name))
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along ``axis`` from all blocks that hold them. Blocks that were not written
         are zeros. Raises :class:`ValueError` for a damaged block."""
-        info, block = self._infos[name], self._blocks[name]
+        info, block = self.infos[name], self.grids[name][1]
         low, high = [0] * len(block), list(info.shape)
         low[axis], high[axis] = start, stop
         values = np.zeros([b - a for a, b in zip(low, high, strict=True)], info.dtype)
@@ -127,27 +117,20 @@ class _OpenN5(OpenArrays):
 
     def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads from ``attributes.json`` the attributes of an array or group that may name classes, by name."""
-        return pick_class_attributes(read_metadata(self._path / name / _FILE))
-
-    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds the blocks without a file; returns None if every block has one. Marks the rows along ``axis`` that have
-        no written block at all."""
-        shape, block = self._infos[name].shape, self._blocks[name]
-        places = (place[::-1] for place in find_chunks(self._path / name, len(shape)))
-        return count_unwritten(shape, block, axis, places)
+        return pick_class_attributes(read_metadata(self.path / name / _FILE))
 
     def _read_block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
         """Reads a block by its grid position; returns None if it was not written. Raises :class:`ValueError` for a
         damaged or too large block, and one that is no file."""
-        path = (self._path / name).joinpath(*map(str, reversed(place)))
-        shown = printable(str(path.relative_to(self._path)))
+        path = (self.path / name).joinpath(*map(str, reversed(place)))
+        shown = printable(str(path.relative_to(self.path)))
         if not path.is_file():
             if os.path.lexists(path):
                 raise ValueError(f"block {shown} is no file")
             return None
-        if path.stat().st_size > 2 * _MAX_BLOCK_BYTES:
+        if path.stat().st_size > 2 * MAX_CHUNK_BYTES:
             raise ValueError(f"block {shown} has {path.stat().st_size:,} bytes, more than a block can have")
-        raw, info, block = path.read_bytes(), self._infos[name], self._blocks[name]
+        raw, info, block = path.read_bytes(), self.infos[name], self.grids[name][1]
         try:
             mode, axes = struct.unpack_from(">HH", raw)
             shape = struct.unpack_from(f">{axes}I", raw, 4)[::-1]
@@ -157,9 +140,6 @@ class _OpenN5(OpenArrays):
         except (struct.error, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
             raise ValueError(f"block {shown} is damaged: {error}") from None
         return np.frombuffer(data, info.dtype).reshape(shape)
-
-    def close(self) -> None:
-        """Does nothing: no file is open."""
 
 
 def _decompress(compression: str, data: bytes, size: int) -> bytes:

@@ -208,12 +208,9 @@ def _parse_array(shown: str, name: str, start: bytes, nbytes: int, read: ReadRan
             "overwritten"
         )
     elif dtype.kind in "SU":
-        info = ArrayInfo("", name, shape, dtype, "texts")
-    elif dtype.kind not in "uifb" or dtype.itemsize > 8:
-        why = f"{printable(name)} holds {dtype}, for which there is no type of column"
-        info = ArrayInfo.unreadable(name, shape, why)
+        info = ArrayInfo(name, shape, dtype, "texts")
     else:
-        info = ArrayInfo("", name, shape, dtype)
+        info = ArrayInfo.of_numbers(name, shape, dtype, str(dtype))
     return StoredArray(info, read, place, fortran)
 
 

@@ -135,7 +135,7 @@ class OpenPickle(StoredArrays):
             if offset < 0:
                 raise BatchError("its pixels are not plain bytes of the file: write it again with Python 3")
             read = partial(read_at, self.open_descriptor(path))
-            self.arrays["data"] = StoredArray(ArrayInfo("", "data", shape, dtype), read, offset)
+            self.arrays["data"] = StoredArray(ArrayInfo("data", shape, dtype), read, offset)
             self.add("labels", build_array(batch.get("labels")))
 
 

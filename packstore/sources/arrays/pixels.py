@@ -43,7 +43,7 @@ class PixelSource(ArraySource):
     """
 
     title: ClassVar[str]
-    layout: ClassVar[str] = "NCHW"
+    layout = "NCHW"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -56,8 +56,11 @@ class PixelSource(ArraySource):
 
     @classmethod
     def matches(cls, path: Path) -> bool:
-        """Tells if there are files of pixels."""
-        return bool(cls.find_parts(path))
+        """Tells if there are files of pixels. False if a folder cannot be listed, which the general kinds report."""
+        try:
+            return bool(cls.find_parts(path))
+        except OSError:
+            return False
 
     def read_class_names(self) -> tuple[str, ...] | None:
         """Reads the names of the classes; None if they are unknown, and in this base."""
@@ -72,7 +75,10 @@ class PixelSource(ArraySource):
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Makes each array the column of its name. Returns the roles, and the names of the classes."""
-        axis, order = self.layout.index("N"), tuple(map(self.layout.index, "HWC"))
+        axis, order = (
+            self.layout.index("N"),
+            tuple(self.layout.index(letter) for letter in "HWC" if letter in self.layout),
+        )
         parts = []
         for number, (split, _) in enumerate(self.parts):
             columns = {info.name: ColumnArray(number, info) for info in infos[number]}
@@ -282,11 +288,7 @@ class ImageNet32Source(PixelSource):
     @classmethod
     def matches(cls, path: Path) -> bool:
         """Tells if there are batches, by their names and first bytes."""
-        try:
-            batches = cls.find_parts(path)
-        except OSError:
-            return False  # the general kinds report the error
-        return bool(batches) and all(_may_be_batch(file) for _, file in batches)
+        return super().matches(path) and all(_may_be_batch(file) for _, file in cls.find_parts(path))
 
     def files(self) -> Sequence[Path]:
         """Returns the batches, and ``map_clsloc.txt`` if it exists."""

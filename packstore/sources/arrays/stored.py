@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,6 +23,8 @@ _STRIDED_BLOCK_BYTES = 32 << 20  # for rows that are scattered over the array, s
 _KEPT_BYTES = 64 << 20
 _MAX_CHUNK_BYTES = 1 << 30
 _MAX_ROW_BYTES = 1 << 30
+_BYTE = np.dtype("u1")
+_MAX_RATIO, _MAX_UNWRITTEN = 1100, 1 << 28
 _BLOCK_CHUNKS = 1024
 """Most chunks of a block: a library may take some kilobytes for each, written or not."""
 
@@ -32,7 +34,6 @@ class ArrayInfo:
     """Description of an array, known before it is read.
 
     Attributes:
-        file: Path of its file, relative to the source; ``""`` if the source is that file.
         name: Its name in the file. An array without a name has the name of the file, without suffix.
         shape: Shape in the file. If :attr:`flat` is set, the shape with height and width.
         dtype: Dtype of its numbers; without meaning for other content.
@@ -43,12 +44,12 @@ class ArrayInfo:
         by_columns: Values are in MATLAB's order, with the first axis the fastest.
         flat: Each image is one row or column of a matrix in the file.
         why: Reason why it is unreadable.
+        file: Path of its file, relative to the source; ``""`` if the source is that file.
     """
 
-    file: str
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] = _BYTE
     content: Literal["numbers", "files", "texts", "unreadable"] = "numbers"
     chunk: int = 1
     alone: bool = False
@@ -56,6 +57,7 @@ class ArrayInfo:
     by_columns: bool = False
     flat: bool = False
     why: str = ""
+    file: str = ""
 
     @property
     def shown(self) -> str:
@@ -65,9 +67,18 @@ class ArrayInfo:
         return printable(f"{where}{self.name} {self.shape} {kind}")
 
     @classmethod
+    def of_numbers(
+        cls, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None, shown: str, chunk: int = 1
+    ) -> ArrayInfo:
+        """Describes an array of numbers, or an unreadable one if no column holds its dtype. ``shown``: its dtype."""
+        if dtype is not None and dtype.kind in "uifb" and dtype.itemsize <= 8:
+            return cls(name, shape, dtype, "numbers", chunk)
+        return cls.unreadable(name, shape, f"{printable(name)} holds {shown}, for which there is no type of column")
+
+    @classmethod
     def unreadable(cls, name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
         """Describes an array that cannot be read, for the reason ``why``."""
-        return cls("", name, shape, np.dtype("u1"), "unreadable", why=why)
+        return cls(name, shape, content="unreadable", why=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +187,7 @@ class StoredArray:
     def in_memory(cls, name: str, values: NDArray[Any]) -> StoredArray:
         """Makes an array of values in memory."""
         flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        info = ArrayInfo("", name, values.shape, values.dtype)
+        info = ArrayInfo(name, values.shape, values.dtype)
         return cls(info, lambda size, offset: flat[offset : offset + size].tobytes())
 
 
@@ -215,9 +226,13 @@ class StoredArrays(OpenArrays):
         """Adds an array in memory."""
         self.arrays[name] = StoredArray.in_memory(name, values)
 
+    def add_renamed(self, name: str, array: StoredArray) -> None:
+        """Adds an array under another name."""
+        self.arrays[name] = replace(array, info=replace(array.info, name=name))
+
     def add_images(self, shape: tuple[int, ...], read: ReadRange, offset: int = 0) -> None:
         """Adds an array ``image`` of uint8, from an offset of the file on."""
-        self.arrays["image"] = StoredArray(ArrayInfo("", "image", shape, np.dtype("u1")), read, offset)
+        self.arrays["image"] = StoredArray(ArrayInfo("image", shape), read, offset)
 
     def open_descriptor(self, path: Path) -> int:
         """Opens a file for reading until :meth:`close`; returns its descriptor. Raises :class:`OSError`."""
@@ -377,6 +392,17 @@ def rows_per_block(info: ArrayInfo, axis: int) -> int:
         )
     target = _BLOCK_BYTES if axis == 0 else _STRIDED_BLOCK_BYTES
     return max(1, min(target // max(1, row) // chunk, _BLOCK_CHUNKS)) * chunk
+
+
+def may_be_written(nbytes: int, stored: Iterable[int]) -> bool:
+    """Tells if parts of so many stored bytes can hold an array of ``nbytes``. Compression saves at most a factor of
+    1,100, as deflate. Further 256 MiB may be missing: parts that equal the fill value need not be stored."""
+    found = _MAX_UNWRITTEN
+    for size in stored:
+        if found >= nbytes:
+            break
+        found += size * _MAX_RATIO
+    return found >= nbytes
 
 
 def bytes_per_row(info: ArrayInfo, axis: int) -> int:

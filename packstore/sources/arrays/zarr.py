@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,12 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.folders import (
     ChunkFolderSource,
-    find_chunks,
-    parse_array_shape,
+    OpenFolder,
     pick_class_attributes,
     read_metadata,
-    refuse_unwritten,
-    walk_arrays,
 )
 from packstore.sources.arrays.source import make_array_kind
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, object_array
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, object_array
 from packstore.sources.exported_rows import open_with
 
 _FILES = (".zarray", "zarr.json", ".zgroup")
@@ -40,7 +38,6 @@ _CODECS = frozenset(
      "lz4", "lzma", "bz2", "delta", "shuffle", "adler32", "crc32"]
 )  # fmt: skip
 """Codecs that yield bytes, texts or numbers, and run nothing."""
-_MAX_CHUNK_BYTES = 1 << 30
 _MAX_FILE_BYTES = 2 << 30
 _MAX_SAMPLE_CHUNKS = 1024
 """Limit, since the library takes some kilobytes for each chunk that is read."""
@@ -62,66 +59,64 @@ class ZarrSource(ChunkFolderSource):
         return path.is_dir() and any((path / name).is_file() for name in _FILES)
 
 
-class _OpenZarr(OpenArrays):
+class _OpenZarr(OpenFolder):
     """Arrays of a Zarr group, read by the library ``zarr``. Opening raises :class:`SourceError` if the library is not
     installed."""
 
+    title = "Zarr"
+
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._shown = printable(str(path))
         try:
             import zarr
         except ImportError:
-            raise SourceError(f"{self._shown} is Zarr; to read it: pip install 'packstore[zarr]'") from None
+            raise SourceError(f"{printable(str(path))} is Zarr; to read it: pip install 'packstore[zarr]'") from None
         self._zarr = zarr
         self._arrays: dict[str, Any] = {}
-        self._grids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Shape of each array, and of its files (chunks or shards), by name."""
+        super().__init__(path)
 
-    def list_arrays(self) -> list[ArrayInfo]:
-        """Describes all arrays, by their JSON files alone. Raises :class:`SourceError` for damaged metadata, for too
-        large chunks, and if the files cannot hold the array's bytes."""
-        infos = []
-        for name, folder, plain in walk_arrays(self._path, _read_any_metadata, _is_array, groups=False):
-            info = (
-                self._describe_version_3(name, plain) if "node_type" in plain else self._describe_version_2(name, plain)
-            )
-            if info.content == "numbers":
-                refuse_unwritten(self._shown, info, folder)
-            infos.append(info)
-        return infos
+    def read_folder_metadata(self, folder: Path) -> dict[str, Any] | None:
+        """Reads the metadata of the array or group in a folder. Prefers an array of version 2 to version 3, and these
+        to a group of version 2."""
+        metadata = (read_metadata(folder / name) for name in _FILES)
+        return next((plain for plain in metadata if plain is not None), None)
+
+    def is_array(self, metadata: dict[str, Any]) -> bool:
+        """Tells if metadata are those of an array."""
+        return metadata.get("node_type") == "array" or ("node_type" not in metadata and "chunks" in metadata)
+
+    def describe_array(self, name: str, metadata: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its JSON files alone."""
+        describe = self._describe_version_3 if "node_type" in metadata else self._describe_version_2
+        return describe(name, metadata)
 
     def _describe_version_2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 2. Stores the shapes of the array and of its chunks. Raises
-        :class:`SourceError` for damaged metadata, and as :meth:`_describe_array` does."""
-        shape, chunks = parse_array_shape(plain.get("shape"), 0), parse_array_shape(plain.get("chunks"), 1)
+        """Describes an array by its metadata of version 2."""
         filters = plain.get("filters") or []
-        if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(filters, list):
-            raise self._damage_error(name)
+        fits = isinstance(filters, list)
+        shape, chunks = self.parse_shapes(name, plain.get("shape") if fits else None, plain.get("chunks"))
         codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
         ids = [str(each.get("id") if isinstance(each, dict) else None) for each in codecs]
         if plain.get("dtype") == "|O":
             what = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(ids[0] if ids else "")
         else:
             what = "numbers"
-        self._grids[name] = shape, chunks
+        self.grids[name] = shape, chunks
         return self._describe_array(name, shape, chunks, plain.get("dtype"), what, ids)
 
     def _describe_version_3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 3. Stores the shapes of the array and of its files (chunks or
-        shards). Raises :class:`SourceError` for damaged metadata, and as :meth:`_describe_array` does."""
+        """Describes an array by its metadata of version 3, which may have shards of chunks."""
+        found: tuple[Any, Any, Any] = (None, None, None)
         try:
-            shape = parse_array_shape(plain["shape"], 0)
-            grid = chunks = parse_array_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
+            grid = inner = plain["chunk_grid"]["configuration"]["chunk_shape"]
             ids = [str(each["name"]) for each in _walk_codecs(plain["codecs"])]
             for codec in plain["codecs"]:
                 if codec["name"] == "sharding_indexed":
-                    chunks = parse_array_shape(codec["configuration"]["chunk_shape"], 1)
+                    inner = codec["configuration"]["chunk_shape"]
+            found = plain["shape"], grid, inner
         except (KeyError, TypeError, AttributeError, RecursionError):
-            raise self._damage_error(name) from None
-        if shape is None or chunks is None or grid is None or not len(shape) == len(chunks) == len(grid):
-            raise self._damage_error(name)
-        self._grids[name] = shape, grid
+            ids = []
+        shape, grid, chunks = self.parse_shapes(name, *found)
+        self.grids[name] = shape, grid
         named = plain.get("data_type")
         what = {"string": "texts", "variable_length_bytes": "files", "bytes": "files"}.get(str(named), "numbers")
         dtype = named if isinstance(named, str) and named in _V3_DTYPES else None
@@ -138,28 +133,20 @@ class _OpenZarr(OpenArrays):
             why = f"{printable(name)} has the codec {printable(unknown[:40])}, which is not run"
             return ArrayInfo.unreadable(name, shape, why)
         if what in ("texts", "files"):
-            return ArrayInfo("", name, shape, np.dtype("u1"), "texts" if what == "texts" else "files")
-        try:
+            return ArrayInfo(name, shape, content="texts" if what == "texts" else "files")
+        made = None
+        with suppress(TypeError):
             made = np.dtype(dtype) if isinstance(dtype, str) else None
-        except TypeError:
-            made = None
-        if made is None or made.kind not in "uifb" or made.itemsize > 8:
-            why = f"{printable(name)} holds {printable(str(dtype)[:40])}, for which there is no type of column"
-            return ArrayInfo.unreadable(name, shape, why)
-        if math.prod(chunks) * made.itemsize > _MAX_CHUNK_BYTES:
-            raise SourceError(
-                f"{self._shown}: the chunks of {printable(name)} have more than {_MAX_CHUNK_BYTES:,} bytes"
-            )
+        info = ArrayInfo.of_numbers(name, shape, made, printable(str(dtype)[:40]), chunks[0] if chunks else 1)
+        if info.content == "unreadable":
+            return info
+        self.check_chunk_bytes(name, math.prod(chunks) * info.dtype.itemsize)
         counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
         if math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
             raise SourceError(
-                f"{self._shown}: a sample of {printable(name)} is spread over more than {_MAX_SAMPLE_CHUNKS:,} chunks"
+                f"{self.shown}: a sample of {printable(name)} is spread over more than {_MAX_SAMPLE_CHUNKS:,} chunks"
             )
-        return ArrayInfo("", name, shape, made, "numbers", chunks[0] if chunks else 1)
-
-    def _damage_error(self, name: str) -> SourceError:
-        """Returns the error for an array whose metadata are not those of Zarr."""
-        return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
+        return info
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along ``axis``; texts and files become Python objects. Raises
@@ -167,7 +154,7 @@ class _OpenZarr(OpenArrays):
         try:
             array = self._arrays.get(name)
             if array is None:
-                store = _bounded_store_class()(self._path / name, read_only=True)
+                store = _bounded_store_class()(self.path / name, read_only=True)
                 array = self._arrays[name] = self._zarr.open_array(store, mode="r")
             values = np.asarray(array[(slice(None),) * axis + (slice(start, stop),)])
         except Exception as error:  # each codec has errors of its own
@@ -179,15 +166,8 @@ class _OpenZarr(OpenArrays):
     def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of an array or group that may name classes, by name. Prefers those of version 3 to
         version 2."""
-        third = (read_metadata(self._path / name / "zarr.json") or {}).get("attributes")
-        return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self._path / name / ".zattrs"))
-
-    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Counts the chunks or shards without a file. Returns None if all have one. Does not look into shards.
-
-        Marks the samples along ``axis`` that have no chunk with a file."""
-        shape, grid = self._grids[name]
-        return count_unwritten(shape, grid, axis, find_chunks(self._path / name, len(shape)))
+        third = (read_metadata(self.path / name / "zarr.json") or {}).get("attributes")
+        return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self.path / name / ".zattrs"))
 
     def close(self) -> None:
         """Drops the arrays; none of them keeps a file open."""
@@ -212,18 +192,6 @@ def _bounded_store_class() -> Any:
             return await super().get(key, prototype, byte_range)
 
     return BoundedStore
-
-
-def _read_any_metadata(folder: Path) -> dict[str, Any] | None:
-    """Reads the metadata of the array or group in a folder; returns None if there are none. Prefers an array of version
-    2 to version 3, and these to a group of version 2. Raises :class:`SourceError` for a damaged file."""
-    metadata = (read_metadata(folder / name) for name in _FILES)
-    return next((plain for plain in metadata if plain is not None), None)
-
-
-def _is_array(plain: dict[str, Any]) -> bool:
-    """Tells if metadata are those of an array."""
-    return plain.get("node_type") == "array" or ("node_type" not in plain and "chunks" in plain)
 
 
 def _walk_codecs(codecs: Any) -> Iterator[dict[str, Any]]:
