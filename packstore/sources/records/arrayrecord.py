@@ -28,8 +28,7 @@ from packstore.core.protobuf import Message
 from packstore.images.engine import highway_hash
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
-from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.shards import recognise_shards
+from packstore.sources.records.shards import OpenFiles, recognise_shards
 from packstore.sources.records.tfrecord import TfrecordSource
 
 SUFFIXES = (".array_record", ".arrayrecord")

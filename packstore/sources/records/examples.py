@@ -26,8 +26,7 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.records.facts import Example, ExampleFacts
-from packstore.sources.records.files import OpenFiles, explain_damage
-from packstore.sources.records.shards import ShardSource
+from packstore.sources.records.shards import OpenFiles, ShardSource, explain_damage
 from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
 
@@ -214,8 +213,9 @@ class ExampleSource(ShardSource):
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the data of the record that has the image. Returns None if these data are not plain bytes of the
-        file."""
-        return self._files.locate_span(*ref[:3])
+        file, or cannot be read."""
+        number, place, length, *reason = ref
+        return None if reason else self._files.locate_span(number, place, length)
 
     def close(self) -> None:
         """Closes the source and its open shards."""

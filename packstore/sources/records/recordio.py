@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import re
 import struct
-from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
-from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.shards import ShardSource, find_shards, recognise_shards
+from packstore.sources.records.shards import OpenFiles, ShardSource, find_shards, recognise_shards
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
@@ -42,44 +40,32 @@ EXACT = 1 << 24
 """Limit up to which float32 represents every integer."""
 
 
-@dataclass(slots=True)
-class _RecordIndex:
-    """Index of the samples of a file; 40 bytes for each.
+_RECORD = np.dtype(
+    [("place", "<i8"), ("size", "<i8"), ("label", "<f4"), ("flag", "<u4"), ("id", "<u8"), ("id2", "<u8")]
+)
+"""Indexed record: offset of its first part, bytes of its image (-1 if it ends before), first label, number of labels
+after the header (0 if the only label is in the header), and its two numbers. 40 bytes."""
+_PACKED = struct.Struct("<qqfIQQ")
+
+
+class _RecordIndex(NamedTuple):
+    """Index of the samples of a file.
 
     Attributes:
-        places: Offset of the first part of each record.
-        sizes: Bytes of the images; -1 for a record that ends before its image.
-        labels: Label of each record; the first of several.
-        flags: Number of labels after the header of each record; 0 if the only label is in the header.
+        table: A :data:`_RECORD` for each sample.
+        ids: Some record's number is not its position.
+        further: Some record has a second number.
+        without: Number of InsightFace's records without an image.
         listed: Paths by number in the list beside the file; None without a list.
-        ids: Number of each record, for the list.
         damaged: Offset and reason if the rest of the file cannot be read.
     """
 
-    places: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    labels: array[float] = field(default_factory=lambda: array("f"))
-    flags: array[int] = field(default_factory=lambda: array("L"))
-    listed: dict[int, str] | None = None
-    ids: array[int] = field(default_factory=lambda: array("Q"))
-    damaged: tuple[int, str] | None = None
-
-
-@dataclass(slots=True)
-class _RecordFacts:
-    """Facts about the records of all files.
-
-    Attributes:
-        counts: Numbers of labels that records have after their headers.
-        ids: Some record's number is not its position.
-        further: Some record has a second number.
-        without: Number of InsightFace's records of identities, which have no image.
-    """
-
-    counts: set[int] = field(default_factory=set)
-    ids: bool = False
-    further: bool = False
-    without: int = 0
+    table: NDArray[Any]
+    ids: bool
+    further: bool
+    without: int
+    listed: dict[int, str] | None
+    damaged: tuple[int, str] | None
 
 
 class RecordioSource(ShardSource):
@@ -97,7 +83,6 @@ class RecordioSource(ShardSource):
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .rec files")
         self._files = OpenFiles([file for _, file in self.shards], lambda file: None)
-        self._facts = _RecordFacts()
         self._max_bytes = max_file_bytes(options.max_pixels)
         self.evidence = f"the magic number of {self.shards[0][1].name}"
 
@@ -119,9 +104,9 @@ class RecordioSource(ShardSource):
         kind, accepts them.
         """
         columns: dict[str, Field] = {"image": Image()}
-        labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])
+        labels = np.concatenate([index.table["label"] for index in self._indexes])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
-        single, counts = self._has_single_label, self._facts.counts
+        single, counts = self._has_single_label, self._label_counts
         if single and whole:
             if labels.max() >= EXACT and not self.options.named:
                 raise AmbiguousSourceError(
@@ -138,9 +123,9 @@ class RecordioSource(ShardSource):
             count = max(counts)
             name = "labels" if single else "label"
             columns[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
-        if self._facts.ids and self._listed_keys is None:
+        if self._listed_keys is None and any(index.ids for index in self._indexes):
             columns["id"] = Array("uint64")
-        if self._facts.further:
+        if any(index.further for index in self._indexes):
             columns["id2"] = Array("uint64")
         return columns
 
@@ -148,27 +133,34 @@ class RecordioSource(ShardSource):
     def _has_single_label(self) -> bool:
         """True if each record has at most one label. Also True for InsightFace's records, whose first label is the
         class."""
-        assert self._indexes
-        return self._facts.counts <= {0, 1} or self._facts.without > 0
+        return self._label_counts <= {0, 1} or any(index.without for index in self._indexes)
+
+    @cached_property
+    def _label_counts(self) -> set[int]:
+        """Numbers of labels that records have after their headers."""
+        tables = [index.table for index in self._indexes]
+        flags = np.concatenate([table["flag"][table["size"] >= 0] for table in tables])
+        return set(np.unique(flags[flags <= _MAX_LABELS]).tolist())
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts InsightFace's records without an image, and lines of lists without a record. Counts all lines if the
         lists are incomplete and therefore not used."""
-        listed = sum(len(index.listed or ()) for index in self._indexes)
-        counts = {
-            "records without an image (of InsightFace)": self._facts.without,
-            "lines of lists without a record": listed - sum(map(len, self._listed_keys))
-            if self._listed_keys is not None
-            else 0,
-            "lines of lists that do not name all records": listed if self._listed_keys is None else 0,
-        }
-        return {reason: count for reason, count in counts.items() if count}
+        listed, keys = sum(len(index.listed or ()) for index in self._indexes), self._listed_keys
+        counts = Counter(
+            {
+                "records without an image (of InsightFace)": sum(index.without for index in self._indexes),
+                "lines of lists without a record": 0 if keys is None else listed - sum(map(len, keys)),
+                "lines of lists that do not name all records": listed if keys is None else 0,
+            }
+        )
+        return +counts
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each record. Its key is the path from the list if the lists are complete. If the rest of the
         file is damaged, yields one more row, and reading that row raises an error."""
         index, paths = self._indexes[number], None if self._listed_keys is None else self._listed_keys[number]
-        for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
+        places, sizes = (map(int, index.table[name]) for name in ("place", "size"))
+        for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
             key = next(keys)
             yield Row(key if paths is None else paths[i], (number, place), max(0, size))
         if index.damaged is not None:
@@ -208,9 +200,12 @@ class RecordioSource(ShardSource):
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the record, from the first part to the last. If the record is one part, its bytes contain the image
-        as it is. Returns None if the file has been replaced. Raises :class:`ValueError` for a damaged header."""
+        as it is. Returns None for a damaged record, and if the file has been replaced."""
         number, place = ref[:2]
-        *_, (_, start, size) = _find_parts(self._files[number], place)
+        try:
+            *_, (_, start, size) = _find_parts(self._files[number], place)
+        except ValueError:
+            return None  # reported when it is read
         return self._files.locate_span(number, place, start + size - place)
 
     @cached_property
@@ -239,13 +234,14 @@ class RecordioSource(ShardSource):
         key_lists, seen, reason = [], set[str](), ""
         for index, (_, path) in zip(self._indexes, self.shards, strict=True):
             listed, name = index.listed, printable(path.with_suffix(".lst").name)
-            lacking = [identity for identity in index.ids if identity not in (listed or ())]
-            keys = [] if listed is None or lacking else [listed[identity] for identity in index.ids]
+            ids = index.table["id"].tolist()
+            lacking = [identity for identity in ids if identity not in (listed or ())]
+            keys = [] if listed is None or lacking else [listed[identity] for identity in ids]
             if listed is None:
                 reason = reason or f"{name} is missing, and other files have such a list"
             elif lacking:
                 some = ", ".join(map(str, lacking[:3])) + (" …" if len(lacking) > 3 else "")
-                reason = reason or f"{name} has no line for {len(lacking):,} of {len(index.ids):,} records: {some}"
+                reason = reason or f"{name} has no line for {len(lacking):,} of {len(ids):,} records: {some}"
             elif twice := len(keys) - len(set(keys)) + len(seen.intersection(keys)):
                 reason = reason or f"{name} has paths that come twice ({twice:,})"
             seen.update(keys)
@@ -263,65 +259,52 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _indexes(self) -> list[_RecordIndex]:
-        """Index of each file. The first use reads the headers of all records, and collects their facts. Raises
+        """Index of each file. The first use reads the headers of all records. Raises
         :class:`SourceError` if there are no records."""
         indexes = [self._index_file(number) for number in range(len(self.shards))]
-        if not any(len(index.places) or index.damaged for index in indexes):
+        if not any(len(index.table) or index.damaged for index in indexes):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
         return indexes
 
     def _index_file(self, number: int) -> _RecordIndex:
         """Indexes the records of file ``number`` up to the first damage. Reads the list beside the file. Drops
-        InsightFace's records without an image. Adds to the facts about all records."""
-        index, file, path = _RecordIndex(), self._files[number], self.shards[number][1]
-        at, end, position = 0, os.fstat(file.descriptor).st_size, 0
-        index.listed = self._read_list(path)
+        InsightFace's records without an image."""
+        file, path = self._files[number], self.shards[number][1]
+        at, end, packed, damaged = 0, os.fstat(file.descriptor).st_size, bytearray(), None
+        listed = self._read_list(path)
         while at < end:
             try:
                 parts = list(_find_parts(file, at))
             except ValueError as error:
-                index.damaged = at, str(error)
+                damaged = at, str(error)
                 break
             _, start, size = parts[0]
             total = sum(size for *_, size in parts) + 4 * (len(parts) - 1)
-            head = file.read(min(size, HEADER.size + 8), start)
+            head = file.read(min(size, HEADER.size + 4), start)
+            flag, label, identity, further = 0, 0.0, len(packed) // _PACKED.size, 0
             if len(head) >= HEADER.size:
                 flag, label, identity, further = HEADER.unpack_from(head)
-            else:
-                flag, label, identity, further = 0, 0.0, position, 0
             if flag and len(head) >= HEADER.size + 4:
                 (label,) = struct.unpack_from("<f", head, HEADER.size)
-            index.places.append(at)
-            index.sizes.append(max(-1, total - HEADER.size - 4 * flag))
-            index.labels.append(label)
-            index.flags.append(flag)
-            index.ids.append(identity)
-            self._facts.ids = self._facts.ids or identity != position
-            self._facts.further = self._facts.further or further != 0
-            position += 1
+            packed += _PACKED.pack(at, max(-1, total - HEADER.size - 4 * flag), label, flag, identity, further)
             _, last, size = parts[-1]
             at = last + size + -size % 4
-        self._facts.without += self.drop_identities(index)
-        whole = (flag for flag, size in zip(index.flags, index.sizes, strict=True) if size >= 0)
-        self._facts.counts.update(flag for flag in whole if flag <= _MAX_LABELS)
-        return index
+        table = np.frombuffer(bytes(packed), _RECORD)
+        samples = self.find_samples(table)
+        ids = bool(np.any(table["id"] != np.arange(len(table), dtype=np.uint64)))
+        without = len(table) - (samples.stop - samples.start)
+        return _RecordIndex(table[samples], ids, bool(np.any(table["id2"])), without, listed, damaged)
 
-    def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes InsightFace's records without an image from an index, and returns their number. They are the first
-        record, and the records of identities at the end. If the numbers of labels are not InsightFace's, removes
-        nothing and returns 0."""
-        stop = len(index.sizes)
-        while stop and not index.sizes[stop - 1]:
-            stop -= 1
-        first = int(stop > 0 and not index.sizes[0])
-        trailing = index.flags[stop:]
-        is_faces = (first and (trailing or index.flags[0])) or (trailing and min(trailing) > 1)
-        if not stop or not is_faces:
-            return 0
-        for values in (index.places, index.sizes, index.labels, index.flags, index.ids):
-            del values[stop:]
-            del values[:first]
-        return first + len(trailing)
+    def find_samples(self, table: NDArray[Any]) -> slice:
+        """Returns the place of the samples among indexed records: all but InsightFace's records without an image. They
+        are the first record, and the records of identities at the end. If the numbers of labels are not InsightFace's,
+        all records are samples."""
+        some = np.flatnonzero(table["size"])
+        stop = int(some[-1]) + 1 if len(some) else 0
+        trailing = table["flag"][stop:]
+        first = int(stop > 0 and not table["size"][0])
+        is_faces = (first and (len(trailing) or table["flag"][0])) or (len(trailing) and trailing.min() > 1)
+        return slice(first, stop) if stop and is_faces else slice(0, len(table))
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
         """Reads paths of images by number from the ``.lst`` file beside a file. Returns None if there is none. A line
@@ -367,9 +350,9 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         """Returns the label as an integer; an empty dict if the export holds no labels."""
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
-    def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes nothing and returns 0: an export has no records of identities, which have no image."""
-        return 0
+    def find_samples(self, table: NDArray[Any]) -> slice:
+        """Returns all records: an export has no records of identities, which have no image."""
+        return slice(0, len(table))
 
     def _read_list(self, path: Path) -> None:
         """Returns None: the export manifest has the keys, so lists are not used."""
