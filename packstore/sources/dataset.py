@@ -23,7 +23,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
 from packstore.sources.schema import NamedSample, Schema
 from packstore.sources.schema_inference import make_schema
-from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
+from packstore.sources.torchvision_files import find_image_files
 from packstore.sources.values import is_path, nbytes_of
 from packstore.sources.workers import DatasetReader, FailedSample, Ref, read_by_workers
 
@@ -171,9 +171,9 @@ class DatasetSource(SampleSource):
         first = next(iter(splits.values()))
         super().__init__(Path(type(first).__qualname__), options)
         self._workers = workers
-        given: dict[str, Any] = {split: find_image_files(data) for split, data in splits.items()}
-        if len(splits) > 1:
-            given = {split: None if files is None else SplitImageFiles(files, split) for split, files in given.items()}
+        # Splits may have files of equal names.
+        prefixes = {split: f"{split}/" if len(splits) > 1 else "" for split in splits}
+        given = {split: find_image_files(data, prefixes[split]) for split, data in splits.items()}
         _refuse_shared(splits)
         self._parts = [_examine_dataset(split, given[split] or data) for split, data in splits.items()]
         raw = self._read_probes()

@@ -106,7 +106,8 @@ class Files:
     def lines(self, name: str, separator: str | None = None, skip: int = 0) -> Iterator[list[str]]:
         """Yields the fields of each line of a text file that is not blank, without the first ``skip`` lines."""
         table = self._read_table(name, separator, skip)
-        return (self.note_line(table.name, line) for line in table)
+        for line in table:
+            yield self.note_line(table.name, line)
 
     def by_key(self, name: str, separator: str | None = None, skip: int = 0) -> LinesByKey:
         """Finds lines of a text file by their first field. Without the file, the result is empty and false."""
@@ -207,11 +208,13 @@ class _Seen:
     Attributes:
         splits: Names of the splits.
         fields: Field of each column.
+        absent: Columns whose files do not exist.
         files: Files that were read meanwhile.
     """
 
     splits: tuple[str, ...]
     fields: Mapping[str, Field]
+    absent: tuple[str, ...]
     files: tuple[str, ...]
 
 
@@ -252,19 +255,22 @@ class FoundSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, with class numbers."""
-        fields = self._seen.fields
-        classes = {name: getattr(field, "classes", None) for name, field in fields.items()}
+        classes = {name: getattr(field, "classes", None) for name, field in self._seen.fields.items()}
         numbers = {
-            name: {text: n for n, text in enumerate(texts)} for name, texts in classes.items() if texts is not None
+            name: {text: n for n, text in enumerate(names)} for name, names in classes.items() if names is not None
         }
-        for found in self._find(Files(self, split), numbers):
-            # Optional files of a column without any file are left out.
-            values = {
-                name: value
-                for name, value in found.values.items()
-                if name in fields or not (isinstance(value, InTree) and value.optional)
-            }
-            yield FileRow(join(self.base, found.image), values, found.key, found.is_folder)
+        absent, prefix = self._seen.absent, join(self.base, "")
+
+        def make_row(found: Found) -> FileRow:
+            values = dict(found.values)
+            for name in absent:
+                values.pop(name, None)
+            for name, of_column in numbers.items():
+                if (value := values.get(name)) is not None:
+                    values[name] = _number_classes(value, of_column)
+            return FileRow(prefix + found.image, values, found.key, found.is_folder)
+
+        return self._find(Files(self, split), make_row)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files of a row: by :attr:`parsers`, JSON and texts by the fields of their columns.
@@ -297,12 +303,12 @@ class FoundSource(FileRowSource):
         for file in self.opened.keys() - {*self._seen.files}:
             claims.claim(file, Role.ANNOTATION)
 
-    def _find(self, files: Files, numbers: Mapping[str, Mapping[str, int]] | None = None) -> Iterator[Found]:
-        """Yields the needed images. With ``numbers`` of the classes, replaces classes by their numbers."""
+    def _find(self, files: Files, make: Callable[[Found], Any] = lambda found: found) -> Iterator[Any]:
+        """Yields what ``make`` returns for each needed image."""
         try:
             for found in self.generate(files):
                 if files.wanted is None or files.wanted == found.split:
-                    yield found if numbers is None else _number_classes(found, numbers)
+                    yield make(found)
         except PackstoreError:
             raise
         except _FAULTS as error:
@@ -319,7 +325,8 @@ class FoundSource(FileRowSource):
         columns = _Columns(self.tree, files.columns)
         whole = files.splits is None or any(map(columns.has_new_classes, found))
         splits = {columns.add(each) for each in (self._find(Files(self)) if whole else found)}
-        return _Seen(files.splits or in_packing_order(splits), columns.make_fields(), tuple(sorted(self.opened)))
+        fields, absent = columns.make_fields()
+        return _Seen(files.splits or in_packing_order(splits), fields, absent, tuple(sorted(self.opened)))
 
 
 class _Columns:
@@ -354,8 +361,9 @@ class _Columns:
                     files.append(file)
         return found.split
 
-    def make_fields(self) -> dict[str, Field]:
-        """Makes the field of each column that exists, the image included."""
+    def make_fields(self) -> tuple[dict[str, Field], tuple[str, ...]]:
+        """Makes the field of each column that exists, the image included. Also returns the names of columns whose files
+        do not exist."""
         fields: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys((*self._declared, *self._firsts)):
             field: Any = self._declared.get(name) or self._guess(name)
@@ -367,7 +375,7 @@ class _Columns:
             first = self._firsts.get(name)
             lacking = self._counts[name] < self._images or (isinstance(first, InTree) and first.optional)
             fields[name] = replace(field, optional=True) if lacking else field
-        return fields
+        return fields, tuple(name for name in self._files if name not in fields)
 
     def _guess(self, name: str) -> Field | None:
         """Returns the field of a column that is not declared, by its values; None for files that do not exist."""
@@ -388,19 +396,16 @@ def _lacks_names(field: Field) -> bool:
     return isinstance(field, Label | Labels) and field.classes is None
 
 
-def _number_classes(found: Found, numbers: Mapping[str, Mapping[str, int]]) -> Found:
-    """Replaces classes by their numbers. Raises :class:`LookupError` for an unknown class."""
-
-    def number(value: Any, of: Mapping[str, int]) -> int:
-        if not isinstance(value, str) and not 0 <= value < len(of):
-            raise IndexError(f"{value} is none of {len(of)} classes")
-        return of[value] if isinstance(value, str) else int(value)
-
-    values = dict(found.values)
-    for name, of in numbers.items():
-        if (value := values.get(name)) is not None:
-            values[name] = [number(each, of) for each in value] if isinstance(value, list) else number(value, of)
-    return found._replace(values=values)
+def _number_classes(value: Any, numbers: Mapping[str, int]) -> Any:
+    """Returns the number of a class, or the numbers of a list of classes. Raises :class:`LookupError` for an unknown
+    class."""
+    if isinstance(value, str):
+        return numbers[value]
+    if isinstance(value, list):
+        return [_number_classes(each, numbers) for each in value]
+    if not 0 <= value < len(numbers):
+        raise IndexError(f"{value} is none of {len(numbers)} classes")
+    return value
 
 
 def parse_numbers(texts: Sequence[str], count: int, parse: Callable[[str], Any] = float) -> list[Any]:

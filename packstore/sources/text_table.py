@@ -121,7 +121,9 @@ class TextTable:
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape").rstrip("\r")
         if not line.strip():
             return []
-        fields = [field.strip() for field in line.split(self._separator)]
+        fields = line.split()
+        if self._separator is not None:
+            fields = [field.strip() for field in line.split(self._separator)]
         if "\0" in line or (".." in line and any(".." in field.split("/") for field in fields)):
             self.refuse_line(fields, "paths within the source")
         return fields

@@ -2,90 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+_OURS = "torchvision.datasets"
 
+
+@dataclass(frozen=True, eq=False)
 class ImageFiles(Sequence[dict[str, Any]]):
     """Samples of a dataset of image files with labels or masks. A sample is a dict of key, path of the image, and label
     or path of the mask.
 
     The key is the path relative to the dataset's root. Applies the dataset's ``target_transform`` to labels, but not to
     masks.
+
+    Attributes:
+        root: Folder of the dataset.
+        target_transform: Converts labels; None for no change.
+        images: Paths of all its images.
+        others: Their labels or masks.
+        name: ``label`` or ``mask``.
+        indices: Numbers of the samples in the dataset.
+        prefix: Beginning of each key.
     """
 
-    def __init__(self, dataset: Any, images: Sequence[Any], others: Sequence[Any], name: str) -> None:
-        """``others`` are the labels or masks, under ``name``; masks are paths."""
-        self._root = Path(dataset.root)
-        self._images = images
-        self._others = others
-        self._name = name
-        self._target_transform = dataset.target_transform
+    root: Path
+    target_transform: Callable[[Any], Any] | None
+    images: Sequence[Any]
+    others: Sequence[Any]
+    name: str
+    indices: Sequence[int]
+    prefix: str = ""
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        path, other = Path(self._images[index]), self._others[index]
-        if self._name == "mask":
+        path, other = Path(self.images[self.indices[index]]), self.others[self.indices[index]]
+        if self.name == "mask":
             other = Path(other)
-        elif self._target_transform is not None:
-            other = self._target_transform(other)
-        return {"key": self.key_at(index), "image": path, self._name: other}
+        elif self.target_transform is not None:
+            other = self.target_transform(other)
+        return {"key": self.key_at(index), "image": path, self.name: other}
 
     def key_at(self, index: int) -> str:
         """Returns the key of a sample: the image's path relative to the dataset's root. If the image is outside of the
-        root, returns the sample's number with ten digits."""
-        path = Path(self._images[index])
-        return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else f"{index:010}"
+        root, its number in the dataset with ten digits."""
+        number = self.indices[index]
+        path = Path(self.images[number])
+        inside = path.is_relative_to(self.root)
+        return self.prefix + (path.relative_to(self.root).as_posix() if inside else f"{number:010}")
 
 
-class ImageFilesSubset(Sequence[dict[str, Any]]):
-    """Subset of the samples of another sequence."""
-
-    def __init__(self, files: ImageFiles | ImageFilesSubset, indices: Sequence[int]) -> None:
-        self._files = files
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._files[self._indices[index]]
-
-    def key_at(self, index: int) -> str:
-        """Returns the key of a sample as the other sequence makes it."""
-        return self._files.key_at(self._indices[index])
-
-
-class SplitImageFiles(Sequence[dict[str, Any]]):
-    """Samples of another sequence, with the split before each key: splits may have files of equal names."""
-
-    def __init__(self, files: ImageFiles | ImageFilesSubset, split: str) -> None:
-        self._files = files
-        self._split = split
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._files[index] | {"key": self.key_at(index)}
-
-    def key_at(self, index: int) -> str:
-        """Returns the key of a sample, with the split before it."""
-        return f"{self._split}/{self._files.key_at(index)}"
-
-
-def find_image_files(dataset: Any) -> ImageFiles | ImageFilesSubset | None:
-    """Returns the image files of a torchvision dataset, or of its ``Subset``.
+def find_image_files(dataset: Any, prefix: str = "") -> ImageFiles | None:
+    """Returns the image files of a torchvision dataset, or of its ``Subset``. ``prefix`` is the beginning of each key.
 
     Returns None for other datasets, and for those that only their own code can read. Such a dataset transforms images,
     has its own loader or ``__getitem__``, or lists no files.
     """
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
-        files = find_image_files(dataset.dataset)
-        return None if files is None else ImageFilesSubset(files, dataset.indices)
+        files = find_image_files(dataset.dataset, prefix)
+        return files and replace(files, indices=[files.indices[index] for index in dataset.indices])
     made = getattr(type(dataset), "__getitem__", None), getattr(dataset, "loader", None)
     ours = all(str(getattr(each, "__module__", "torchvision.datasets")).startswith(_OURS) for each in made if each)
     # Of separate transforms, torchvision makes a joint one of this type.
@@ -94,11 +73,9 @@ def find_image_files(dataset: Any) -> ImageFiles | ImageFilesSubset | None:
         return None
     for name, images, others in _find_file_lists(dataset):
         if len(images) == len(others) == len(dataset) and len(images) and isinstance(images[0], str | Path):
-            return ImageFiles(dataset, images, others, name)
+            root, transform = Path(dataset.root), dataset.target_transform
+            return ImageFiles(root, transform, images, others, name, range(len(images)), prefix)
     return None
-
-
-_OURS = "torchvision.datasets"
 
 
 def _find_file_lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:

@@ -16,7 +16,7 @@ import PIL.Image
 
 from packstore.sources.bridges.guard import record_opened_files, restrict_library
 from packstore.sources.dataset import index_key
-from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
+from packstore.sources.torchvision_files import find_image_files
 from packstore.sources.values import array_of, is_pil
 
 NameValues = Callable[[Any, Sequence[Any]], dict[str, Any]]
@@ -60,8 +60,7 @@ class Samples(Sequence[dict[str, Any]]):
             name_values: Names the values after the image.
             sorted_by: Attribute of the dataset by which to sort its samples, if they have the order of the disk.
         """
-        files = find_image_files(dataset)
-        self._files = SplitImageFiles(files, split) if split and files is not None else files
+        self._files = find_image_files(dataset, f"{split}/" if split else "")
         self._library = library
         self._dataset = dataset
         listed = getattr(dataset, sorted_by) if sorted_by else None

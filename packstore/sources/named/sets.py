@@ -286,8 +286,9 @@ def places365(files: Files) -> Iterator[Found]:
         folders |= {split: there[0]} if there else {}
     for split in files.each_split(*folders):
         for image, *label in files.lines(_PLACES[split][0]):
-            numbers = parse_numbers(label, 0 if split == "test" else 1, int)
-            yield Found(f"{folders[split]}/{image.lstrip('/')}", split, {"label": numbers[0]} if numbers else {})
+            if len(label) != (0 if split == "test" else 1):
+                raise ValueError("expected an image, and its class unless it is a test image")
+            yield Found(f"{folders[split]}/{image.lstrip('/')}", split, {"label": int(*label)} if label else {})
 
 
 _CARS_TEST = "cars_test_annos_withlabels.mat|devkit/cars_test_annos_withlabels.mat"
