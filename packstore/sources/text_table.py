@@ -42,11 +42,6 @@ class TextTable:
             if fields := self._split_line(start):
                 yield fields
 
-    def find_line(self, key: str) -> list[str] | None:
-        """Returns the fields of the first line whose first field is ``key``; None if there is none. Raises as
-        :meth:`find_lines` does."""
-        return next(self.find_lines(key), None)
-
     def find_lines(self, key: str) -> Iterator[list[str]]:
         """Yields the fields of all lines whose first field is ``key``. The first call reads all lines to index them.
 
@@ -67,22 +62,6 @@ class TextTable:
             return int(text)
         except ValueError:
             self.refuse_line(line, expected)
-
-    def parse_ints(self, texts: Sequence[str], expected: str, line: Sequence[str]) -> list[int]:
-        """Parses several fields as whole numbers. Raises :class:`SourceError` with the line and the ``expected``
-        format."""
-        return [self.parse_int(text, expected, line) for text in texts]
-
-    def require_line(self, key: str, fields: int, expected: str) -> list[str]:
-        """Returns the fields of the first line whose first field is ``key``.
-
-        Raises :class:`SourceError` with the ``expected`` format, if there is no such line, or it does not have
-        ``fields`` fields.
-        """
-        line = self.find_line(key)
-        if line is None or len(line) != fields:
-            self.refuse_line(line or [key], expected)
-        return line
 
     def refuse_line(self, line: Sequence[str], expected: str) -> NoReturn:
         """Raises :class:`SourceError` with the first 80 characters of the line, and the ``expected`` format."""

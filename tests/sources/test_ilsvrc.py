@@ -132,6 +132,7 @@ def test_any_part_of_it(tmp_path: Path) -> None:
     (folder / VAL).unlink()
     with closing(open_source(folder)) as source:
         assert rows(source) == expected
+        assert source.survey().ledger.left == {"not images (.txt)": 1}  # unpacked images are packed
     with closing(open_source(folder / "val")) as source:
         assert [(key, values["name"]) for key, values in rows(source)] == [(key, v["name"]) for key, v in val]
     shutil.rmtree(folder / "ILSVRC2012_devkit_t12")

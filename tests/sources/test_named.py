@@ -28,6 +28,7 @@ from packstore.core.errors import PackstoreError, SampleError, SourceError
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources import Entry, Source, open_source
+from packstore.sources.ledger import Role
 from packstore.sources.named.mat import load_mat
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
@@ -473,6 +474,13 @@ def test_a_missing_image_is_a_bad_sample_and_others_are_counted(tmp_path: Path) 
         assert source.survey().ledger.passed_over == {"images that no list names": 1}
         (folder / "images/ceviche/8.jpg").write_bytes(tiny(8))
         assert source.survey().ledger.passed_over == {"images that no list names": 2}
+
+
+@pytest.mark.parametrize(("kind", "left"), [("gtsrb", []), ("tinyimagenet", ["tiny-imagenet-200/words.txt"])])
+def test_a_table_of_each_class_is_an_annotation(kind: str, left: list[str], tmp_path: Path) -> None:
+    make_layout(kind, tmp_path)
+    with closing(open_source(tmp_path)) as source:
+        assert [*source.survey().ledger.names(Role.LEFT)] == left
 
 
 @pytest.mark.parametrize(("kind", "file", "line"), [

@@ -8,10 +8,10 @@ Labels are torchvision's: the index of a class's wnid in the sorted list. The de
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,15 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, Sou
 from packstore.core.fields import Label
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, stamp_files
-from packstore.sources.beside import is_folder, join, read_whole
+from packstore.sources.beside import is_folder, join
 from packstore.sources.folder_names import Names
 from packstore.sources.found import Files, Found, FoundSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
-from packstore.sources.named.mat import get_struct_fields, load_variable, to_texts, to_whole_number
+from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
 from packstore.sources.named.sets import kaggle
 from packstore.sources.rows import Row
 from packstore.sources.splits import is_split
-from packstore.sources.text_table import TextTable
 from packstore.sources.tree import Tree
 
 _TARS = {
@@ -59,8 +58,7 @@ class _Part(NamedTuple):
     in_classes: bool = False
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Location of ILSVRC at a path.
 
     Attributes:
@@ -76,11 +74,6 @@ class _Layout:
         """True if validation images lie outside of folders of classes. Only the devkit has their labels then."""
         return "val" in self.parts and not self.parts["val"].in_classes
 
-    @property
-    def is_image_folder(self) -> bool:
-        """True if all splits are unpacked folders of classes, or there are none."""
-        return all(part.in_classes and part.path.is_dir() for part in self.parts.values())
-
 
 def _delegate(method: str) -> Any:
     """Makes a method that calls that of the tree to which a path belongs."""
@@ -93,18 +86,18 @@ def _delegate(method: str) -> Any:
 
 
 class _JoinedTree(Tree):
-    """Folders of other trees, each under the name of its split."""
+    """Folders of other trees, each under a name of its own."""
 
     def __init__(self, path: Path, parts: Mapping[str, tuple[Tree, str]]) -> None:
         self.root = str(path)
         self._parts = parts
 
     def find(self, path: str) -> tuple[Tree, str]:
-        """Returns the tree of a path, and the path in it. Raises :class:`OSError` for no such split."""
-        split, _, rest = path.partition("/")
-        if split not in self._parts:
-            raise FileNotFoundError(errno.ENOENT, "is in no split", path)
-        tree, folder = self._parts[split]
+        """Returns the tree of a path, and the path in it. Raises :class:`OSError` for an unknown name."""
+        name, _, rest = path.partition("/")
+        if name not in self._parts:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        tree, folder = self._parts[name]
         return tree, f"{folder}/{rest}".strip("/")
 
     list_all = _delegate("list")
@@ -147,10 +140,10 @@ class IlsvrcSource(FoundSource):
             raise _missing_devkit_error(path, self._layout)
         self._own, parts = self.tree, {}
         for split, part in self._layout.parts.items():
-            tree = self._own if part.path == path else open_tree(part.path)
-            if tree is None:
-                raise SourceError(f"{printable(str(part.path))} is no tar that can be read")
+            tree = self._own if part.path == path else _open_required(part.path, "tar that can be read")
             parts[split] = tree, part.folder or (split if is_folder(tree, split) else "")
+        if self._layout.devkit is not None:
+            parts["devkit"] = _open_required(self._layout.devkit, "devkit of ILSVRC"), ""
         self.tree = self._joined = _JoinedTree(path, parts)
         self.evidence = ", ".join(printable(file.name) for file in self.files())
 
@@ -159,25 +152,24 @@ class IlsvrcSource(FoundSource):
 
         Raises :class:`SourceError` for a validation image that the devkit does not label.
         """
-        parts, devkit = self._layout.parts, self._devkit
+        parts, names, truth = self._layout.parts, dict[str, str](), list[str]()
+        if self._layout.devkit is not None:
+            names, truth = _read_devkit(files)
         folders = {split: files.folders(split) if part.in_classes else [] for split, part in parts.items()}
-        labelled = devkit.truth if devkit is not None and self._layout.needs_devkit else []
-        wnids = sorted({*labelled, *(wnid for listed in folders.values() for wnid in listed)})
+        labelled = truth if self._layout.needs_devkit else []
+        wnids = sorted({*labelled, *chain.from_iterable(folders.values())})
         files.columns["label"] = Label(wnids)
-        values = {wnid: {"label": wnid} for wnid in wnids}
-        if devkit is not None:
-            values = {wnid: {"label": wnid, "name": devkit.names.get(wnid, wnid)} for wnid in wnids}
+        values = {wnid: {"label": wnid} | ({"name": names.get(wnid, wnid)} if names else {}) for wnid in wnids}
         for split in files.each_split(*parts):
-            if split == "val" and devkit is not None and not parts[split].in_classes:
-                for wnid, name in sorted(
-                    (self._find_wnid(devkit, name), name) for name in self.tree.list(split).images
-                ):
-                    yield Found(f"{split}/{name}", split, values[wnid], f"{split}/{wnid}/{name}")
-            elif parts[split].in_classes:
+            if parts[split].in_classes:
                 for wnid in folders[split]:
                     yield Found(f"{split}/{wnid}", split, values[wnid], is_folder=True)
-            else:
+            elif split != "val":
                 yield Found(split, split, is_folder=True)
+            else:
+                pairs = ((self._find_wnid(truth, name), name) for name in self.tree.list(split).images)
+                for wnid, name in sorted(pairs):
+                    yield Found(f"{split}/{name}", split, values[wnid], f"{split}/{wnid}/{name}")
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and its values. Raises :class:`ValueError` if the image cannot be read."""
@@ -211,55 +203,35 @@ class IlsvrcSource(FoundSource):
         if tree is self._own and row.ref[1] >= 0:
             claims.claim(file)
 
-    def close(self) -> None:
-        """Closes all archives and folders."""
-        super().close()
-        self._own.close()
-
-    def _find_wnid(self, devkit: _Devkit, name: str) -> str:
+    def _find_wnid(self, truth: Sequence[str], name: str) -> str:
         """Returns the wnid of a validation image. Raises :class:`SourceError` if the devkit does not label it."""
         match = _VAL.fullmatch(name)
-        if match is None or not 1 <= int(match[1]) <= len(devkit.truth):
+        if match is None or not 1 <= int(match[1]) <= len(truth):
             raise SourceError(
-                f"{printable(str(self.path))}: {printable(name)} is not one of the {len(devkit.truth):,} validation "
-                "images that the devkit labels"
+                f"{printable(str(self.path))}: {printable(name)} is not one of the {len(truth):,} validation images "
+                "that the devkit labels"
             )
-        return devkit.truth[int(match[1]) - 1]
-
-    @cached_property
-    def _devkit(self) -> _Devkit | None:
-        """Content of the devkit; None without one. Raises :class:`SourceError` if it is damaged."""
-        return None if self._layout.devkit is None else _read_devkit(self._layout.devkit)
+        return truth[int(match[1]) - 1]
 
 
-class _Devkit(NamedTuple):
-    """Names of the classes by wnid, and the wnid of each validation image, in order."""
-
-    names: dict[str, str]
-    truth: list[str]
-
-
-def _read_devkit(path: Path) -> _Devkit:
-    """Reads the devkit, a folder or an archive. Only synsets without children are classes.
-
-    Raises :class:`SourceError` if the devkit is missing or damaged, and for a label that is no class.
-    """
-    tree = open_tree(path)
-    if tree is None:
-        raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
-    shown = tree.name(_META)
-    synsets = load_variable(shown, read_whole(tree, _META), "synsets")
+def _read_devkit(files: Files) -> tuple[dict[str, str], list[str]]:
+    """Reads the names of classes by wnid, and the wnid of each validation image. Only synsets without children are
+    classes."""
+    shown, synsets = files.mat(f"devkit/{_META}", "synsets")
     fields = get_struct_fields(shown, synsets, ("ILSVRC2012_ID", "num_children", "WNID", "words"))
     numbers, children = ([to_whole_number(shown, each) for each in column] for column in fields[:2])
     wnids, words = (to_texts(shown, column) for column in fields[2:])
     leaves = [n for n, count in enumerate(children) if count == 0]
     by_number = {str(numbers[n]): wnids[n] for n in leaves}
-    truth = []
-    for line in (table := TextTable(tree.name(_TRUTH), read_whole(tree, _TRUTH))):
-        if len(line) != 1 or line[0] not in by_number:
-            table.refuse_line(line, f"the number of one of the {len(by_number)} classes of {_META}")
-        truth.append(by_number[line[0]])
-    return _Devkit({wnids[n]: words[n] for n in leaves}, truth)
+    return {wnids[n]: words[n] for n in leaves}, [by_number[number] for (number,) in files.lines(f"devkit/{_TRUTH}")]
+
+
+def _open_required(path: Path, expected: str) -> Tree:
+    """Opens a folder or an archive. Raises :class:`SourceError` for anything else."""
+    tree = open_tree(path)
+    if tree is None:
+        raise SourceError(f"{printable(str(path))} is no {expected}")
+    return tree
 
 
 def _find_devkit(folder: Path) -> Path | None:
@@ -397,7 +369,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _find_stray_val(tree)) is not None:
         raise _stray_val_error(path, folder)
-    if layout.is_image_folder:
+    if all(part.in_classes and part.path.is_dir() for part in layout.parts.values()):
         return Certainty.NO
     if layout.needs_devkit and layout.devkit is None:
         raise _missing_devkit_error(path, layout)
