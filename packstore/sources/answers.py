@@ -236,7 +236,7 @@ def _propose(place: Path, options: SourceOptions, alone: bool) -> Iterator[Answe
     counts: Counter[str] = Counter()
     for path, count in images.items():
         counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
-    for path in counts if 1 < len(counts) <= _TOPS else ():
+    for path in filter(None, counts) if 1 < len(counts) <= _TOPS else ():
         if 2 * counts[path] < counts.total():
             yield Answer(ignore_paths([path]))
         if alone:
