@@ -16,7 +16,7 @@ from packstore.sources.base import Kind
 from packstore.sources.contents import Contents, path_and_parents
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
-from packstore.sources.splits import SPLIT_ORDER, find_split_folders, is_split
+from packstore.sources.splits import SPLIT_ORDER, find_split, find_split_folders, is_split
 
 _TRIED, _DEPTH, _SHOWN = 16, 3, 4
 _NO_CLASS = re.compile(
@@ -132,7 +132,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
     if not names:
         return None
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
-        return "holds folders whose names are not those of classes", classes, False
+        return "holds folders whose names are not those of classes", classes, not splits and all(map(find_split, names))
     if len(names) > 1 and names & _OF_IMAGES:
         return "holds a folder called images, and others that are then not classes", classes, False
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}

@@ -77,6 +77,12 @@ def is_split(name: str) -> bool:
     return name.lower() in MEANINGS
 
 
+def is_split_value(value: str) -> bool:
+    """Tells if a cell of a table names a split, and nothing else: ``Training``, ``PublicTest``."""
+    split, rest = _read_name(value)
+    return bool(split) and {*rest} <= {"public", "private"}
+
+
 def lower_known_split(name: str) -> str:
     """Returns the name of a split, in lower case if it is a word of :data:`SPLIT_ORDER`."""
     return name.lower() if is_split(name) else name
@@ -91,10 +97,9 @@ def find_split_folders(
     - ``Train`` always is a split.
     - ``seg_train`` and ``seg_test`` are splits, since their names differ in the split alone. Further words such as
       ``images`` and ``set`` do not count: ``train_set`` goes with ``test``.
-    - ``OldTest`` and ``seg_train`` are splits if ``list_folders``, which lists the folders in a folder, shows that at
-      least half of those in each are in all of them.
 
-    Folders whose names are not exactly splits, and which contain folders but none in all of them, are no splits.
+    ``list_folders`` lists the folders in a folder. Folders whose names are not exactly splits, and which contain
+    folders but none in all of them, are no splits.
 
     ``test_tubes`` alone, or beside ``train_tracks``, is a class. So are names of which two have one split, and groups
     of names that contradict each other: ``trainA``, ``trainB``, ``testA``, ``testB``.
@@ -106,13 +111,8 @@ def find_split_folders(
         if split:
             groups.setdefault(rest, {})[name] = split
     fitting = [group for group in groups.values() if len({*map(MEANINGS.get, group.values())}) > 1]
-    every = {name: split for name, (split, _) in read.items() if split}
     if exact:
         fitting = [group for group in fitting if exact.keys() <= group.keys()]
-    elif len(fitting) != 1 and len(every) > 1 and list_folders is not None:
-        inside = _list_inside(every, list_folders)
-        shared = set.intersection(*inside)
-        fitting = [every] if shared and all(2 * len(shared) >= len(each) for each in inside) else []
     found = fitting[0] if len(fitting) == 1 and max(Counter(fitting[0].values()).values()) == 1 else exact
     if list_folders is not None and found is not exact:
         inside = _list_inside(found, list_folders)

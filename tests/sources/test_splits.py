@@ -19,6 +19,7 @@ from packstore.sources.splits import (
     find_split_in_path,
     find_split_of_file,
     find_splits_of_folders,
+    is_split_value,
     lower_known_split,
 )
 from tests.makers.annotated import fill, jpeg
@@ -120,10 +121,6 @@ def test_classes_do_not_become_splits(names: tuple[str, ...]) -> None:
 def test_a_folder_called_as_a_split_decides_over_longer_names() -> None:
     assert find_split_folders(["train", "val", "train_masks", "val_masks"]) == {"train": "train", "val": "val"}
     assert find_split_folders(["Train", "train"]) == {"Train": "train", "train": "train"}
-    assert find_split_folders(["OldTest", "seg_train"], lambda folder: ["cat"]) == {
-        "seg_train": "train",
-        "OldTest": "test",
-    }
 
 
 def test_folders_at_one_level_decide_together() -> None:
@@ -137,6 +134,8 @@ def test_folders_at_one_level_decide_together() -> None:
 
 
 def test_names_of_splits_in_a_column_keep_their_words() -> None:
+    assert all(map(is_split_value, ("Training", "PublicTest", "private test", "Holdout", "train2017", "val")))
+    assert not any(map(is_split_value, ("", "cat", "test tube", "train station", "contest", "train test")))
     assert [lower_known_split(name) for name in ("TRAIN", "Holdout", "Train2017")] == ["train", "holdout", "Train2017"]
 
 
@@ -149,11 +148,10 @@ def test_names_of_splits_in_a_column_keep_their_words() -> None:
         ("Train", "Holdout"),
         ("Training", "Validation", "Evaluation"),
         ("train", "dev", "eval"),
-        ("my_train", "final_test"),
+        ("my_train", "my_test"),
     ],
 )
 def test_split_words(names: tuple[str, ...], tmp_path: Path) -> None:
-    """``my_train`` and ``final_test`` are splits because they contain the same classes."""
     fill(tmp_path, {f"{name}/{label}/{n}.jpg": jpeg(n) for name in names for label in ("cat", "dog") for n in range(2)})
     with closing(open_source(tmp_path)) as source:
         survey = source.survey()
@@ -202,3 +200,16 @@ def test_a_folder_of_a_split_that_repeats_its_name(tmp_path: Path) -> None:
     with closing(open_source(tmp_path)) as source:
         survey = source.survey()
         assert (dict(survey.splits), survey.columns[0].classes) == ({"train": 2, "test": 2}, ("cat", "dog"))
+
+
+@pytest.mark.parametrize("names", [("my_train", "final_test"), ("test_tubes", "train_tracks"), ("part1", "part2")])
+def test_folders_of_the_same_folders_are_a_question(names: tuple[str, ...], tmp_path: Path) -> None:
+    """They may be splits, or classes that were seen from two sides."""
+    fill(tmp_path, {f"{name}/{side}/{n}.jpg": jpeg(n) for name in names for side in ("front", "back") for n in (1, 2)})
+    with pytest.raises(AmbiguousSourceError, match=r"several folders with the same|not those of classes") as caught:
+        open_source(tmp_path)
+    line = next(each.options for each in caught.value.answers if each.options[:1] == ("--splits",))
+    with closing(open_source(tmp_path, splits=line[1])) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == dict.fromkeys(sorted(names), 4)
+        assert survey.columns[0].classes == ("back", "front")

@@ -11,6 +11,7 @@ from typing import Any
 from packstore.core.errors import UsageError, printable
 from packstore.sources.huggingface.metadata import MISSING, ColumnValues, classify_text
 from packstore.sources.labels import LABEL_COLUMNS
+from packstore.sources.splits import is_split_value
 from packstore.sources.table.boxes import (
     find_box_columns,
     is_box_name,
@@ -22,7 +23,6 @@ from packstore.sources.table.boxes import (
 from packstore.sources.text_labels import is_label_name, name_words
 
 _SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
-_SPLIT_VALUE = re.compile(r"(public|private)?[ _-]?(train|training|val|valid|validation|dev|test|testing)", re.I)
 _MAX_TEXTS, _LEAST_POINTS = 1 << 16, 3
 _SEPARATORS = "|;,"
 _FLAGS = {"": None, "0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
@@ -78,7 +78,7 @@ class ColumnFacts:
             self.flags = self.flags | {_FLAGS[shown]} if shown in _FLAGS else None
         if blank:
             return
-        self.split = self.split and isinstance(value, str) and _SPLIT_VALUE.fullmatch(value) is not None
+        self.split = self.split and isinstance(value, str) and is_split_value(value)
         if self.boxes is not None:
             cell = parse_boxes(value)
             self.boxes = None if cell is None else self.boxes | ({cell[1]} if cell[0] else set())
