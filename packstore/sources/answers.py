@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError
+from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NO_ANNOTATION, NO_SIDECARS
 from packstore.sources.archives import cache_archives, open_tree
@@ -68,15 +68,16 @@ class Outcome:
         return not splits and not (len(names) >= _FEWEST_CLASSES and 2 * len(names) > records)
 
     def describe(self) -> str:
-        """Returns a note: ``40 samples in 2 classes (train 30, test 10), with mask; leaves out 40 .txt files``."""
+        """Returns a note: ``40 samples in 2 classes (a, b), train 30, with mask; leaves out 40 .txt files``."""
         survey, names = self.survey, self.classes
         made = f"{survey.records:,} samples" if survey.counted else "samples that are not counted"
         if names:
-            made += f" in {len(names):,} classes" if len(names) > 1 else " of one class"
+            few = f" ({', '.join(map(printable, names))})" if len(names) <= _SHOWN else ""
+            made += f" in {len(names):,} classes{few}" if len(names) > 1 else " of one class"
             if survey.counted and 2 * len(names) > survey.records:
                 made += " of one or two images"
         if splits := [f"{name} {count:,}" for name, count in survey.splits.items() if name]:
-            made += f" ({', '.join(splits[:_SHOWN])}{', …' if len(splits) > _SHOWN else ''})"
+            made += f", {', '.join(splits[:_SHOWN])}{', …' if len(splits) > _SHOWN else ''}"
         hidden = {companion.name for column in survey.columns for companion in column.companions}
         others = [column.name for column in survey.columns if column.name not in (*hidden, "label")]
         if others:
