@@ -7,7 +7,6 @@ usually follow each other; those that lie apart in a shard are joined. Values ar
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,34 +18,34 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.export_manifest import StoredBytes
-from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
-from packstore.core.files import read_text
+from packstore.core.fields import Bytes, Field, Images, Label
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import OpenTar
 from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess
 from packstore.sources.encodings import active_encoding
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import make_column_name
-from packstore.sources.records.shards import ShardSource, find_shards
+from packstore.sources.records.shards import ShardSource, find_shards, read_class_names
 from packstore.sources.rows import Row
-from packstore.sources.values import infer_field
 from packstore.sources.webdataset_files import (
     ShardIndex,
+    ask_about_dots,
     content_kind,
     decode_file,
+    find_key_end,
     make_own_column,
     make_usual_column,
     read_shard_index,
     refuse_scattered_samples,
 )
-from packstore.sources.webdataset_keys import ask_about_dots, find_key_end
 from packstore.sources.webdataset_recognition import SUFFIXES, recognise_webdataset
 from packstore.stores.link_files import Location
 
-_log = logging.getLogger(__name__)
-
 _CLASSES = "classnames.txt"
+_TYPES = {"image": FILE, "number": ANY, "array": ANY}
+"""Types of columns by the kind of their files; others have the name of the kind."""
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
 """Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
 _PROBED = 16
@@ -168,11 +167,11 @@ class WebDatasetSource(ShardSource):
         for key, count in zip(members.keys, members.counts, strict=True):
             yield key, tuple(islice(files, count))
 
-    def _count_extensions(self) -> Counter[tuple[str, ...]]:
+    def _count_extensions(self, indexes: Sequence[ShardIndex] = ()) -> Counter[tuple[str, ...]]:
         """Counts samples with the same extensions, by these extensions."""
         counts: Counter[tuple[str, ...]] = Counter()
-        for members in self._shard_indexes:
-            for numbers, count in members.alike.items():
+        for index in indexes or self._shard_indexes:
+            for numbers, count in index.alike.items():
                 counts[tuple(self._extensions[number] for number in numbers)] += count
         return counts
 
@@ -205,14 +204,10 @@ class WebDatasetSource(ShardSource):
         kinds = {extension: content_kind(extension) for extension in self._extensions}
         refuse_scattered_samples([path for _, path in self.shards], indexes, [*kinds.values()])
         if self._key_end is None:
-            counts: Counter[tuple[str, ...]] = Counter()
-            for index in indexes:
-                for numbers, count in index.alike.items():
-                    counts[tuple(self._extensions[number] for number in numbers)] += count
             largest = max((max(index.counts, default=0), n) for n, index in enumerate(indexes))[1]
             sizes = indexes[largest].counts
             example = indexes[largest].keys[max(range(len(sizes)), key=sizes.__getitem__)]
-            ask_about_dots(self.path, counts, kinds, example)
+            ask_about_dots(self.path, self._count_extensions(indexes), kinds, example)
 
     @cached_property
     def _columns(self) -> dict[str, str]:
@@ -290,14 +285,10 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _main(self) -> str:
-        """Column of the main image: ``image``, else the first column of images. Raises :class:`SourceError` if there is
-        none."""
+        """Column of the main image: ``image``, else see :func:`choose_main_image`. Raises :class:`SourceError` if there
+        is none."""
         images = [name for each, name in self._columns.items() if content_kind(each) == "image" and "." not in name]
-        if not images:
-            raise SourceError(
-                f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._extensions)[:8])}"
-            )
-        return "image" if "image" in images else images[0]
+        return "image" if "image" in images else choose_main_image(self.path, images, sorted(self._extensions)[:8])
 
     def _read_first_samples(self, number: int) -> Iterator[dict[str, Any]]:
         """Yields the values of the first 16 samples of a shard, without files that cannot be read. Raises
@@ -319,18 +310,13 @@ class WebDatasetSource(ShardSource):
         without any, the column has bytes. Raises :class:`SourceError` for values that fit no field, and for class names
         that cannot be read."""
         kind = content_kind(extension)
-        if kind == "image":
-            return Image()
         if kind == "label":
-            return Label(_read_class_names(self.path) if name == "label" else None)
-        if kind == "text":
-            return Text()
-        if kind == "json":
-            return Json()
-        if kind == "bytes" or not given:
+            folder = self.path if self.path.is_dir() else self.path.parent
+            return Label(read_class_names(folder / _CLASSES) if name == "label" else None)
+        if kind == "bytes" or (kind in ("number", "array") and not given):
             return Bytes()
         try:
-            return infer_field(name, given)
+            return guess(name, ValueType(_TYPES.get(kind, kind)), given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
 
@@ -368,24 +354,6 @@ def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
         for name, first in firsts.items()
         if first in (0, 1) and all(each == (*range(first, first + len(each)),) for each in numberings[name])
     }
-
-
-def _read_class_names(path: Path) -> tuple[str, ...] | None:
-    """Reads the names in ``classnames.txt`` beside the shards. Returns None if there is no such file. If a name occurs
-    twice, as ``crane`` does in some lists of ImageNet, logs a warning, and returns None. Raises :class:`SourceError` if
-    the file cannot be read."""
-    file = (path if path.is_dir() else path.parent) / _CLASSES
-    if not file.is_file():
-        return None
-    try:
-        names = tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is None:
-        return names
-    _log.warning("%s names %r twice: classes are packed as numbers alone", printable(str(file)), printable(twice))
-    return None
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):

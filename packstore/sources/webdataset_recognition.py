@@ -18,8 +18,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.needs import PresentNames
 from packstore.sources.records.shards import find_shards
 from packstore.sources.refusals import first_bytes
-from packstore.sources.webdataset_files import LABELS, has_image, has_image_pair, is_hidden
-from packstore.sources.webdataset_keys import split_key
+from packstore.sources.webdataset_files import LABELS, has_image, has_image_pair, is_hidden, split_key
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _LOOKED_AT = 64

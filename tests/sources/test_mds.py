@@ -200,7 +200,7 @@ def test_a_bad_sample_is_named(encoding: str, good: bytes, bad: bytes, said: str
 
 @pytest.mark.parametrize("data", [b"", bytes(8), bytes(3)])
 def test_a_number_has_its_size(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"8 bytes, expected one number int32|found 0 bytes|multiple of element size"):
+    with pytest.raises(ValueError, match=rf"found {len(data)} bytes, expected one number int32"):
         decode_value("int32", data)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.files import beyond_standard_streams, read_bounded
+from packstore.core.files import beyond_standard_streams, read_bounded, read_text
 from packstore.core.plainjson import load_json
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
@@ -28,6 +29,7 @@ from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.stores.link_files import Location
 
+_log = logging.getLogger(__name__)
 INDEX = "index.json"
 """Name of the file that names the shards of MDS and LitData."""
 MAX_INDEX = 1 << 28
@@ -265,3 +267,24 @@ def explain_damage(path: Path) -> Iterator[None]:
         yield
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))}") from None
+
+
+def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...] | None:
+    """Reads a file with the name of a class on each line. Returns None if there is no such file. If a name occurs
+    twice, as ``crane`` does in some lists of ImageNet, logs a warning, and returns None.
+
+    Raises :class:`SourceError` if the file cannot be read, or does not have ``count`` names, as a file ``by`` says. A
+    ``count`` of 0 allows any number."""
+    if not file.is_file():
+        return None
+    try:
+        names = tuple(line.strip() for line in read_text(file).split("\n") if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
+    if count and len(names) != count:
+        raise SourceError(f"{printable(str(file))} has {len(names)} names; {by} says {count}")
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
+    if twice is None:
+        return names
+    _log.warning("%s names %r twice: classes are packed as numbers alone", printable(str(file)), printable(twice))
+    return None

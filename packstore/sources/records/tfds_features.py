@@ -6,19 +6,16 @@ that it names are neither imported nor needed.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
-from packstore.core.files import read_text
+from packstore.core.errors import printable
 from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import KEYS
-
-_log = logging.getLogger(__name__)
+from packstore.sources.records.shards import read_class_names
 
 FEATURES = "features.json"
 _MAX_COLUMNS, _MAX_DEPTH = 1000, 16
@@ -99,9 +96,8 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
     for path, leaf in _walk_features(features, (), (), 0):
         feature, where = leaf.feature, "-".join(part.replace("/", ".") for part in path)
         if leaf.what == "classLabel":
-            leaf = replace(
-                leaf, classes=_read_class_names(folder / f"{where}.labels.txt", int(leaf.said.get("numClasses") or 0))
-            )
+            count = int(leaf.said.get("numClasses") or 0)
+            leaf = replace(leaf, classes=read_class_names(folder / f"{where}.labels.txt", count, FEATURES))
         reason = _unsupported_reason(leaf)
         if reason:
             columns.ignored[f"features that are {reason}"] += 1
@@ -185,21 +181,3 @@ def _unsupported_reason(leaf: Leaf) -> str:
         if leaf.byte_encoding not in ("", "bytes", "zlib") or (leaf.byte_encoding and leaf.lengths):
             return "sequences of packed tensors"
     return ""
-
-
-def _read_class_names(file: Path, count: int) -> tuple[str, ...] | None:
-    """Reads the names of a feature's classes; returns None if the file is missing. If a name occurs twice, logs a
-    warning, and returns None. Raises :class:`SourceError` if the file cannot be read, or does not have ``count``
-    names. A ``count`` of 0 allows any number."""
-    if not file.is_file():
-        return None
-    try:
-        names = tuple(line.strip() for line in read_text(file).split("\n") if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
-    if count and len(names) != count:
-        raise SourceError(f"{printable(str(file))} has {len(names)} names; {FEATURES} says {count}")
-    if len(set(names)) < len(names):
-        _log.warning("%s names a class twice: classes are packed as numbers alone", printable(str(file)))
-        return None
-    return names
