@@ -57,6 +57,11 @@ class Outcome:
         return next((c.classes for c in self.survey.columns if c.name == "label" and c.classes is not None), None) or ()
 
     @property
+    def has_one_class(self) -> bool:
+        """True for images of one class without splits."""
+        return len(self.classes) == 1 and len(self.survey.splits) < 2
+
+    @property
     def is_useful(self) -> bool:
         """False if nothing is packed, or if folders became classes that seem to be none."""
         names, records = self.classes, self.survey.records
@@ -96,10 +101,11 @@ def is_trying() -> bool:
 def try_answers(
     error: AmbiguousSourceError, place: Path, options: SourceOptions, kind: str | None, opener: Callable[..., Source]
 ) -> list[Answer]:
-    """Returns the answers to offer for a question about ``place``, each with its note. Adds further ones if none of the
-    question's own keeps all files. ``opener`` is :func:`packstore.sources.open_source`.
+    """Returns the answers to offer for a question about ``place``, each with its note. ``opener`` is
+    :func:`packstore.sources.open_source`.
 
-    Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
+    If none of the question's own answers keeps all files, adds further ones; then those that leave out least come
+    first. Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
     """
     files = None if isinstance(place, UrlPath) else _count_files(place)
     if files is None:
@@ -112,10 +118,9 @@ def try_answers(
             tried = list(trial.run(error.answers, frozenset([str(error)])))
             if not any(not outcome.left for _, outcome in tried if outcome) and kind is None:
                 more = trial.run(_propose(place, options, not tried), frozenset([str(error)]), _ASKED_IN_A_ROW)
-                known = {answer for answer, _ in tried}
-                further = [(answer, outcome) for answer, outcome in more if answer not in known and outcome]
-                whole = [each for each in further if not each[1].left]
-                tried = [*whole, *tried, *(each for each in further if each[1].left and len(each[1].classes) != 1)]
+                further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
+                if further:
+                    tried = sorted([*tried, *further], key=lambda each: each[1].left.total() if each[1] else 0)
     finally:
         _trying.reset(token)
     return list(dict.fromkeys(answer for answer, _ in tried))
