@@ -6,23 +6,19 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
-import tempfile
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
 from packstore.core.plainjson import load_json
+from packstore.sources.annotation_formats.spool import ValuesByImage
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
-from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
 from packstore.sources.encodings import convert_start
@@ -44,7 +40,7 @@ _FLICKR30K = re.compile(r"(.+?)\|\s*\d+\s*\|?\s*(.*)")  # one line of the publis
 _SUFFIX = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _BARE = re.compile(rf"(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)", re.I)
 """A line of a file without a header: an image, and the rest of the line is its caption."""
-_START, _SHOWN = 1 << 16, 60
+_START, _SHOWN, _MAX_SPLITS = 1 << 16, 60, 100
 
 
 class _CaptionLine(NamedTuple):
@@ -85,123 +81,85 @@ class CaptionsSource(FileRowSource):
             raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
         self._folder = folder
         self._sets = _find_split_lists(self.tree, self._file)
-        self._captions: _CaptionStore | None = _CaptionStore(self.tree, self._file, self._sets)
+        self._captions = _Captions(self.tree, self._file, self._sets)
+        self._several = bool(self._captions.images_with_several())
         self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order. Raises :class:`ValueError` once the source is closed."""
-        return in_packing_order(self._open_captions.splits)
+        """Returns the splits in packing order."""
+        return in_packing_order(self._captions.splits)
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields ``image`` and ``caption``, a text; or ``captions``, a list, if some image has several."""
-        return {"image": Image(), **({"captions": Json()} if self._open_captions.several else {"caption": Text()})}
+        return {"image": Image(), **({"captions": Json()} if self._several else {"caption": Text()})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split. Its value ``entry`` is the number of the image's captions."""
-        kept = self._open_captions
-        number = kept.splits.index(split)
-        for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
-            yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
+        number = self._captions.splits.index(split)
+        for image in np.flatnonzero(np.frombuffer(self._captions.split_of, np.uint8) == number).tolist():
+            yield FileRow(join(self._folder, self._captions.image_path(image)), {"entry": image})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads ``image``, and its ``captions`` or ``caption`` from the temporary file. Raises :class:`ValueError` once
         the source is closed."""
         values = dict(super().read_values(ref))
-        captions = self._open_captions.read_captions(values.pop("entry"))
-        return values | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
+        captions = self._captions.values_of(values.pop("entry"))
+        return values | ({"captions": captions} if self._several else {"caption": captions[0]})
 
     def describing_files(self) -> Iterable[str]:
         """Returns the file of captions, and Flickr8k's lists of images."""
         return (self._file, *self._sets.values())
 
     def close(self) -> None:
-        """Drops the captions, and closes the tree. Nothing can be read afterwards."""
-        self._captions = None
+        """Closes the captions and the tree. Nothing can be read afterwards."""
+        if hasattr(self, "_captions"):
+            self._captions.close()
         super().close()
-
-    @property
-    def _open_captions(self) -> _CaptionStore:
-        """The captions, while the source is open. Raises :class:`ValueError` once it is closed."""
-        if self._captions is None:
-            raise ValueError("its source is closed")
-        return self._captions
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts the captions of images that are in none of Flickr8k's lists."""
-        return (
-            {"captions of images in none of the sets": self._open_captions.left_out}
-            if self._open_captions.left_out
-            else {}
-        )
+        left_out = self._captions.left_out
+        return {"captions of images in none of the sets": left_out} if left_out else {}
 
 
-class _CaptionStore:
-    """Stores the captions of each image in a temporary file. Keeps in memory the images' names, and some 20 bytes for
-    each caption. Raises :class:`SourceError`
+class _Captions(ValuesByImage):
+    """The captions of each image. Raises :class:`SourceError`
 
     - for a malformed line, an image in two splits, and more than 100 splits;
     - if the temporary file cannot be written.
 
     Attributes:
-        names: Names of the images.
         splits: Names of the splits; ``[""]`` without any.
         split_of: The number of the split of each image.
-        several: Some image has several captions.
         left_out: Number of captions of images that are in no split.
     """
 
     def __init__(self, tree: Tree, file: str, sets: Mapping[str, str]) -> None:
-        self.names: list[bytes] = []
         self.splits: list[str] = []
         self.split_of = bytearray()
         self.left_out = 0
-        numbers: dict[bytes, int] = {}
-        owners, self._ends = array("q"), array("q", [0])
-        split_by_name = {
-            line.encode("utf-8", "surrogateescape"): split
-            for split, place in sets.items()
-            for _, line in read_lines(tree, place, paths=True)
-        }
-        try:
-            with tempfile.TemporaryFile() as kept:
-                for name, caption, split in _read_captions(tree, file):
-                    raw = name.encode("utf-8", "surrogateescape")
-                    if sets and raw not in split_by_name:
-                        self.left_out += 1
-                        continue
-                    place = self._split_number(tree, file, split_by_name.get(raw, split))
-                    number = numbers.setdefault(raw, len(numbers))
-                    if number == len(self.names):
-                        self.names.append(raw)
-                        self.split_of.append(place)
-                    elif self.split_of[number] != place:
-                        raise SourceError(f"{tree.name(file)}: {printable(name)} is in two splits")
-                    owners.append(number)
-                    self._ends.append(self._ends[-1] + kept.write(caption.encode("utf-8", "surrogateescape")))
-                kept.flush()
-                self._file = OpenFile(os.dup(kept.fileno()))
-        except OSError as error:
-            raise SourceError(f"{tree.name()}: its captions need a temporary file: {error.strerror}") from None
-        images = np.frombuffer(owners, np.int64) if owners else np.zeros(0, np.int64)
-        self._order: NDArray[np.int64] = np.argsort(images, kind="stable")
-        self._starts = np.searchsorted(images[self._order], np.arange(len(self.names) + 1))
-        self.several = bool((np.diff(self._starts) > 1).any())
+        super().__init__(tree, self._list_captions(tree, file, sets))
 
-    def read_captions(self, number: int) -> list[str]:
-        """Returns the captions of an image, in the order of the file. Thread-safe."""
-        captions = []
-        for line in self._order[self._starts[number] : self._starts[number + 1]].tolist():
-            raw = self._file.read(self._ends[line + 1] - self._ends[line], self._ends[line])
-            captions.append(raw.decode("utf-8", "surrogateescape"))
-        return captions
-
-    def _split_number(self, tree: Tree, file: str, split: str) -> int:
-        """Returns the number of a split; adds a new one. Raises :class:`SourceError` for more than 100."""
-        if split not in self.splits:
-            if len(self.splits) == 100:
-                raise SourceError(f"{tree.name(file)} names more than 100 splits; is this column a split?")
-            self.splits.append(split)
-        return self.splits.index(split)
+    def _list_captions(self, tree: Tree, file: str, sets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Yields image and caption of each line; sets the splits of the images."""
+        listed = {line: split for split, place in sets.items() for _, line in read_lines(tree, place, paths=True)}
+        for name, caption, own in _read_captions(tree, file):
+            split = listed.get(name, None if sets else own)
+            if split is None:
+                self.left_out += 1
+                continue
+            if split not in self.splits:
+                if len(self.splits) == _MAX_SPLITS:
+                    raise SourceError(
+                        f"{tree.name(file)} names more than {_MAX_SPLITS} splits; is this column a split?"
+                    )
+                self.splits.append(split)
+            place, image = self.splits.index(split), self.number_image(name)
+            if image == len(self.split_of):
+                self.split_of.append(place)
+            elif self.split_of[image] != place:
+                raise SourceError(f"{tree.name(file)}: {printable(name)} is in two splits")
+            yield name, caption
 
 
 def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:

@@ -6,10 +6,14 @@ import json
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
+from packstore.core.errors import SourceError
 from packstore.sources.archives.index import OpenFile
+from packstore.sources.tree import Tree
 
 
 class Spool:
@@ -43,3 +47,72 @@ class Spool:
     def close(self) -> None:
         """Removes the temporary file. Idempotent."""
         self._file = None
+
+
+class ValuesByImage:
+    """Values of images, several for each, in a temporary file. Images are numbered in the order in which they occur.
+    Takes memory for the images' paths, and 24 bytes for each value."""
+
+    def __init__(self, tree: Tree, values: Iterable[tuple[str, Any]]) -> None:
+        """Writes all ``values``, each with the path of its image. Raises :class:`SourceError` if the temporary file
+        cannot be written."""
+        self._paths: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+        owners = array("q")
+        try:
+            self._spool = Spool(self._assign_owners(values, owners))
+        except OSError as error:
+            raise SourceError(f"{tree.name()}: its rows need a temporary file: {error.strerror}") from None
+        self._numbers.clear()
+        images = np.array(owners, np.int64)
+        self._order = np.argsort(images, kind="stable")
+        self._starts = np.searchsorted(images[self._order], np.arange(len(self._paths) + 1))
+
+    def __len__(self) -> int:
+        """Returns the number of values."""
+        return len(self._spool)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields all values, in the order in which they were written."""
+        return (self._spool.read_value(number) for number in range(len(self._spool)))
+
+    @property
+    def image_count(self) -> int:
+        """Number of images."""
+        return len(self._paths)
+
+    def image_path(self, image: int) -> str:
+        """Returns the path of an image."""
+        return self._paths[image].decode("utf-8", "surrogateescape")
+
+    def numbers_of(self, image: int) -> list[int]:
+        """Returns the numbers of an image's values, in order."""
+        numbers: list[int] = self._order[self._starts[image] : self._starts[image + 1]].tolist()
+        return numbers
+
+    def values_of(self, image: int) -> list[Any]:
+        """Returns the values of an image, in order. Thread-safe. Raises :class:`ValueError` after :meth:`close`."""
+        return [self._spool.read_value(number) for number in self.numbers_of(image)]
+
+    def images_with_several(self) -> list[int]:
+        """Returns the numbers of the images with several values."""
+        numbers: list[int] = np.flatnonzero(np.diff(self._starts) > 1).tolist()
+        return numbers
+
+    def close(self) -> None:
+        """Closes the temporary file. Values cannot be read afterwards."""
+        self._spool.close()
+
+    def number_image(self, path: str) -> int:
+        """Returns the number of an image, while values are written; adds a new one."""
+        raw = path.encode("utf-8", "surrogateescape")
+        number = self._numbers.setdefault(raw, len(self._numbers))
+        if number == len(self._paths):
+            self._paths.append(raw)
+        return number
+
+    def _assign_owners(self, values: Iterable[tuple[str, Any]], owners: array[int]) -> Iterator[Any]:
+        """Yields the values, and adds the numbers of their images to ``owners``."""
+        for path, value in values:
+            owners.append(self.number_image(path))
+            yield value

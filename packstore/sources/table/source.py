@@ -291,7 +291,7 @@ def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column
             values = {str(cells.get(column) or "") for cells in rows.cells_of(number)}
             split = lower_known_split(min(values)) or split
             if len(values) > 1:
-                raise SourceError(f"{rows.rows_of(number)[-1][0]}: its image is in two splits")
+                raise SourceError(f"{rows.values_of(number)[-1][0]}: its image is in two splits")
         elif of_folders:
             split = of_folders[own[number]]
         if split not in names:
