@@ -25,6 +25,7 @@ from packstore.sources.encodings import convert_start
 from packstore.sources.file_rows import FileRow, FileRowSource
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
+from packstore.sources.spread import find_image_places
 from packstore.sources.tree import Tree
 
 _NAME = re.compile(r"captions?[.](csv|tsv|txt|jsonl)|results[.]csv|(?!.*lemma).*[.]token([.]txt)?", re.I)
@@ -40,7 +41,7 @@ _FLICKR30K = re.compile(r"(.+?)\|\s*\d+\s*\|?\s*(.*)")  # one line of the publis
 _SUFFIX = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _BARE = re.compile(rf"(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)", re.I)
 """A line of a file without a header: an image, and the rest of the line is its caption."""
-_START, _SHOWN, _MAX_SPLITS = 1 << 16, 60, 100
+_START, _SHOWN, _NAMED, _MAX_SPLITS = 1 << 16, 60, 3, 100
 
 
 class _CaptionLine(NamedTuple):
@@ -76,14 +77,17 @@ class CaptionsSource(FileRowSource):
         if not files:
             raise _no_captions_error(self.tree)
         self._file = files[0]
-        folder = _find_image_folder(self.tree, self._file)
-        if folder is None:
-            raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
-        self._folder = folder
         self._sets = _find_split_lists(self.tree, self._file)
         self._captions = _Captions(self.tree, self._file, self._sets)
         self._several = bool(self._captions.images_with_several())
-        self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
+        names = [self._captions.image_path(image) for image in range(self._captions.image_count)]
+        places = _find_images(self.tree, self._file, names)
+        if places is None:
+            raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
+        self._places = [places] * len(names) if isinstance(places, str) else places
+        folders = [printable(each) or "the folder itself" for each in sorted({*self._places})]
+        more = " …" if len(folders) > _NAMED else ""
+        self.evidence = f"{printable(self._file)} and the images in {', '.join(folders[:_NAMED])}{more}"
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order."""
@@ -97,7 +101,7 @@ class CaptionsSource(FileRowSource):
         """Yields one row for each image of a split. Its value ``entry`` is the number of the image's captions."""
         number = self._captions.splits.index(split)
         for image in np.flatnonzero(np.frombuffer(self._captions.split_of, np.uint8) == number).tolist():
-            yield FileRow(join(self._folder, self._captions.image_path(image)), {"entry": image})
+            yield FileRow(join(self._places[image], self._captions.image_path(image)), {"entry": image})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads ``image``, and its ``captions`` or ``caption`` from the temporary file. Raises :class:`ValueError` once
@@ -311,12 +315,12 @@ def _strip_quotes(caption: str) -> str:
     return row[0] if len(row) == 1 else caption
 
 
-def _find_image_folder(tree: Tree, file: str) -> str | None:
-    """Finds the folder that contains most of the images that a file names. Returns None if none exists."""
+def _find_images(tree: Tree, file: str, images: Sequence[str]) -> str | list[str] | None:
+    """Finds the folder of the images that a file names, or the folder of each, see :func:`find_image_places`."""
     names = tree.names("").folders
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
-    paths = (line.file for line in _read_captions(tree, file))
-    return find_base_folder(tree, paths, ["", file.rpartition("/")[0], *names, *nested])
+    folder = find_base_folder(tree, images, ["", file.rpartition("/")[0], *names, *nested])
+    return find_image_places(tree, images, file, folder)
 
 
 def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
@@ -340,7 +344,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None or not files:
         return Certainty.NO
     try:
-        if _find_image_folder(tree, files[0]) is None:
+        images = list(dict.fromkeys(line.file for line in _read_captions(tree, files[0])))
+        if _find_images(tree, files[0], images) is None:
             return Certainty.NO
     except SourceError:
         return Certainty.PARTIAL

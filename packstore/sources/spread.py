@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
+from packstore.sources.beside import join
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
@@ -16,6 +17,38 @@ _WORDS = re.compile(r"[/_. -]+")
 _NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
 """Words in the names of folders whose files may have names of images but are not images."""
 _SHOWN = 4
+
+
+def find_image_places(
+    tree: Tree, names: Sequence[str], lister: str, folder: str | None, splits: Collection[str] = ()
+) -> str | list[str] | None:
+    """Finds the images that a list names: returns their folder, or the folder of each. None if no folder has any.
+
+    Takes ``folder``, the likely one, if it has all images, else a group of folders that has all; else ``folder``, which
+    may lack some. The other arguments are those of :func:`find_spread`. Raises :class:`AmbiguousSourceError` without a
+    ``folder`` if several groups have all images.
+    """
+    if folder is not None and _has_all_images(tree, folder, names):
+        return folder
+    try:
+        return find_spread(tree, names, lister, splits) or folder
+    except AmbiguousSourceError:
+        if folder is None:
+            raise
+        return folder
+
+
+def _has_all_images(tree: Tree, folder: str, names: Sequence[str]) -> bool:
+    """Tells if ``folder`` has all images ``names``; False for no names."""
+    there: dict[str, frozenset[str]] = {}
+    for path in names:
+        within, _, name = path.rpartition("/")
+        place = join(folder, within) if within else folder
+        if place not in there:
+            there[place] = frozenset(tree.names(place).files)
+        if name not in there[place]:
+            return False
+    return bool(names)
 
 
 def find_spread(

@@ -12,6 +12,7 @@ import pytest
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
+from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg
 
@@ -187,3 +188,18 @@ def test_the_folder_of_images_is_that_of_most_names(tmp_path: Path) -> None:
     lines = "".join(f"{n:03}.jpg,caption {n}\n" for n in range(100))
     with closing(open_source(fill(tmp_path, {**files, "zzz/captions.txt": lines}), kind="captions")) as source:
         assert [entry.key for entry in source.entries()] == [f"photos/{n:03}.jpg" for n in range(100)]
+
+
+def test_images_in_several_folders(tmp_path: Path) -> None:
+    """No folder has all images that the file names, but two together have each once."""
+    for number in range(6):
+        place = tmp_path / ("pics/one" if number < 4 else "pics/two")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"im{number}.png").write_bytes(jpeg(number))
+    (tmp_path / "captions.csv").write_text("file,caption\n" + "".join(f"im{n}.png,number {n}\n" for n in range(6)))
+    with closing(open_source(tmp_path)) as source:
+        assert source.kind == "captions"
+        assert source.survey().ledger.count(Role.LEFT) == 0
+        assert [entry.key for entry in source.entries()] == [
+            f"pics/{'one' if n < 4 else 'two'}/im{n}.png" for n in range(6)
+        ]

@@ -35,7 +35,6 @@ from packstore.sources.coco.files import (
     find_image_folder,
     find_mask_folder,
     group_by_split,
-    has_all_images,
     separate_copies,
 )
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
@@ -43,7 +42,7 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.splits import find_split_in_path
-from packstore.sources.spread import find_spread, places_by_split
+from packstore.sources.spread import find_image_places, places_by_split
 
 _CUT = 3
 """Most folders of another machine to remove from the names of images."""
@@ -151,20 +150,9 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images. If a group of folders has all of them, and none alone, returns a list with
-        the folder of each image. Else returns the folder that has most, or None if none has any.
-
-        Raises :class:`AmbiguousSourceError` if no single folder has any image, and several groups of folders have all.
-        """
+        """Finds the folder of the images, or of each of them, see :func:`find_image_places`."""
         folder, names = self._find_main_folder(file, documents)
-        if folder is not None and has_all_images(self.tree, folder, names):
-            return folder
-        try:
-            return find_spread(self.tree, names, file.path, {file.split} - {""}) or folder
-        except AmbiguousSourceError:
-            if folder is None:
-                raise
-            return folder
+        return find_image_places(self.tree, names, file.path, folder, {file.split} - {""})
 
     def _find_main_folder(self, file: AnnotationFile, documents: SplitAnnotations) -> tuple[str | None, list[str]]:
         """Finds the folder that has most of the images; returns the folder, or None, and the names of the images.

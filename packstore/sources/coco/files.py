@@ -141,19 +141,6 @@ def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str
     return find_base_folder(tree, names, [join(base, place) for base in (beside, above) for place in places])
 
 
-def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
-    """Tells if ``folder`` has all images ``names``; False for no names."""
-    there: dict[str, frozenset[str]] = {}
-    for path in names:
-        within, _, name = path.rpartition("/")
-        place = join(folder, within) if within else folder
-        if place not in there:
-            there[place] = frozenset(tree.names(place).files)
-        if name not in there[place]:
-            return False
-    return bool(names)
-
-
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
     """Finds the folder with most of the masks ``names`` of an annotation file; returns None if no folder has any.
 
