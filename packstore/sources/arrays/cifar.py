@@ -82,6 +82,12 @@ LAYOUTS = (
 )
 
 
+def _describe_layouts(kind: str) -> str:
+    """Describes what to expect of a dataset, for messages."""
+    expected = " or ".join(f"{each.directory}/ or {each.archive}" for each in LAYOUTS if each.kind == kind)
+    return f"{kind}: expected {expected}, or a folder that holds one of them"
+
+
 class CifarSource(PixelSource):
     """Base of the two datasets, with the splits ``train`` and ``test``.
 
@@ -267,10 +273,7 @@ class Cifar10Source(CifarSource):
     """CIFAR-10, with the column ``label``."""
 
     kind = "cifar10"
-    title = (
-        "cifar10: expected cifar-10-batches-py/ or cifar-10-python.tar.gz or cifar-10-batches-bin/ or "
-        "cifar-10-binary.tar.gz, or a folder that holds one of them"
-    )
+    title = _describe_layouts(kind)
     columns: ClassVar = {"label": ("labels", "label_names")}
 
 
@@ -278,10 +281,7 @@ class Cifar100Source(CifarSource):
     """CIFAR-100, with the columns ``label`` (fine) and ``coarse_label``."""
 
     kind = "cifar100"
-    title = (
-        "cifar100: expected cifar-100-python/ or cifar-100-python.tar.gz or cifar-100-binary/ or "
-        "cifar-100-binary.tar.gz, or a folder that holds one of them"
-    )
+    title = _describe_layouts(kind)
     columns: ClassVar = {
         "label": ("fine_labels", "fine_label_names"),
         "coarse_label": ("coarse_labels", "coarse_label_names"),

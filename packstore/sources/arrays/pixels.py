@@ -44,6 +44,7 @@ class PixelSource(ArraySource):
 
     title: ClassVar[str]
     layout = "NCHW"
+    gaps_are_bad = False
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -72,6 +73,10 @@ class PixelSource(ArraySource):
         if not self.parts:
             raise SourceError(f"{printable(str(self.path))} is not {self.title}")
         return [file for _, file in self.parts]
+
+    def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
+        """Returns nothing: files of pixels have no chunks, and some are slow to open."""
+        return [], 0
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Makes each array the column of its name. Returns the roles, and the names of the classes."""

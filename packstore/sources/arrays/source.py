@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from packstore.sources.arrays.values import (
     MASK_DTYPES,
     cast_exactly,
     decode_text,
+    find_class_number,
     is_jpeg_or_png,
     pixel_mode,
     to_class_number,
@@ -351,20 +353,23 @@ class ArraySource(RowSource):
         info = chosen.info
         if info.content == "numbers":
             return bytes_per_row(info, chosen.axis)
-        total = 0
+        rows = self._read_first_rows(chosen, columns)
+        return sum(map(len, rows)) // max(1, min(_PROBED, chosen.length))
+
+    def _read_first_rows(self, chosen: ColumnArray, columns: int) -> list[Any]:
+        """Reads the first four rows of an array of files or texts, without those that cannot be read."""
+        rows = []
         for row in range(min(_PROBED, chosen.length)):
-            try:
-                total += len(self._blocks.read_row(chosen, row, columns))
-            except (OSError, ValueError):
-                continue
-        return total // max(1, min(_PROBED, chosen.length))
+            with suppress(OSError, ValueError):
+                rows.append(self._blocks.read_row(chosen, row, columns))
+        return rows
 
     def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
         """Declares the column ``name`` of an array. Raises :class:`SourceError` if no column holds its dtype.
 
         - ``image`` and ``label`` are an image and a label.
         - Texts are a text.
-        - Files are images if the first of them is a JPEG or PNG file, else bytes.
+        - Files are images if the first that can be read is a JPEG or PNG file, else bytes.
         - Whole numbers ``(N, H, W)`` of at most 32 bits are masks, if ``mask`` is in the name.
         - Other numbers are an array.
         """
@@ -377,19 +382,12 @@ class ArraySource(RowSource):
         if info.content == "texts":
             return Text()
         if info.content == "files":
-            return Image() if is_jpeg_or_png(self._read_first_file(chosen)) else Bytes()
+            return Image() if is_jpeg_or_png(*self._read_first_rows(chosen, 1)[:1]) else Bytes()
         if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
             return Mask(MASK_DTYPES.get(info.dtype.name))
         if info.dtype.name not in ITEM_SIZE:
             raise SourceError(f"{printable(str(self.path))}: {info.shown}: no type of column holds {info.dtype}")
         return Array(info.dtype.name, info.shape[1:])
-
-    def _read_first_file(self, chosen: ColumnArray) -> bytes:
-        """Reads the first row of an array of files; empty if it cannot be read."""
-        try:
-            return bytes(self._blocks.read_row(chosen, 0, 1)) if chosen.length else b""
-        except (OSError, ValueError):
-            return b""
 
     def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
         """Makes the function that converts a row of an array to a value of its column. A bool mask ``(H, W)`` becomes
@@ -405,10 +403,12 @@ class ArraySource(RowSource):
             return partial(to_file, name, max_file_bytes(self.options.max_pixels))
         if name == "image":
             return partial(cast_exactly, dtype=pixel_mode(chosen).dtype)
-        if name == "label":
-            return to_class_number if info.content == "numbers" else self._find_label_number
+        if name == "label" and info.content == "texts":
+            return partial(find_class_number, {text: number for number, text in enumerate(self._text_classes or ())})
         if info.content == "texts":
             return decode_text
+        if name == "label":
+            return to_class_number
         return partial(to_native, info.dtype, "mask" in name and len(info.shape) == 3)
 
     @cached_property
@@ -421,19 +421,6 @@ class ArraySource(RowSource):
             return find_class_names(printable(str(self.path)), self._roles, self._blocks)
         except (OSError, ValueError) as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
-
-    @cached_property
-    def _label_numbers(self) -> dict[str, int]:
-        """Number of each class, by its text; empty if labels are numbers."""
-        return {name: number for number, name in enumerate(self._text_classes or ())}
-
-    def _find_label_number(self, value: Any) -> int:
-        """Returns the number of a class, by its text. Raises :class:`ValueError` for a text that was not a class when
-        the source was opened."""
-        text = decode_text(value)
-        if text not in self._label_numbers:
-            raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
-        return self._label_numbers[text]
 
 
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")

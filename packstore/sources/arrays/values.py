@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.modes import Mode, mode_of
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 
@@ -88,9 +89,18 @@ def decode_text(text: Any) -> str:
     return text.decode("utf-8") if isinstance(text, bytes) else str(text)
 
 
-def is_jpeg_or_png(data: bytes) -> bool:
-    """Tells if data begin like a JPEG or PNG file."""
-    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
+def find_class_number(numbers: Mapping[str, int], value: Any) -> int:
+    """Returns the number of a class by its text. Raises :class:`ValueError` for a text that was not a class when the
+    source was opened."""
+    text = decode_text(value)
+    if text not in numbers:
+        raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
+    return numbers[text]
+
+
+def is_jpeg_or_png(data: Any = b"") -> bool:
+    """Tells if the bytes of a file begin like a JPEG or PNG file."""
+    return bytes(data).startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
 
 
 def parse_layout(layout: str) -> tuple[str, tuple[int, ...]]:
