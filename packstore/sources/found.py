@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,8 +45,8 @@ class Found(NamedTuple):
     Attributes:
         image: Path of the image, relative to the folder of the dataset.
         split: Name of its split; ``""`` in a source without splits.
-        values: Its other values by column; a missing value is left out. A class is a name or a number. A value that is
-            a file is an :class:`~packstore.sources.file_rows.InTree`.
+        values: Its other values by column; a missing value is None, or left out. A class is a name or a number. A value
+            that is a file is an :class:`~packstore.sources.file_rows.InTree`.
         key: Key of the sample; None for the path of the image.
         is_folder: ``image`` is a folder, and stands for all images below it, in torchvision's order.
     """
@@ -76,10 +77,10 @@ class Files:
         self._source, self._tree = source, source.tree
         self._place: tuple[str, Sequence[str] | None] = (source.tree.name(source.base), None)
 
-    def each_split(self, *names: str) -> Iterator[str]:
-        """Declares all splits, and yields those that are needed."""
-        self.splits = names
-        return (name for name in names if self.wanted in (None, name))
+    def each_split(self, *names: str | None) -> Iterator[str]:
+        """Declares all splits, and yields those that are needed. Ignores None."""
+        self.splits = tuple(name for name in names if name is not None)
+        return (name for name in self.splits if self.wanted in (None, name))
 
     def exists(self, name: str) -> bool:
         """Tells if a file or folder exists."""
@@ -103,11 +104,13 @@ class Files:
         """Lists the names of the folders in a folder, sorted, without hidden ones."""
         return sorted(self._tree.list(self.path(folder)).directories)
 
-    def lines(self, name: str, separator: str | None = None, skip: int = 0) -> Iterator[list[str]]:
-        """Yields the fields of each line of a text file that is not blank, without the first ``skip`` lines."""
+    def lines(self, name: str, separator: str | None = None, skip: int = 0, comment: str = "\n") -> Iterator[list[str]]:
+        """Yields the fields of each line of a text file. Leaves out the first ``skip`` lines, blank lines, and lines that
+        begin with ``comment``."""
         table = self._read_table(name, separator, skip)
         for line in table:
-            yield self.note_line(table.name, line)
+            if not line[0].startswith(comment):
+                yield self.note_line(table.name, line)
 
     def by_key(self, name: str, separator: str | None = None, skip: int = 0) -> LinesByKey:
         """Finds lines of a text file by their first field. Without the file, the result is empty and false."""
@@ -194,6 +197,18 @@ class LinesByKey:
         """Returns the fields behind a key in its first line; ``default`` if no line has the key."""
         return next(self.all(key), default)
 
+    def numbers(self, key: str, *shape: int, parse: Callable[[str], Any] = int) -> Any:
+        """Parses the fields behind a key to a number, or to lists of a shape. Returns None without the file.
+
+        Raises :class:`SourceError` if no line has the key, and :class:`ValueError` for another number of fields.
+        """
+        if self._table is None:
+            return None
+        values: list[Any] = parse_numbers(self[key], math.prod(shape), parse)
+        for size in shape[:0:-1]:
+            values = [values[n : n + size] for n in range(0, len(values), size)]
+        return values if shape else values[0]
+
     def all(self, key: str) -> Iterator[list[str]]:
         """Yields the fields behind a key in each of its lines."""
         if self._table is not None:
@@ -262,9 +277,7 @@ class FoundSource(FileRowSource):
         absent, prefix = self._seen.absent, join(self.base, "")
 
         def make_row(found: Found) -> FileRow:
-            values = dict(found.values)
-            for name in absent:
-                values.pop(name, None)
+            values = {name: value for name, value in found.values.items() if value is not None and name not in absent}
             for name, of_column in numbers.items():
                 if (value := values.get(name)) is not None:
                     values[name] = _number_classes(value, of_column)
@@ -345,13 +358,15 @@ class _Columns:
 
     def has_new_classes(self, found: Found) -> bool:
         """Tells if an image has names of classes that are not declared."""
-        return any(not isinstance(found.values.get(name, 0), int) for name in self._names)
+        return any(not isinstance(found.values.get(name), int | None) for name in self._names)
 
     def add(self, found: Found) -> str:
         """Takes the values of an image. Returns its split."""
         self._images += 1
-        self._counts.update(found.values.keys())
         for name, value in found.values.items():
+            if value is None:
+                continue
+            self._counts[name] += 1
             self._firsts.setdefault(name, value)
             if name in self._names and not isinstance(value, int):
                 self._names[name].update([value] if isinstance(value, str) else value)

@@ -28,15 +28,15 @@ def celeba(files: Files) -> Iterator[Found]:
     files.columns["keypoints"] = Keypoints(2, of=False, points=5)
     flags, boxes = files.by_key("list_attr_celeba.txt", skip=2), files.by_key("list_bbox_celeba.txt", skip=2)
     points, people = files.by_key("list_landmarks_align_celeba.txt", skip=2), files.by_key("identity_CelebA.txt")
-    for split in files.each_split("train", "valid", "test"):
+    parts = {"train": "0", "valid": "1", "test": "2"}
+    for split in files.each_split(*parts):
         for image, part in files.lines("list_eval_partition.txt"):
-            if {"0": "train", "1": "valid", "2": "test"}[part] == split:
-                numbers = parse_numbers(flags[image], len(names), int)
-                values: dict[str, Any] = {"labels": [n for n, flag in enumerate(numbers) if flag == 1]}
-                values |= {"identity": parse_numbers(people[image], 1, int)[0]} if people else {}
-                values |= {"bbox": parse_numbers(boxes[image], 4, int)} if boxes else {}
-                sides = parse_numbers(points[image], 10, int) if points else []
-                values |= {"keypoints": [[sides[n : n + 2] for n in range(0, 10, 2)]]} if points else {}
+            if part not in parts.values():
+                raise ValueError("expected 0, 1 or 2")
+            if part == parts[split]:
+                flagged = enumerate(flags.numbers(image, len(names)))
+                values = {"labels": [n for n, flag in flagged if flag == 1], "identity": people.numbers(image)}
+                values |= {"bbox": boxes.numbers(image, 4), "keypoints": points.numbers(image, 1, 5, 2)}
                 yield Found(f"img_align_celeba/{image}", split, values)
 
 
@@ -57,13 +57,12 @@ def cub200(files: Files) -> Iterator[Found]:
     for split in files.each_split("train", "test"):
         for key, *image in files.lines("images.txt", " "):
             if {"1": "train", "0": "test"}[" ".join(chosen[key])] == split:
-                left, top, width, height = parse_numbers(boxes[key], 4)
-                values: dict[str, Any] = {"boxes": [[left, top, left + width, top + height]]}
+                left, top, width, height = boxes.numbers(key, 4, parse=float)
                 points = {part: [0.0, 0.0, 0.0] for part in parts}
                 for part, *point in places.all(key):
                     points[part][:] = parse_numbers(point, 3)
-                values |= {"keypoints": [[*points.values()]]} if places and parts else {}
-                values["label"] = parse_numbers(labels[key], 1, int)[0] - 1
+                values = {"boxes": [[left, top, left + width, top + height]], "label": labels.numbers(key) - 1}
+                values["keypoints"] = [[*points.values()]] if places and parts else None
                 yield Found(f"images/{' '.join(image)}", split, values)
 
 
@@ -80,8 +79,8 @@ def dtd(files: Files) -> Iterator[Found]:
     for split in files.each_split(*lists):
         for image in lists[split]:
             label, _ = image.split("/")
-            labels = {"labels": joint.get(image, [label])} if joint else {}
-            yield Found(f"images/{image}", split, {"label": label} | labels)
+            labels = joint.get(image, [label]) if joint else None
+            yield Found(f"images/{image}", split, {"label": label, "labels": labels})
 
 
 _EUROSAT = tuple(f"2750/{name}" for name in EUROSAT)
@@ -117,9 +116,8 @@ def fgvcaircraft(files: Files) -> Iterator[Found]:
     for split in files.each_split("train", "val", "test"):
         levels = {column: files.by_key(f"images_{level}_{split}.txt") for column, level in _AIRCRAFT.items()}
         for image, *_ in files.lines(f"images_variant_{split}.txt"):
-            values: dict[str, Any] = {column: " ".join(names[image]) for column, names in levels.items()}
-            values |= {"boxes": [parse_numbers(boxes[image], 4, int)]} if boxes else {}
-            yield Found(f"images/{image}.jpg", split, values)
+            values = {column: " ".join(names[image]) for column, names in levels.items()}
+            yield Found(f"images/{image}.jpg", split, values | {"boxes": boxes.numbers(image, 1, 4)})
 
 
 @published_set("Flowers-102", "imagelabels.mat", "setid.mat", required=("jpg",))
@@ -166,7 +164,7 @@ def gtsrb(files: Files) -> Iterator[Found]:
     train = files.choose(_GTSRB).removesuffix("00000")
     names = files.folders(train.rstrip("/"))
     files.columns["label"] = Label(names)
-    for split in files.each_split("train", *(["test"] if files.exists(_GTSRB_TEST) else [])):
+    for split in files.each_split("train", "test" if files.exists(_GTSRB_TEST) else None):
         tables = {f"{train}{name}": f"{train}{name}/GT-{name}.csv" for name in names}
         for folder, table in (tables if split == "train" else {files.choose(_GTSRB_TEST): _GTSRB_TRUTH}).items():
             for image, _, _, *box, label in files.csv(table, *_GTSRB_COLUMNS, separator=";"):
@@ -228,25 +226,20 @@ def _parse_solution(line: list[str] | None) -> dict[str, Any]:
 def oxfordpet(files: Files) -> Iterator[Found]:
     """Oxford-IIIT Pet (https://www.robots.ox.ac.uk/~vgg/data/pets/): the mask is 1 for the pet, 2 for the background, 3
     for the border. Only some images have the box of a head. Names of classes are torchvision's."""
-    breeds: dict[int, str] = {}
-    rows = []
-    for split in ("test", "trainval"):
-        for line in files.lines(f"annotations/{split}.txt"):
-            if not line[0].startswith("#"):
-                name, label, species = line[0], *parse_numbers(line[1:], 3, int)[:2]
-                if not 1 <= label <= 10_000:
-                    raise ValueError("expected classes from 1 to 10,000")
-                breeds[label] = name.rpartition("_")[0].replace("_", " ").title()
-                rows.append((split, name, {"label": label - 1, "species": species - 1}))
+    lists = {split: f"annotations/{split}.txt" for split in ("test", "trainval")}
+    listed = chain.from_iterable(files.lines(file, comment="#") for file in lists.values())
+    breeds = {int(label): name.rpartition("_")[0].replace("_", " ").title() for name, label, *_ in listed}
+    if breeds and not 1 <= min(breeds) <= max(breeds) <= 10_000:
+        raise ValueError("expected classes from 1 to 10,000")
     files.columns["label"] = Label([breeds.get(n, f"Class {n - 1}") for n in range(1, max(breeds, default=0) + 1)])
     files.columns |= {"species": Label(("Cat", "Dog")), "mask": Mask(), "boxes": Boxes()}
     heads = files.exists("annotations/xmls")
-    for each in files.each_split("test", "trainval"):
-        for split, name, numbers in rows:
-            if split == each:
-                values = {**numbers, "mask": InTree(files.path(f"annotations/trimaps/{name}.png"))}
-                box = InTree(files.path(f"annotations/xmls/{name}.xml"), optional=True)
-                yield Found(f"images/{name}.jpg", split, values | ({"boxes": box} if heads else {}))
+    for split in files.each_split(*lists):
+        for name, label, species, _ in files.lines(lists[split], comment="#"):
+            values: dict[str, Any] = {"label": int(label) - 1, "species": int(species) - 1}
+            values["mask"] = InTree(files.path(f"annotations/trimaps/{name}.png"))
+            values["boxes"] = InTree(files.path(f"annotations/xmls/{name}.xml"), optional=True) if heads else None
+            yield Found(f"images/{name}.jpg", split, values)
 
 
 _PLACES = {
@@ -300,7 +293,7 @@ _CARS_FILES = ("devkit/cars_train_annos.mat", "cars_train")
 def stanfordcars(files: Files) -> Iterator[Found]:
     """Stanford Cars: labels begin at 1 in the files. The split ``test`` exists if its folder does."""
     files.columns["label"] = Label(to_texts(*files.mat("devkit/cars_meta.mat", "class_names")))
-    for split in files.each_split("train", *(["test"] if files.exists("cars_test") else [])):
+    for split in files.each_split("train", "test" if files.exists("cars_test") else None):
         shown, notes = files.mat(_CARS_FILES[0] if split == "train" else _CARS_TEST, "annotations")
         *numbers, images = get_struct_fields(shown, notes, _CARS)
         for image, *row in zip(to_texts(shown, images), *numbers, strict=True):
@@ -360,7 +353,7 @@ def tinyimagenet(files: Files) -> Iterator[Found]:
     ``ImageFolder`` numbers the folders of ``train``. Test images have no labels."""
     wnids = sorted(wnid for wnid, *_ in files.lines("wnids.txt"))
     files.columns["label"] = Label(wnids)
-    for split in files.each_split("train", "val", *(["test"] if files.exists("test/images") else [])):
+    for split in files.each_split("train", "val", "test" if files.exists("test/images") else None):
         if split == "test":
             yield Found("test/images", "test", is_folder=True)
         elif split == "val":
@@ -370,8 +363,8 @@ def tinyimagenet(files: Files) -> Iterator[Found]:
             for wnid in wnids:
                 boxes = files.by_key(f"train/{wnid}/{wnid}_boxes.txt")
                 for image in files.images(f"train/{wnid}/images"):
-                    box = parse_numbers(boxes[image], 4, int)
-                    yield Found(f"train/{wnid}/images/{image}", "train", {"label": wnid, "boxes": [box]})
+                    values = {"label": wnid, "boxes": boxes.numbers(image, 1, 4)}
+                    yield Found(f"train/{wnid}/images/{image}", "train", values)
 
 
 @published_set("VisA", "split_csv/1cls.csv", "split_csv")
@@ -391,6 +384,6 @@ def visa(files: Files) -> Iterator[Found]:
         for name, of, label, image, mask in files.csv("split_csv/1cls.csv", *columns):
             if of == split:
                 values: dict[str, Any] = {"label": label, "object": name}
-                values |= {"defects": defects.get(clean_path(image), [])} if defects else {}
-                values |= {"mask": InTree(files.path(clean_path(mask)))} if mask else {}
+                values["mask"] = InTree(files.path(clean_path(mask))) if mask else None
+                values["defects"] = defects.get(clean_path(image), []) if defects else None
                 yield Found(clean_path(image), split, values)
