@@ -105,7 +105,7 @@ class Files:
         return sorted(self._tree.list(self.path(folder)).directories)
 
     def lines(self, name: str, separator: str | None = None, skip: int = 0, comment: str = "\n") -> Iterator[list[str]]:
-        """Yields the fields of each line of a text file. Leaves out the first ``skip`` lines, blank lines, and lines that
+        """Yields the fields of each line of a text file, without the first ``skip`` lines, blank lines, and lines that
         begin with ``comment``."""
         table = self._read_table(name, separator, skip)
         for line in table:
