@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import takewhile
+from dataclasses import replace
+from itertools import chain, takewhile
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.companion_patterns import PAIR
 from packstore.sources.contents import Contents, FolderContents, list_contents
 from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.labels import LabelsFile
@@ -20,6 +23,7 @@ from packstore.sources.mask_folders import (
     list_ending_patterns,
     mask_ignore_pattern,
 )
+from packstore.sources.pairing import find_companions
 from packstore.sources.splits import is_split
 
 _NAMED = 4
@@ -33,6 +37,26 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
     named = [each.phrase for each in found]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return _question_error(path, f"holds more than images: {', '.join(named[:_NAMED])}{more}", kind, found)
+
+
+def companions_error(path: Path, plain: str, side_by_side: Kind, options: SourceOptions) -> AmbiguousSourceError:
+    """Returns the error for a folder with files that seem to belong to images. Its answers read them, or leave them
+    out. ``plain`` is the kind that packs the images alone, ``side_by_side`` the kind of folders whose files of equal
+    names are one sample."""
+    tree = open_tree(path)
+    found = [] if tree is None else find_companions(tree)
+    shown = ", ".join(f"{printable(each.phrase)} ({each.count} of {each.images})" for each in found[:_NAMED])
+    answers = [Answer(tuple(chain.from_iterable(each.arguments for each in found)))]
+    in_folders = any(each.option == PAIR and "/" in each.text for each in found)
+    if in_folders and side_by_side.recognise(path, replace(options, named=True)) is not Certainty.NO:
+        answers.append(Answer(("--source", side_by_side.name)))
+    leave = Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found)))
+    why = f"files seem to belong to its images by their names: {shown}"
+    if tree is not None and find_all_annotations(tree):
+        error = unread_annotations_error(path, plain)
+        others = [each for each in error.answers if "--ignore" not in each.options]
+        return AmbiguousSourceError(f"{error}; {why}", [*answers, leave, *others], path, lists_answers=True)
+    return AmbiguousSourceError(f"{printable(str(path))}: {why}", [*answers, leave], path, lists_answers=True)
 
 
 def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:

@@ -41,6 +41,7 @@ from packstore.sources.mask_folders import (
     mask_ignore_pattern,
     printable_folder,
 )
+from packstore.sources.pairing import NO_SIDECARS, is_work_folder
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
@@ -50,13 +51,6 @@ _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
 """Suffixes of files that are annotations whatever they contain; they are not opened."""
-NO_SIDECARS = (
-    *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
-    *(".sh", ".md", ".html", ".htm", ".css", ".js", ".zip", ".tar", ".gz", ".rar", ".7z", ".db", ".ini", ".pdf"),
-    *(".md5", ".sha1", ".sha256", ".xmp", ".aae", ".thm", ".mp4", ".mov", ".avi", ".mkv", ".wav", ".mp3", ".lnk"),
-    *(".bak", ".tmp", ".swp", ".lock", ".url", ".psd", ".xcf", ".blend", ".obj", ".mtl", ".svg", ".eps", ".m"),
-)
-"""Suffixes of files that are not annotations even with the stem of an image: models, scripts, films."""
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
@@ -69,7 +63,6 @@ NO_ANNOTATION = re.compile(
 )
 _CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|history|metrics|results?|losses?)[._].*")
 _CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor).*")
-_WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensorboard|lightning_logs|__pycache__")
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 """Small numbers, which may count epochs or sizes as well as images."""
@@ -207,7 +200,7 @@ def _find_annotation_files(
     for folder in others:
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
-            if suffix not in NO_SIDECARS and names.count in counts and not _is_work_folder(folder.path):
+            if suffix not in NO_SIDECARS and names.count in counts and not is_work_folder(folder.path):
                 yield SuspectedAnnotation(
                     f"as many {suffix} files as images in {printable_folder(folder.path)}",
                     _suffix_ignore_patterns(images, folder, suffix),
@@ -304,7 +297,7 @@ def _find_sidecars(
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))
         for suffix, names in folder.others.items():
-            if _is_work_folder(folder.path):
+            if is_work_folder(folder.path):
                 continue
             if len(known) and suffix not in NO_SIDECARS and names.count_shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {printable_folder(folder.path)}"
@@ -332,12 +325,6 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
     of the folder are left."""
     there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
     return (folder_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
-
-
-def _is_work_folder(folder: str) -> bool:
-    """Tells if a folder is of programs' own files (``logs``), or in such a folder. Names of these files may look like
-    those of images."""
-    return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:

@@ -18,13 +18,14 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.urls import UrlPath
-from packstore.sources.annotations import NO_ANNOTATION, NO_SIDECARS
+from packstore.sources.annotations import NO_ANNOTATION
 from packstore.sources.archives import cache_archives, open_tree
 from packstore.sources.base import Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.pairing import NO_SIDECARS
 from packstore.sources.questions import ask_about_clips, ask_about_left
 from packstore.sources.splits import find_split
 

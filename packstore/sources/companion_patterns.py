@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from packstore.core.errors import UsageError, printable
+from packstore.sources.listing import IMAGE_SUFFIXES
 
 PAIR, SIDECAR, MASKS = "pair", "sidecar", "masks"
 OPTIONS = (PAIR, SIDECAR, MASKS)
@@ -61,7 +62,7 @@ class CompanionPattern:
         """The words of the files' pattern that the images' pattern lacks, without suffix: ``lr``, or ``gt`` for
         ``{s}.gt.txt``. Empty if there are none."""
         own, known = (_words_of(each) for each in (self.files, self.images or ""))
-        return "_".join(word for word in own if word not in known)
+        return "_".join(word for word in own if word not in known and f".{word}" not in IMAGE_SUFFIXES)
 
     @cached_property
     def _of_file(self) -> re.Pattern[str]:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -17,18 +18,29 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Images, Label, Text
+from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
-from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, CompanionPattern, parse_companions
+from packstore.sources.companion_patterns import (
+    MASKS,
+    OPTIONS,
+    PAIR,
+    SIDECAR,
+    CompanionPattern,
+    parse_companions,
+)
+from packstore.sources.contents import list_contents
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.names import make_column_name
+from packstore.sources.pairing import Companion, find_companions
 from packstore.sources.rows import in_packing_order
-from packstore.sources.sidecars import MAX_BYTES, declare_sidecar, parse_sidecar
+from packstore.sources.sidecars import MAX_BYTES, declare_sidecar, is_line, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
+from packstore.sources.tree import Tree
 
-_PROBED, _KEPT_FOLDERS = 32, 64
+_PROBED, _KEPT_FOLDERS, _MAX_LINE = 32, 64, 1 << 16
 _COUNTED = re.compile(r"\d+")
 
 
@@ -47,10 +59,15 @@ class CompanionsSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._patterns = parse_companions(options.companions)
+        if not any(options.companions.values()):
+            found = find_companions(self.tree)
+            given = {name: tuple(each.text for each in found if each.option == name) for name in OPTIONS}
+            self.options = replace(options, pair=given[PAIR], sidecar=given[SIDECAR], masks=given[MASKS])
+        self._patterns = parse_companions(self.options.companions)
         if not self._patterns:
             raise SourceError(
-                f"{printable(str(path))}: give the files that belong to the images with --pair, --sidecar or --masks"
+                f"{printable(str(path))} has no files that belong to images by their names: name them with --pair, "
+                "--sidecar or --masks"
             )
         self._names_of = lru_cache(_KEPT_FOLDERS)(self._list_names)
         folders = self._count_images()
@@ -92,7 +109,7 @@ class CompanionsSource(FileRowSource):
                 continue
             if self._split_of.get(folder, "") == split:
                 for name in listing.images:
-                    if not self._is_companion(join(folder, name)):
+                    if not self.is_companion(join(folder, name)):
                         yield self._make_row(folder, join(folder, name))
 
     def _make_row(self, folder: str, image: str) -> FileRow:
@@ -137,7 +154,7 @@ class CompanionsSource(FileRowSource):
         for end in range(place + len(last) + 1, len(name)):
             longer = f"{before}{name[place:end]}."
             for other in _names_from(names, longer):
-                if other.lower().endswith(IMAGE_SUFFIXES) and not self._is_companion(join(folder, other)):
+                if other.lower().endswith(IMAGE_SUFFIXES) and not self.is_companion(join(folder, other)):
                     return True
         return False
 
@@ -161,11 +178,27 @@ class CompanionsSource(FileRowSource):
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out; files of a pattern without an image have a reason of their own."""
-        if self._is_companion(join(folder, name)):
+        if self.is_companion(join(folder, name)):
             return "files of --pair, --sidecar or --masks without an image"
         return super().reason_to_leave_out(folder, name)
 
-    def _is_companion(self, path: str) -> bool:
+    def has_folders_without_companions(self) -> bool:
+        """Tells if no image among the first in a folder has a file that belongs to it. Folders of splits may have none,
+        since many test sets have no masks."""
+        seen: dict[str, list[bool]] = {}
+        for image in self._list_images():
+            tried = seen.setdefault(image.rpartition("/")[0], [])
+            if len(tried) < _PROBED and not any(tried):
+                tried.append(any(self.find_files(each, image) for each in self._patterns))
+        return any(not any(tried) for folder, tried in seen.items() if folder not in self._split_of)
+
+    def has_plain_texts(self) -> bool:
+        """Tells if all texts are one line each, and there is one pattern of texts at most. Reads all texts."""
+        patterns = [pattern for pattern in self._patterns if pattern.option == SIDECAR]
+        files = (file for pattern in patterns for file in self._list_files(pattern))
+        return len(patterns) < 2 and all(is_line(self.tree.first_bytes(file, _MAX_LINE)) for file in files)
+
+    def is_companion(self, path: str) -> bool:
         """Tells if a file is of a pattern, and therefore no sample."""
         return any(pattern.matches_file(path) for pattern in self._patterns)
 
@@ -178,7 +211,7 @@ class CompanionsSource(FileRowSource):
         counts = {}
         for folder, names in self.tree.folders(is_passed_over):
             images = (name for name in names.ending(*IMAGE_SUFFIXES) if name[0] != ".")
-            count = sum(not self._is_companion(join(folder, name)) for name in images)
+            count = sum(not self.is_companion(join(folder, name)) for name in images)
             if count:
                 counts[folder] = count
         return counts
@@ -212,7 +245,7 @@ class CompanionsSource(FileRowSource):
         """Yields the paths of all samples, without reading sizes."""
         for folder, names in self.tree.folders(is_passed_over):
             for name in names.ending(*IMAGE_SUFFIXES):
-                if name[0] != "." and not self._is_companion(join(folder, name)):
+                if name[0] != "." and not self.is_companion(join(folder, name)):
                     yield join(folder, name)
 
     def _list_files(self, pattern: CompanionPattern) -> Iterator[str]:
@@ -274,8 +307,37 @@ def _find_classes(folders: Mapping[str, int], split_of: Mapping[str, str]) -> tu
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the user gives patterns, else ``NO``."""
-    return Certainty.CERTAIN if any(options.companions.values()) and open_tree(path) is not None else Certainty.NO
+    """Certain if the user gives patterns, or if it is sure what all files beside images are. Partial if there are other
+    files that belong to images, else ``NO``."""
+    tree = open_tree(path)
+    if tree is None:
+        return Certainty.NO
+    if any(options.companions.values()):
+        return Certainty.CERTAIN
+    found = find_companions(tree)
+    if not found:
+        return Certainty.NO
+    return (
+        Certainty.CERTAIN
+        if all(each.certain for each in found) and not _leaves_more(path, tree, options, found)
+        else Certainty.PARTIAL
+    )
+
+
+def _leaves_more(path: Path, tree: Tree, options: SourceOptions, found: Sequence[Companion]) -> bool:
+    """Tells if there are further annotations than those found, or folders of images without any, other than splits."""
+    texts = {name: tuple(each.text for each in found if each.option == name) for name in OPTIONS}
+    source = CompanionsSource(path, replace(options, pair=texts[PAIR], sidecar=texts[SIDECAR], masks=texts[MASKS]))
+    if source.has_folders_without_companions() or not source.has_plain_texts():
+        return True
+    for suspect in find_further_files(tree):
+        folder = suspect.folder or ""
+        names = () if suspect.file else list_contents(tree).folders[folder].other_names
+        if not any(
+            map(source.is_companion, [suspect.file] if suspect.file else [join(folder, name) for name in names])
+        ):
+            return True
+    return False
 
 
 KIND = Kind(

@@ -7,7 +7,7 @@ compared. Nothing depends on the order in which a file system lists.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -24,12 +24,15 @@ from packstore.sources.tree import Tree
 _FIRST = 64
 _IMAGE_ENDINGS = frozenset(IMAGE_SUFFIXES)
 _DIGITS = str.maketrans("123456789", "000000000")
+_ZEROS = re.compile("0+")
 _SEPARATORS = " _.-"
 _NO_WORD = re.compile(
     r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
 """Endings of names that say nothing about the image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
+MOST_SIDE_BY_SIDE = 32
+"""Maximum number of folders side by side that are compared with each other; more are classes."""
 _ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 MOST_SUFFIXES = 64
 """Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
@@ -79,6 +82,7 @@ class FolderContents:
         folders: Names of the folders in it, sorted.
         tails: For images like ``a_WORD.png``, hashes of the parts before the word (``a``), by word, sorted. Has at most
             64 words; see :func:`split_tail`.
+        is_uniform: Names of images differ by numbers alone.
     """
 
     path: str
@@ -86,6 +90,7 @@ class FolderContents:
     others: dict[str, NameSet] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
     tails: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    is_uniform: bool = True
 
     @property
     def name(self) -> str:
@@ -115,6 +120,16 @@ class Contents:
     def image_count(self) -> int:
         """Number of files with the suffix of an image."""
         return sum(folder.images.count for folder in self.folders.values())
+
+    @property
+    def may_have_companions(self) -> bool:
+        """Tells if names of images and of other files may go together: a folder of images has names of other forms or
+        suffixes, or there are few folders side by side, or folders in folders."""
+        folders = [each for each in self.folders.values() if each.images.count or each.others]
+        if any(each.images.count and (each.others or not each.is_uniform) for each in folders):
+            return True
+        nested = any("/" in each.path for each in folders)
+        return len(folders) > 1 and (nested or len(folders) <= MOST_SIDE_BY_SIDE)
 
     def hash_image_stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
         """Returns sorted unique hashes of the stems of all images, or of those in some folders."""
@@ -205,11 +220,11 @@ def split_tail(stem: str) -> tuple[str, str] | None:
     word. Numbers, ``copy`` and the like are no words."""
     word = stem[max(map(stem.rfind, _SEPARATORS)) + 1 :]
     base = stem[: len(stem) - len(word)].rstrip(_SEPARATORS)
-    return (base, word.lower()) if base and word and not _is_no_word(word) else None
+    return (base, word.lower()) if base and word and not is_no_word(word) else None
 
 
 @lru_cache(1 << 12)
-def _is_no_word(text: str) -> bool:
+def is_no_word(text: str) -> bool:
     """Tells if an ending of a name is a number, ``copy`` or the like."""
     return _NO_WORD.fullmatch(text) is not None
 
@@ -222,7 +237,7 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
     plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text
     if plain and suffix.lower() in _IMAGE_ENDINGS:  # most folders; a system's files have other suffixes
         images = NameSet.of_suffix(names.text, suffix, names.files)
-        return FolderContents(path, images, {}, folders, _hash_stems_by_word(names.files))
+        return FolderContents(path, images, {}, folders, *_summarize_forms(names.files))
     visible = names.files if hidden else [name for name in names.files if not is_passed_over(name)]
     image_names: list[str] = []
     others: dict[str, list[str]] = {}
@@ -233,12 +248,20 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < MOST_SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of_names(each) for suffix, each in others.items()}
-    return FolderContents(path, NameSet.of_names(image_names), by_suffix, folders, _hash_stems_by_word(image_names))
+    return FolderContents(path, NameSet.of_names(image_names), by_suffix, folders, *_summarize_forms(image_names))
 
 
-def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Returns :attr:`FolderContents.tails` for the names of images."""
+def _summarize_forms(images: Sequence[str]) -> tuple[dict[str, NDArray[np.int64]], bool]:
+    """Returns :attr:`FolderContents.tails` and :attr:`FolderContents.is_uniform` for the names of images."""
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
+    first = _ZEROS.sub("0", next(iter(shapes)))
+    uniform = all(_ZEROS.sub("0", shape) == first for shape in shapes)
+    return _hash_stems_by_word(images, shapes), uniform
+
+
+def _hash_stems_by_word(images: Sequence[str], shapes: Collection[str]) -> dict[str, NDArray[np.int64]]:
+    """Returns the hashes of the parts of names before a word, by word. ``shapes`` are the names with zeros for all
+    digits."""
     if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}
     hashes: dict[str, list[int]] = {}

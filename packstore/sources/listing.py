@@ -41,8 +41,9 @@ _OTHERS = (
 )
 """Suffixes of files that are not opened to test if they are images."""
 
-SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found"})
-"""Files and directories, in lower case, that operating systems leave in folders; those with a dot are hidden anyway."""
+SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found", "__pycache__"})
+"""Files and directories, in lower case, that operating systems and Python leave in folders. Those with a dot are hidden
+anyway."""
 
 _MAX_REASONS = 40
 _MANY = 16  # number of names from which one call for all is faster

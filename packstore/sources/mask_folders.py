@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ _PAIRS = (
 )  # fmt: skip
 """Names of two folders whose images of equal name form one sample: stereo, restoration, change detection."""
 _LEAST_NAMED = 3
+_MOST_COMPARED = 64
+"""Maximum number of folders that are not side by side with a folder of masks, and are compared with it."""
 
 
 class SuspectedAnnotation(NamedTuple):
@@ -89,12 +92,13 @@ def find_masks(contents: Contents) -> dict[str, str]:
     """
     phrases: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
+    by_parent: dict[str, list[tuple[FolderContents, str]]] = defaultdict(list)
+    for each in holding:
+        by_parent[each[0].path.rpartition("/")[0]].append(each)
     pair = len(holding) == 2
     masks = [(each, name) for each, name in holding if _MASKS.fullmatch(name) or (pair and not _IMAGES.fullmatch(name))]
     for mask, name in masks:
-        above = mask.path.rpartition("/")[0]
-        beside = [each for each in holding if each[0].path.rpartition("/")[0] == above]
-        for image, other in (*beside, *holding):
+        for image, other in (*by_parent[mask.path.rpartition("/")[0]], *holding[:_MOST_COMPARED]):
             if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
                 continue
             if _MASKS.fullmatch(other) or _are_numbered_alike(contents, mask, image):

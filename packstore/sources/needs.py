@@ -18,6 +18,7 @@ from packstore.sources.tree import Tree
 
 ONE_FILE = "*"
 ODD_SUFFIX = "."
+RELATED_NAMES = "="
 _START = 512
 _USUAL = re.compile(r"\.[a-z][a-z0-9]*")
 _MAT, _GZIP = b"MATLAB", b"\x1f\x8b\x08"
@@ -121,7 +122,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
         *("valannot/", "stuffthingmaps/", "training/", "validation/", "labels/", "targets/", "train.txt", "onera*"),
         *("label/", "s1*", "s2*", "airport/", "zoo/", "3band/", "rgb-pansharpen/", "ps-rgb/"),
     ),
-    "companions": ("--pair", "--sidecar", "--masks"),
+    "companions": (RELATED_NAMES, "--pair", "--sidecar", "--masks"),
     "hf_imagefolder": (".csv", ".jsonl", ".parquet", "readme.md"),
     "conversations": (".json", ".jsonl"),
     "captions": (".csv", ".tsv", ".txt", ".jsonl", ".token"),
@@ -140,6 +141,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
 - ``images/``: a folder of this name. The path itself counts, too.
 - ``ilsvrc*``: a file, an image or a folder whose name begins like this.
 - :data:`ONE_FILE`: the path is a file.
+- :data:`RELATED_NAMES`: names of images and of other files that may go together.
 - ``--pair``: the user gives this option.
 - Bytes: the path is a file that begins with them.
 """
@@ -212,6 +214,8 @@ class PresentNames:
             return need[:-1] in self._folders
         if need.endswith("*"):
             return self._has_beginning(need[:-1])
+        if need == RELATED_NAMES:
+            return self._contents.may_have_companions
         if need.startswith("--"):
             return need in self._given
         return need in self._suffixes or need in self._files or suffix_of(need) in self._crowded

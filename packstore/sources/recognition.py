@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 from packstore.stores.opening import holds_store
 
+COMPANIONS = "companions"
+"""Kind of images with files that belong to them; a question if it is not certain what the files are."""
 MODALITIES = "modalities"
 """Kind that is never certain: a further answer when plain kinds match partially."""
 PLAIN_KINDS = ("imagefolder", "flat")
@@ -126,7 +129,13 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             raise SourceError(f"{printable(error.filename or str(path))} cannot be listed: {error.strerror}") from error
         except OSError as error:
             raise SourceError(unreachable_message(path, error)) from error
+        if kind.name == COMPANIONS and by_certainty.get(Certainty.PARTIAL) and not any(options.companions.values()):
+            certainty = min(certainty, Certainty.PARTIAL)  # another kind reads more of it
         if certainty is Certainty.CERTAIN:
+            if kind.name in PLAIN_KINDS and _names_kind(by_certainty, COMPANIONS):
+                from packstore.sources.annotation_questions import companions_error
+
+                raise companions_error(path, kind.name, SOURCES[MODALITIES], options)
             if kind.name == "imagefolder" and not options.splits:
                 try:
                     _refuse_unlikely_classes(path, clips)
@@ -139,16 +148,16 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if refused is not None:
         raise refused
     if partial := by_certainty.get(Certainty.PARTIAL):
-        from packstore.sources.annotation_questions import unread_annotations_error
+        from packstore.sources.annotation_questions import companions_error, unread_annotations_error
 
-        formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES)]
+        formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES, COMPANIONS)]
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == MODALITIES]
             raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), last=side_by_side)
         if formats:
             raise several_kinds_error(path, formats)
         plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
-        if partial[0].name == MODALITIES:
+        if partial[0].name == MODALITIES and not _names_kind(by_certainty, COMPANIONS):
             raise (
                 several_kinds_error(path, partial[:1])
                 if plain is None
@@ -158,6 +167,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:
             raise nested_error(path, within)
+        if _names_kind(by_certainty, COMPANIONS):
+            raise companions_error(path, PLAIN_KINDS[0] if plain is None else plain.name, SOURCES[MODALITIES], options)
         raise unread_annotations_error(path, partial[0].name)
     store: Kind = SOURCES["store"]  # of a plug-in's format, whose file names no table has
     if store.takes(options) and store.reads(path) and store.recognise(path, options) is Certainty.CERTAIN:
@@ -183,6 +194,11 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             "image_key, label_key and layout out"
         )
     raise unrecognised_error(path)
+
+
+def _names_kind(by_certainty: Mapping[Certainty, Sequence[Kind]], name: str) -> Kind | None:
+    """Returns the kind of a name if it matches partially, else None."""
+    return next((kind for kind in by_certainty.get(Certainty.PARTIAL, ()) if kind.name == name), None)
 
 
 def _find_certain_kind(path: Path) -> Kind | None:

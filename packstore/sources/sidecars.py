@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
+from packstore.core.errors import SourceError
 from packstore.core.fields import Array, Bytes, Field, Json, Label, Text
 from packstore.core.plainjson import load_json
 from packstore.sources.encodings import to_utf8
@@ -20,7 +21,39 @@ MAX_BYTES = 1 << 24
 """Maximum number of bytes of a sidecar."""
 _PROBED = 256
 _WHOLE = re.compile(r"-?\d{1,15}")
+_LONGEST_LINE = 1 << 16
+_NUMBER, _MANY_NUMBERS = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I), 4
 _BETWEEN = re.compile(r"[\s,;]+")
+
+
+def tell_type(suffix: str, contents: Sequence[bytes]) -> str | None:
+    """Returns the type of sidecars, by the suffix of their names and the beginnings of some; None if all are empty."""
+    if not any(contents):
+        return None
+    types = (("npy",) if suffix == ".npy" else ("json",) if suffix == ".json" else ("numbers",)) + ("text",)
+    for type in types:
+        try:
+            arrays = [parse_sidecar(type, raw, None) for raw in contents]
+            if type == "text" and any("\0" in text for text in arrays):
+                return "bytes"
+            if type in ("npy", "numbers"):
+                _declare_array(arrays)
+        except (ValueError, SourceError):
+            continue
+        return type
+    return "bytes"
+
+
+def is_line(raw: bytes) -> bool:
+    """Tells if a text is one line of words: in UTF-8, with letters, and neither numbers nor JSON nor XML."""
+    try:
+        text = raw.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        return False
+    words = _BETWEEN.split(text)
+    numbers = sum(_NUMBER.fullmatch(word) is not None for word in words)
+    plain = len(raw) < _LONGEST_LINE and len(text.splitlines()) == 1 and text[0] not in "<{[" and "\0" not in text
+    return plain and any(map(str.isalpha, text)) and numbers < _MANY_NUMBERS
 
 
 def declare_sidecar(type: str, contents: Iterable[bytes], encoding: str | None) -> Field:

@@ -238,7 +238,7 @@ def test_patterns_that_match_nothing_or_not_this_kind(tmp_path: Path) -> None:
         source.survey()
     with pytest.raises(UsageError, match="does not use --masks"):
         open_source(path, kind="flat", masks="{s}_seg.png")
-    with pytest.raises(SourceError, match="give the files"):
+    with pytest.raises(SourceError, match="has no files that belong to images"):
         open_source(path, kind="companions")
     with pytest.raises(SourceError, match="holds no images"):
         open_source(path, masks="{s}.png")

@@ -1,0 +1,412 @@
+"""Finds files that belong to images, by the evidence of names, sizes and pictures; no list of words decides.
+
+- In a folder, files go together if their names differ by the same text: ``a.jpg`` and ``a_mask_0.png``, ``left1.jpg``
+  and ``right1.jpg``.
+- Two folders go together if they have files of the same names, perhaps with such a text: ``images/a.jpg`` and
+  ``masks/a.png``, in ``train`` and in ``val``.
+- A folder with one image goes with a folder of pictures beside it if many folders contain two such: ``7/images/7.png``
+  and ``7/masks/0.png``.
+
+Names that merely count prove nothing, since classes count alike: then pictures must resemble each other, or sizes must
+vary and yet agree. Only some names are looked at, spread evenly, and few files are opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
+
+from packstore.sources.affixes import Affix, count_affixes, go_together, list_affixes, list_frequent, sample
+from packstore.sources.beside import join
+from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, CompanionPattern, parse_pattern
+from packstore.sources.contents import MOST_SIDE_BY_SIDE, Contents, FolderContents, is_no_word, list_contents
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.sidecars import is_line, tell_type
+from packstore.sources.tree import Tree
+
+_SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
+_MOST_COMPARED = 4
+_NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
+_WORD = re.compile(r"[^\W\d_]+")
+_PHOTOS, _PROSE = (".jpg", ".jpeg"), (".txt", ".caption", ".cap")
+NO_SIDECARS = frozenset(
+    (
+        *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
+        *(".sh", ".md", ".html", ".htm", ".css", ".js", ".zip", ".tar", ".gz", ".rar", ".7z", ".db", ".ini", ".pdf"),
+        *(".md5", ".sha1", ".sha256", ".xmp", ".aae", ".thm", ".mp4", ".mov", ".avi", ".mkv", ".wav", ".mp3", ".lnk"),
+        *(".bak", ".tmp", ".swp", ".lock", ".url", ".psd", ".xcf", ".blend", ".obj", ".mtl", ".svg", ".eps", ".m"),
+    )
+)
+"""Suffixes of files that are not annotations even with the stem of an image: models, scripts, films."""
+
+
+_WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensorboard|lightning_logs|__pycache__")
+
+
+def is_work_folder(folder: str) -> bool:
+    """Tells if a folder is of programs' own files (``logs``), or in such a folder. Names of these files may look like
+    those of images."""
+    return any(map(_WORK.fullmatch, folder.lower().split("/")))
+
+
+@dataclass(frozen=True)
+class Companion:
+    """Files that seem to belong to images.
+
+    Attributes:
+        option: Option that reads them: ``pair``, ``sidecar`` or ``masks``.
+        text: Value of that option.
+        ignore: Pattern for ``--ignore`` that leaves the files out.
+        count: Number of images looked at that have such a file.
+        images: Number of images looked at.
+        example: An image, and a file that belongs to it.
+        certain: It is sure what the files are; else the user has to say it.
+    """
+
+    option: str
+    text: str
+    ignore: str
+    count: int
+    images: int
+    example: tuple[str, str]
+    certain: bool
+
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """Option of the command line that reads the files."""
+        return f"--{self.option}", self.text
+
+    @property
+    def phrase(self) -> str:
+        """Description for people: ``a_mask.png belongs to a.jpg``."""
+        return f"{self.example[1]} goes with {self.example[0]}"
+
+
+class _Names(NamedTuple):
+    """Names of the files in a folder.
+
+    Attributes:
+        folder: Path of the folder.
+        sampled: Some of the names.
+        all: All names, sorted.
+    """
+
+    folder: str
+    sampled: Sequence[str]
+    all: Sequence[str]
+
+    @classmethod
+    def of(cls, tree: Tree, folder: FolderContents, count: int) -> _Names:
+        """Lists a folder, and samples ``count`` of its visible names."""
+        names = tree.names(folder.path).files
+        return cls(folder.path, sample([name for name in names if name[0] != "."], count), names)
+
+
+@dataclass
+class _Relation:
+    """Names of images and of other files that differ by two affixes, in one folder or in two.
+
+    Attributes:
+        one: Affix of the images.
+        other: Affix of the other files.
+        folders: Names of the folders of images and of the other files; ``""`` and ``{dir}_masks`` if the second name
+            has the first at its beginning. None within one folder.
+        images: Number of sampled names with the affix of images.
+        files: Number of sampled names with the affix of the other files.
+        files_with_image: Number of those for which there is an image.
+        pairs: Images and their files among the sampled names.
+        bases: Common parts of their names.
+    """
+
+    one: Affix
+    other: Affix
+    folders: tuple[str, str] | None = None
+    images: int = 0
+    files: int = 0
+    files_with_image: int = 0
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    bases: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """True for two pairs or more, of different names, a third of the images and half of the other files."""
+        places = (image.rpartition("/")[0] for image, _ in self.pairs)
+        distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
+        return (
+            len(self.pairs) > 1
+            and distinct
+            and 3 * len(self.pairs) >= self.images
+            and 2 * self.files_with_image >= self.files
+        )
+
+    @property
+    def merely_counts(self) -> bool:
+        """True if names are no evidence: common parts hardly differ by other than numbers, decimal or hexadecimal."""
+        if self.folders is not None and {*self.one.tokens, *self.other.tokens} & {*map(str.lower, self.folders)}:
+            return True  # names that begin with their folder's, as those of classes do
+        # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
+        parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
+        words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
+        shapes = {_NUMBER.sub("0", base) for base in words}
+        return all("0" in shape for shape in shapes) and (len(shapes) == 1 or 4 * len(shapes) <= len(self.bases))
+
+    def add(self, images: _Names, files: _Names) -> None:
+        """Adds the pairs among the names of two folders."""
+        for name in images.sampled:
+            base = self.one.base_of(name)
+            if base is None:
+                continue
+            self.images += 1
+            partner = self.other.find(files.all, base)
+            if partner is not None and (partner != name or images.folder != files.folder):
+                self.pairs.append((join(images.folder, name), join(files.folder, partner)))
+                self.bases.append(base)
+        for name in files.sampled:
+            base = self.other.base_of(name)
+            if base is not None:
+                self.files += 1
+                self.files_with_image += self.one.find(images.all, base) is not None
+
+    def swapped(self) -> _Relation:
+        """Returns the relation with images and other files exchanged."""
+        folders = None if self.folders is None else (self.folders[1], self.folders[0])
+        pairs = [(file, image) for image, file in self.pairs]
+        return _Relation(self.other, self.one, folders, self.files, self.images, len(pairs), pairs, self.bases)
+
+    def has_other_owner(self, tree: Tree) -> bool:
+        """Tells if a further folder beside that of the files has images of the same names."""
+        image, file = self.pairs[0]
+        mine, its = image.split("/"), file.split("/")
+        place = next((n for n, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), 0)
+        for name in tree.names("/".join(its[:place])).folders:
+            other = "/".join((*mine[:place], name, *mine[place + 1 : -1]))
+            found = (
+                self.one.find(tree.names(other).files, self.bases[0]) if name not in (mine[place], its[place]) else None
+            )
+            if found is not None:
+                return True
+        return False
+
+    @property
+    def patterns(self) -> tuple[str | None, str]:
+        """Patterns of the images and of the other files. The first is None if the second is enough."""
+        one, other = self.one.pattern(), self.other.pattern()
+        if self.folders is None:
+            needed = not self.one.is_plain or self.other.is_plain
+            return (one if needed else None), other
+        if self.one.is_plain:
+            one = "{s}.*"
+            if self.other.is_plain and self.other.suffix in IMAGE_SUFFIXES:
+                other = "{s}.*"
+        return f"{self.folders[0]}/{one}".lstrip("/"), f"{self.folders[1]}/{other}"
+
+    @property
+    def ignore(self) -> str:
+        """Pattern for ``--ignore`` that leaves the other files out."""
+        if self.folders is not None:
+            return f"{self.folders[1]}/".replace("{dir}", "*")
+        return self.other.pattern().replace("{s}", "*")
+
+
+def find_companions(tree: Tree) -> list[Companion]:
+    """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
+    contents = list_contents(tree)
+    found: list[Companion] = []
+    patterns: list[CompanionPattern] = []
+    for relations in (_relate_within(tree, contents), _relate_folders(tree, contents)):
+        for relation in sorted(relations, key=lambda each: (-len(each.pairs), each.patterns[1])):
+            # Files that belong to images in their folder belong to no others, and to files no further files belong.
+            if any(pattern.matches_file(path) for pattern in patterns for path in relation.pairs[0]):
+                continue
+            companion = _judge(tree, relation)
+            if companion is not None:
+                found.append(companion)
+                patterns.append(parse_pattern(companion.option, companion.text))
+    return [*found, *_find_folders_of_one_image(tree, contents)]
+
+
+def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
+    """Relates the names in each folder to each other."""
+    folders = [each for each in contents.folders.values() if _may_relate(each)]
+    if not folders:
+        return []
+    per_folder = max(2, min(_PER_FOLDER, _SAMPLED // len(folders)))
+    listed = [_Names.of(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
+    names = [name for each in listed for name in each.sampled]
+    frequent = list_frequent(count_affixes(names), len(names))
+    relations = [
+        _Relation(*pair) for one, other in combinations(frequent, 2) if (pair := _order(one, other)) is not None
+    ]
+    for relation in relations:
+        for each in listed:
+            relation.add(each, each)
+    return [each for each in relations if each.holds]
+
+
+def _may_relate(folder: FolderContents) -> bool:
+    """Tells if names in a folder may go together: there are images, and names of another form or suffix."""
+    others = any(suffix not in NO_SIDECARS for suffix in folder.others)
+    return folder.images.count > 0 and (others or (folder.images.count > 1 and not folder.is_uniform))
+
+
+def _order(one: Affix, other: Affix) -> tuple[Affix, Affix] | None:
+    """Returns two affixes, that of the images first. Returns None if their names cannot go together, or neither is of
+    images."""
+    images = [each for each in (one, other) if each.suffix in IMAGE_SUFFIXES]
+    if not images or not go_together(one, other) or any(each.suffix in NO_SIDECARS for each in (one, other)):
+        return None
+    if len(images) == 1:
+        return (one, other) if images[0] == one else (other, one)
+    if one.suffix == other.suffix and not (one.has_word or other.has_word):
+        return None  # a copy, a further number
+    # The plain name is the image's; then the photo's suffix; then the order of the alphabet.
+    first, second = sorted((one, other), key=lambda each: (not each.is_plain, each.suffix not in _PHOTOS, each))
+    return first, second
+
+
+def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
+    """Relates the names in folders whose paths differ by the name of one folder."""
+    groups: dict[tuple[str, str], list[FolderContents]] = defaultdict(list)
+    for folder in contents.folders.values():
+        if folder.path and (folder.images.count or folder.others) and not is_work_folder(folder.path):
+            parts = folder.path.split("/")
+            for place in range(len(parts)):
+                groups["/".join(parts[:place]), "/".join(parts[place + 1 :])].append(folder)
+    related: dict[tuple[str, str], list[tuple[FolderContents, FolderContents]]] = defaultdict(list)
+    for (above, _), folders in groups.items():
+        place = above.count("/") + 1 if above else 0
+        for one, other in _list_folder_pairs(folders):
+            key = one.path.split("/")[place], other.path.split("/")[place]
+            if key[::-1] in related:
+                key, one, other = key[::-1], other, one
+            if other.path.startswith(one.path):
+                key = "", f"{{dir}}{other.path[len(one.path) :]}"
+            related[key].append((one, other))
+    return [relation for names, pairs in related.items() for relation in _relate_two(tree, names, pairs)]
+
+
+def _list_folder_pairs(folders: Sequence[FolderContents]) -> Iterator[tuple[FolderContents, FolderContents]]:
+    """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders, compares
+    all to the first alone; of more than 32 none."""
+    holding = [each for each in folders if each.images.count]
+    if not holding or not 2 <= len(folders) <= MOST_SIDE_BY_SIDE:
+        return
+    first = min(holding, key=lambda each: (each.images.first[0].lower().endswith(_PHOTOS) is False, each.path))
+    pairs = [*combinations(folders, 2)] if len(folders) <= _MOST_COMPARED else [(first, each) for each in folders]
+    for one, other in pairs:
+        one, other = (one, other) if one.images.count else (other, one)
+        if one is not other and one.images.count and _may_share(one, other):
+            yield one, other
+
+
+def _may_share(one: FolderContents, other: FolderContents) -> bool:
+    """Tells if two folders may have files of the same names: some stems are equal, or names differ by a text."""
+    sets = [other.images, *(names for suffix, names in other.others.items() if suffix not in NO_SIDECARS)]
+    if any(each.count and each.count_shared(one.images) for each in sets):
+        return True
+    return len(_list_bases(one) & _list_bases(other)) > 1
+
+
+def _list_bases(folder: FolderContents) -> set[str]:
+    """Returns the possible common parts of the first names of a folder, for each kind of file."""
+    others = (names.first for suffix, names in folder.others.items() if suffix not in NO_SIDECARS)
+    names = [name for each in (folder.images.first, *others) for name in each[:_LOOKED_AT]]
+    return {base for name in names for _, base in list_affixes(name)}
+
+
+def _relate_two(
+    tree: Tree, folders: tuple[str, str], pairs: Sequence[tuple[FolderContents, FolderContents]]
+) -> list[_Relation]:
+    """Relates the names in pairs of folders."""
+    per_folder = max(2, min(_PER_FOLDER, _SAMPLED // len(pairs)) // 2)
+    some = sample(pairs, _SAMPLED // 4)
+    listed = [(_Names.of(tree, one, per_folder), _Names.of(tree, other, per_folder)) for one, other in some]
+    frequent = []
+    for side in (0, 1):
+        names = [name for pair in listed for name in pair[side].sampled]
+        frequent.append(list_frequent(count_affixes(names), len(names)))
+    relations = [
+        _Relation(one, other, folders)
+        for one in frequent[0]
+        for other in frequent[1]
+        if one.suffix in IMAGE_SUFFIXES
+        and other.suffix not in NO_SIDECARS
+        and (go_together(one, other) or (one == other and one.is_plain))
+    ]
+    for each in relations:
+        for images, files in listed:
+            each.add(images, files)
+    return [each for each in relations if each.holds]
+
+
+def _judge(tree: Tree, relation: _Relation) -> Companion | None:
+    """Looks at a few files of a relation: returns what they are, or None if the files only have similar names."""
+    from packstore.sources.resemblance import are_masks, have_own_sizes, read_picture, read_size, resemble
+
+    images, files = relation.patterns
+    text = files if images is None else f"{images}={files}"
+    if relation.other.suffix not in IMAGE_SUFFIXES:
+        contents = [tree.first_bytes(file, _BYTES) for _, file in relation.pairs[:_TEXTS]]
+        if relation.folders is not None and relation.merely_counts and relation.has_other_owner(tree):
+            return None
+        type = tell_type(relation.other.suffix, contents)
+        certain = type == "text" and relation.other.suffix in _PROSE and all(map(is_line, contents))
+        return None if type is None else _make(relation, SIDECAR, f"{text}={type}", certain)
+    some = dict.fromkeys(sample(relation.pairs, _LOOKED_AT))
+    pictures = [(read_picture(tree, image), read_picture(tree, file)) for image, file in some]
+    if are_masks(pictures):
+        return _make(relation, MASKS, text, True)
+    if are_masks([(file, image) for image, file in pictures]) and (relation.folders is None or relation.folders[0]):
+        return _judge(tree, relation.swapped())
+    if all(image is not None and image.is_mask for image, _ in pictures):
+        return None  # several masks of an image
+    words = [token for affix in (relation.one, relation.other) for token in affix.tokens if token != "*"]
+    if relation.folders is None and words and all(map(is_no_word, words)):
+        return None  # copies, sizes
+    named = relation.one.is_plain and words and not any(map(is_no_word, words)) and relation.folders is None
+    if not named and relation.merely_counts:
+        sizes = [(read_size(tree, image), read_size(tree, file)) for image, file in relation.pairs[:_TEXTS]]
+        if not have_own_sizes(sizes) and not resemble(pictures):
+            return None
+    return _make(relation, PAIR, f"{images or relation.one.pattern()}={files}", False)
+
+
+def _make(relation: _Relation, option: str, text: str, certain: bool) -> Companion:
+    """Makes a companion from a relation."""
+    return Companion(option, text, relation.ignore, len(relation.pairs), relation.images, relation.pairs[0], certain)
+
+
+def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Companion]:
+    """Finds folders that contain a folder with one image and a folder of masks, of whatever names: ``7/images/7.png``,
+    ``7/masks/0.png``."""
+    groups: dict[tuple[str, ...], list[tuple[FolderContents, ...]]] = defaultdict(list)
+    for folder in contents.folders.values():
+        inside = [contents.folders.get(join(folder.path, name)) for name in folder.folders if folder.path]
+        pair = tuple(each for each in inside if each is not None and each.images.count)
+        if len(pair) == 2 and min(each.images.count for each in pair) == 1:
+            groups[tuple(each.path.rpartition("/")[2] for each in pair)].append(pair)
+    for names, pairs in groups.items():
+        for image, file in ((0, 1), (1, 0)):
+            if len(pairs) > 1 and all(pair[image].images.count == 1 for pair in pairs):
+                companion = _judge_folders(tree, names[file], [(pair[image], pair[file]) for pair in pairs])
+                if companion is not None:
+                    yield companion
+                    break
+
+
+def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, FolderContents]]) -> Companion | None:
+    """Looks at a few pairs of folders, one with an image and one called ``name``. Returns None if that has no masks."""
+    from packstore.sources.resemblance import are_masks, read_picture
+
+    files = [
+        (join(one.path, one.images.first[0]), join(other.path, other.images.first[0]))
+        for one, other in sample(pairs, _LOOKED_AT)
+    ]
+    if not are_masks([(read_picture(tree, image), read_picture(tree, mask)) for image, mask in files]):
+        return None
+    suffix = Counter(mask.rpartition(".")[2] for _, mask in files).most_common(1)[0][0]
+    return Companion(MASKS, f"{{dir}}/../{name}/*.{suffix}", f"{name}/", len(pairs), len(pairs), files[0], True)

@@ -1,0 +1,143 @@
+"""Compares a few pictures: tells masks from photos, and pictures of the same scene from others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError
+from packstore.images import perceptual
+from packstore.images.decoders import native, pillow
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.tree import Tree
+
+_HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
+_SIDE = 256
+_MOST_CLASSES, _MOST_COLOURS = 64, 32
+_WINDOWS = (
+    perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
+)  # fmt: skip
+"""Windows that are compared: two cameras side by side show nearly the same, further to the left or right."""
+_ALIKE = 96
+"""Maximum distance of hashes of two forms of a picture. Hashes of different pictures hardly ever are as near, see
+:data:`packstore.images.perceptual.THRESHOLD`."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Content of an image file.
+
+    Attributes:
+        kind: Kind of the file, such as ``jpeg``.
+        width: Width in pixels.
+        height: Height in pixels.
+        digest: Hash of the bytes of the file.
+        pixels: Decoded pixels ``(H, W, C)``; empty if they cannot be decoded. Those of a JPEG file are scaled down.
+    """
+
+    kind: str
+    width: int
+    height: int
+    digest: int
+    pixels: NDArray[np.generic]
+
+    @cached_property
+    def colours(self) -> int:
+        """Number of different colours."""
+        if not self.pixels.size:
+            return 0
+        flat = np.ascontiguousarray(self.pixels.reshape(-1, self.pixels.shape[-1]))
+        rows = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1])))
+        return len(np.unique(rows))
+
+    @property
+    def is_mask(self) -> bool:
+        """True for few colours, each of many pixels. JPEG files are none."""
+        most = _MOST_CLASSES if self.pixels.shape[-1] == 1 else _MOST_COLOURS
+        return self.kind != "jpeg" and 0 < self.colours <= min(most, self.width * self.height / 4)
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Perceptual hashes of the windows, uint64 ``(5, 4)``."""
+        pixels = self.pixels[..., :3] if self.pixels.shape[-1] >= 3 else np.repeat(self.pixels[..., :1], 3, axis=-1)
+        if pixels.dtype != np.uint8:
+            low, high = float(pixels.min()), float(pixels.max())
+            pixels = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-9))
+        small = perceptual.shrink_to_side(np.ascontiguousarray(pixels.astype(np.uint8)))
+        hashed: NDArray[np.uint64] = perceptual.hash_windows(perceptual.to_grey(small[None]), _WINDOWS)[0]
+        return hashed
+
+
+def read_size(tree: Tree, file: str) -> tuple[int, int] | None:
+    """Returns width and height of an image by its header; None if the header cannot be read."""
+    try:
+        info = sniff(tree.first_bytes(file, _HEADER))
+    except HeaderError:
+        return None
+    return info.width, info.height
+
+
+def read_picture(tree: Tree, file: str) -> Picture | None:
+    """Reads and decodes an image. Returns None if its header cannot be read; pixels that cannot be decoded are
+    empty."""
+    data = tree.first_bytes(file, _MAX_BYTES)
+    try:
+        info = sniff(data[:_HEADER])
+    except HeaderError:
+        return None
+    try:
+        if info.kind == "jpeg":
+            pixels = pillow.decode(memoryview(data), _MAX_PIXELS, _SIDE)
+        else:
+            pixels = native.decode(memoryview(data), _MAX_PIXELS)[0]
+    except (DecodeError, ValueError):
+        pixels = np.empty((0, 0, 1), np.uint8)
+    pixels = pixels.reshape(*pixels.shape[:2], -1) if pixels.ndim != 3 else pixels
+    return Picture(info.kind, info.width, info.height, hash(data), pixels)
+
+
+def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+    """Tells if the second picture of each pair is a mask of the first, by its colours and size."""
+    return bool(pairs) and all(
+        image is not None
+        and mask is not None
+        and mask.is_mask
+        and {image.width, image.height} == {mask.width, mask.height}
+        and image.colours > 2 * mask.colours
+        for image, mask in pairs
+    )
+
+
+def have_own_sizes(sizes: Sequence[tuple[tuple[int, int] | None, tuple[int, int] | None]]) -> bool:
+    """Tells if sizes vary among the pairs, and the two sizes of each pair are equal, or have the same ratio."""
+    known = [(one, other) for one, other in sizes if one is not None and other is not None]
+    if len(known) < len(sizes) or len({one for one, _ in known}) < max(3, len(known) // 2):
+        return False
+    ratios = {(round(a[0] / b[0], 1), round(a[1] / b[1], 1)) for a, b in known}
+    return len(ratios) == 1
+
+
+def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+    """Tells if the two pictures of each pair show the same, and those of different pairs do not.
+
+    Needs two pairs or more. In each, the hashes must be nearer to each other than to those of all other pairs, and near
+    enough that this is no chance.
+    """
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if all(one.digest == other.digest for one, other in known):
+        return False  # copies of files
+    if len(known) < max(2, len(pairs)) or not all(one.pixels.size and other.pixels.size for one, other in known):
+        return False
+    ones, others = (np.stack([pair[side].hashes for pair in known]) for side in (0, 1))
+    for windows in (1, len(_WINDOWS)):
+        pairwise = perceptual.hamming_distances(ones[:, None, :windows, None], others[None, :, None, :windows])
+        distances = pairwise.min((-1, -2))
+        own = np.diag(distances)
+        apart = distances + np.where(np.eye(len(known), dtype=bool), 1 << 16, 0)
+        if (own < np.minimum(apart.min(0), apart.min(1))).all() and np.median(own) <= _ALIKE:
+            return True
+    return False
