@@ -183,14 +183,15 @@ class CompanionsSource(FileRowSource):
         return super().reason_to_leave_out(folder, name)
 
     def has_folders_without_companions(self) -> bool:
-        """Tells if no image among the first in a folder has a file that belongs to it. Folders of splits may have none,
-        since many test sets have no masks."""
+        """Tells if no image among the first in a folder has a file that belongs to it. A whole split may have none, as
+        many test sets have no masks."""
         seen: dict[str, list[bool]] = {}
         for image in self._list_images():
             tried = seen.setdefault(image.rpartition("/")[0], [])
             if len(tried) < _PROBED and not any(tried):
                 tried.append(any(self.find_files(each, image) for each in self._patterns))
-        return any(not any(tried) for folder, tried in seen.items() if folder not in self._split_of)
+        having = {self._split_of.get(folder, "") for folder, tried in seen.items() if any(tried)}
+        return any(not any(tried) and self._split_of.get(folder, "") in (*having, "") for folder, tried in seen.items())
 
     def has_plain_texts(self) -> bool:
         """Tells if all texts are one line each, and there is one pattern of texts at most. Reads all texts."""

@@ -359,7 +359,7 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     some = dict.fromkeys(sample(relation.pairs, _LOOKED_AT))
     pictures = [(read_picture(tree, image), read_picture(tree, file)) for image, file in some]
     if are_masks(pictures):
-        return _make(relation, MASKS, text, True)
+        return _make(relation, MASKS, text, relation.folders is None or not relation.has_other_owner(tree))
     if are_masks([(file, image) for image, file in pictures]) and (relation.folders is None or relation.folders[0]):
         return _judge(tree, relation.swapped())
     if all(image is not None and image.is_mask for image, _ in pictures):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ _WINDOWS = (
     perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
 )  # fmt: skip
 """Windows that are compared: two cameras side by side show nearly the same, further to the left or right."""
+_SAME_LIGHT = 0.15
+"""Maximum of 1 minus the correlation of block means of two forms of a picture."""
 _ALIKE = 96
 """Maximum distance of hashes of two forms of a picture. Hashes of different pictures hardly ever are as near, see
 :data:`packstore.images.perceptual.THRESHOLD`."""
@@ -61,15 +64,29 @@ class Picture:
         return self.kind != "jpeg" and 0 < self.colours <= min(most, self.width * self.height / 4)
 
     @cached_property
-    def hashes(self) -> NDArray[np.uint64]:
-        """Perceptual hashes of the windows, uint64 ``(5, 4)``."""
+    def grey(self) -> NDArray[np.float32]:
+        """The grey image at 64 x 64 pixels, float32 of 0 to 255."""
         pixels = self.pixels[..., :3] if self.pixels.shape[-1] >= 3 else np.repeat(self.pixels[..., :1], 3, axis=-1)
         if pixels.dtype != np.uint8:
             low, high = float(pixels.min()), float(pixels.max())
             pixels = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-9))
         small = perceptual.shrink_to_side(np.ascontiguousarray(pixels.astype(np.uint8)))
-        hashed: NDArray[np.uint64] = perceptual.hash_windows(perceptual.to_grey(small[None]), _WINDOWS)[0]
+        grey: NDArray[np.float32] = perceptual.to_grey(small[None])[0]
+        return grey
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Perceptual hashes of the windows, uint64 ``(5, 4)``."""
+        hashed: NDArray[np.uint64] = perceptual.hash_windows(self.grey[None], _WINDOWS)[0]
         return hashed
+
+    @cached_property
+    def blocks(self) -> NDArray[np.float32]:
+        """Means of 8 x 8 blocks, as a vector of mean 0 and length 1; hardly changed by noise, blur or other light."""
+        means = self.grey.reshape(8, 8, 8, 8).mean((1, 3)).ravel()
+        means = means - means.mean()
+        unit: NDArray[np.float32] = means / max(float(np.linalg.norm(means)), 1e-6)
+        return unit
 
 
 def read_size(tree: Tree, file: str) -> tuple[int, int] | None:
@@ -124,8 +141,8 @@ def have_own_sizes(sizes: Sequence[tuple[tuple[int, int] | None, tuple[int, int]
 def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
     """Tells if the two pictures of each pair show the same, and those of different pairs do not.
 
-    Needs two pairs or more. In each, the hashes must be nearer to each other than to those of all other pairs, and near
-    enough that this is no chance.
+    Needs two pairs or more. In each, the hashes or the means of blocks must be nearer to each other than to those of
+    all other pairs, and near enough that this is no chance.
     """
     known = [(one, other) for one, other in pairs if one is not None and other is not None]
     if all(one.digest == other.digest for one, other in known):
@@ -133,11 +150,18 @@ def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
     if len(known) < max(2, len(pairs)) or not all(one.pixels.size and other.pixels.size for one, other in known):
         return False
     ones, others = (np.stack([pair[side].hashes for pair in known]) for side in (0, 1))
-    for windows in (1, len(_WINDOWS)):
-        pairwise = perceptual.hamming_distances(ones[:, None, :windows, None], others[None, :, None, :windows])
-        distances = pairwise.min((-1, -2))
-        own = np.diag(distances)
-        apart = distances + np.where(np.eye(len(known), dtype=bool), 1 << 16, 0)
-        if (own < np.minimum(apart.min(0), apart.min(1))).all() and np.median(own) <= _ALIKE:
-            return True
-    return False
+    hashes = perceptual.hamming_distances(ones[:, None, :, None], others[None, :, None])
+    blocks, others_blocks = (np.stack([pair[side].blocks for pair in known]) for side in (0, 1))
+    return (
+        _go_in_pairs(hashes[..., 0, 0], _ALIKE)
+        or _go_in_pairs(hashes.min((-1, -2)), _ALIKE)
+        or _go_in_pairs(1 - blocks @ others_blocks.T, _SAME_LIGHT)
+    )
+
+
+def _go_in_pairs(distances: NDArray[Any], most: float) -> bool:
+    """Tells if each picture is nearest to its own partner, and usually as near as ``most``. ``distances`` ``(n, n)``
+    has the distances of partners on its diagonal."""
+    own = np.diag(distances)
+    apart = np.where(np.eye(len(own), dtype=bool), np.inf, distances)
+    return bool((own < np.minimum(apart.min(0), apart.min(1))).all() and np.median(own) <= most)

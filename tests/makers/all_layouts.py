@@ -403,6 +403,8 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "Kaggle's without the labels of val": (None, without(named("kaggle"), "LOC_val_solution.csv")),
     "a list of labels": ("table", lambda root: fill(root, {"anything.csv": "id,y\n0,1\n1,0\n2,0\n", **{
         f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
+    "masks whose names begin with GT": ("companions", lambda root: fill(root, {
+        **{f"a{n}.jpg": jpeg(n) for n in range(3)}, **{f"GTa{n}.png": mask(n) for n in range(3)}})),
     "modalities": (None, lambda root: fill(root / "set", {
         f"{name}/{n}.png": jpeg(n) for name in ("rgb", "depth") for n in range(6)})),
     "arrays without labels' meaning": (None, hdf5("images", "masses", "angles", "xs")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import io
 import json
 import shutil
@@ -11,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import packstore
-from packstore import UsageError
+from packstore import AmbiguousSourceError, UsageError
 from packstore.core.errors import SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.companion_patterns import parse_pattern
@@ -262,3 +264,126 @@ def test_a_bad_sidecar_is_a_bad_sample(type: str, content: str, reason: str, tmp
         entry = list(source.entries())[-1]
         with pytest.raises(packstore.SampleError, match=reason):
             source.read(entry)
+
+
+def question(path: Path) -> list[tuple[str, ...]]:
+    """The options of each answer to the question that a folder raises."""
+    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(path)) as source:
+        source.survey()
+    return [answer.options for answer in caught.value.answers]
+
+
+def photo(seed: int, width: int = 64, height: int = 48) -> Image.Image:
+    """A picture of smooth colours, another one for each seed."""
+    random = np.random.default_rng(seed)
+    return Image.fromarray(random.integers(0, 256, (5, 6, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+
+
+def noisy(image: Image.Image, seed: int) -> Image.Image:
+    values = np.asarray(image) + np.random.default_rng(seed).normal(0, 20, np.asarray(image).shape)
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def outline(seed: int, width: int = 64, height: int = 48) -> bytes:
+    """A black and white PNG file."""
+    values = np.zeros((height, width), np.uint8)
+    values[seed % 20 : seed % 20 + 12, seed % 30 : seed % 30 + 20] = 255
+    return encode(Image.fromarray(values), "PNG")
+
+
+FOUND_MASKS = (
+    ("{}.jpg", "{}.png"),
+    ("{}.jpg", "GT{}.png"),
+    ("{}.jpg", "seg-{}.png"),
+    ("{}.jpg", "{}.outline.bmp"),
+    ("{}.jpg", "{}_m_0.png"),
+    ("a/{}.jpg", "a/{}_L.png"),
+    ("x/raw/{}.jpg", "x/cut/{}.png"),
+    ("raw/{}.png", "cut/{}-cut.png"),
+    ("{0}/photo/{0}.png", "{0}/parts/k.png"),
+)
+
+
+@pytest.mark.parametrize("count", [2, 3, 29])
+@pytest.mark.parametrize("names", FOUND_MASKS)
+@pytest.mark.parametrize("stem", ["{}", "tile_{}", "n{}x"])
+def test_masks_are_found_whatever_their_names(names: tuple[str, str], stem: str, count: int, tmp_path: Path) -> None:
+    stems = [stem.format(number) for number in range(count)]
+    kind = {"jpg": "JPEG", "png": "PNG"}[names[0][-3:]]
+    files = {names[0].format(each): encode(photo(number), kind, quality=90) for number, each in enumerate(stems)}
+    masks = {names[1].format(each): outline(number) for number, each in enumerate(stems)}
+    with closing(open_source(fill(tmp_path, files | masks))) as source:
+        survey = source.survey()
+        assert survey.records == count
+        assert {"mask", "masks"} & {column.name for column in survey.columns}
+        assert not survey.ledger.left
+
+
+@pytest.mark.parametrize("count", [2, 12, 29])
+@pytest.mark.parametrize("names", ["{}.gt.txt", "{}_gt.txt", "text-{}.txt", "{}.jpg.txt"])
+def test_lines_of_text_are_found(names: str, count: int, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"b{n % 2}/{n:04}.jpg": jpeg(n) for n in range(count + 1)}
+    files |= {f"b{n % 2}/" + names.format(f"{n:04}"): f"line {n}\n" for n in range(count)}
+    values = read(fill(tmp_path, files))
+    texts = [next(each[column] for column in each if column != "folder") for each in values.values()]
+    assert sorted(filter(None, texts)) == sorted(f"line {n}" for n in range(count))
+    assert texts.count(None) == 1
+
+
+def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"frame-{n:06}.color.jpg": jpeg(n) for n in range(9)}
+    files |= {f"frame-{n:06}.pose.txt": f"1 0 {n}\n0 1 2.5\n" for n in range(8)} | {"camera.txt": "585 0 320"}
+    path = fill(tmp_path, files)
+    answer = ("--sidecar", "{s}.color.jpg={s}.pose.txt=numbers")
+    assert answer in question(path)
+    with closing(open_source(path, sidecar=answer[1])) as source:
+        assert source.survey().records == 9
+
+
+PAIRS = {
+    "noise": ("n10/{}.png", "n25/{}.png", "--pair"),
+    "haze": ("foggy/{}.png", "bright/{}.png", "--pair"),
+    "splits": ("train/p/{}.png", "train/q/{}.png", "--pair"),
+    "prefixes": ("1/left{}.png", "1/right{}.png", "--pair"),
+    "suffixes": ("image_{}_HR.png", "image_{}_LR.png", "--pair"),
+}
+
+
+@pytest.mark.parametrize("count", [3, 12])
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: Path) -> None:
+    one, other, option = PAIRS[name]
+    files = {one.format(n): encode(photo(n), "PNG") for n in range(count)}
+    files |= {other.format(n): encode(noisy(photo(n), n), "PNG") for n in range(count)}
+    path = fill(tmp_path, files)
+    answers = [answer for answer in question(path) if answer[0] == option]
+    assert answers
+    with closing(open_source(path, pair=answers[0][1::2])) as source:
+        assert source.survey().records == count
+
+
+@pytest.mark.parametrize("folders", [("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right")])
+def test_pictures_that_only_have_equal_names_are_classes(folders: tuple[str, ...], tmp_path: Path) -> None:
+    files = {
+        f"{name}/{n:04}.jpg": encode(photo(100 * k + n), "JPEG") for k, name in enumerate(folders) for n in range(9)
+    }
+    if folders == ("left", "right"):
+        assert question(fill(tmp_path, files))  # asked by their names alone
+        return
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 9 * len(folders))
+
+
+def test_recognition_takes_time_in_proportion_to_folders(tmp_path: Path) -> None:
+    """Names are compared a number of times that grows with the number of folders, not with its square."""
+    calls = []
+    for count in (20, 80):
+        files = {f"{count}/{n}/a/{n}.png": encode(photo(n % 9), "PNG") for n in range(count)}
+        fill(tmp_path, files | {f"{count}/{n}/b/{n}_{k}.png": outline(k) for n in range(count) for k in range(2)})
+        profile = cProfile.Profile()
+        with profile, closing(open_source(tmp_path / str(count))) as source:
+            assert source.kind == "companions"
+        calls.append(sum(each.callcount for each in profile.getstats()))
+    assert calls[1] < 6 * calls[0]
