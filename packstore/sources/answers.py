@@ -28,6 +28,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import NO_SIDECARS
 from packstore.sources.questions import ask_about_clips, ask_about_left
 from packstore.sources.splits import find_split
+from packstore.sources.tree import Tree
 
 _MOST_FILES = 200_000
 _ASKED_IN_A_ROW, _FEWEST_CLASSES, _TOPS, _SHOWN = 2, 5, 8, 4
@@ -46,11 +47,13 @@ class Outcome:
         survey: Its survey.
         kind: Its kind.
         left: Number of files left out, by what they are: ``images``, ``.txt files``.
+        repeats_classes: A class folder contains folders that are called as other classes.
     """
 
     survey: Survey
     kind: str
     left: Counter[str]
+    repeats_classes: bool = False
 
     @property
     def classes(self) -> Sequence[str]:
@@ -71,7 +74,7 @@ class Outcome:
         if self.kind != "imagefolder" or not self.survey.counted:
             return True
         splits = bool(names) and all(map(find_split, names))
-        return not splits and not (len(names) >= _FEWEST_CLASSES and 2 * len(names) > records)
+        return not (splits or self.repeats_classes) and not (len(names) >= _FEWEST_CLASSES and 2 * len(names) > records)
 
     def describe(self) -> str:
         """Returns a note: ``40 samples in 2 classes (a, b), train 30, with mask; leaves out 40 .txt files``."""
@@ -190,7 +193,14 @@ class _Trial:
             left = _count(map(_name_of, survey.ledger.names(Role.LEFT)))
             if answer.source is not None:
                 left += self._files - (_count_files(place) or Counter())
-            return Outcome(survey, source.kind, left)
+            outcome = Outcome(survey, source.kind, left)
+            tree = getattr(source, "tree", None)
+            if source.kind == "imagefolder" and isinstance(tree, Tree):
+                classes, inside = {*outcome.classes}, list_contents(tree).folders
+                own = (path for path in inside if _name_of(path) in classes)
+                repeats = any(len(classes.intersection(inside[path].folders)) > 1 for path in own)
+                outcome = replace(outcome, repeats_classes=repeats)
+            return outcome
 
 
 def _name_of(path: str) -> str:

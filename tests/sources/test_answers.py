@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from packstore.cli import cli
 from packstore.cli.common import suggest_commands
-from packstore.core.errors import AmbiguousSourceError, Answer
+from packstore.core.errors import AmbiguousSourceError
 from packstore.sources import answers as module
 from packstore.sources import open_source
 from tests.makers.annotated import fill, jpeg, mask
@@ -143,7 +143,8 @@ def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) 
     root = fill(tmp_path / "set", LAYOUTS["copies"]())
     with pytest.raises(AmbiguousSourceError) as caught:
         open_source(root)
-    assert Answer(("--source", "imagefolder")) not in caught.value.answers  # which fails, for an empty class
+    # It fails for an empty class; and without that, the copies of all classes are a class.
+    assert not [answer for answer in caught.value.answers if "imagefolder" in answer.options]
     (whole,) = (each for each in caught.value.answers if each.options == ("--ignore", "/augmented data"))
     assert whole.note == "10 samples in 2 classes (no, yes); leaves out 6 images, 1 .model files"
 
