@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import max_file_bytes
@@ -62,13 +62,16 @@ class Database:
                 raise self._damage_error(item)
             yield item
 
-    def read_first_entries(self) -> list[tuple[bytes, bytes]]:
-        """Reads keys and values of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
+    def read_first_values(self) -> list[bytes]:
+        """Reads the values of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
         :class:`ValueError` for a damaged page."""
-        entries = []
-        for key, _ in islice(self.walk_entries(), _LOOKED_AT):
-            entries.append((key, self.read_value(key) or b""))
-        return entries
+        return [self.read_value(key) or b"" for key, _ in islice(self.walk_entries(), _LOOKED_AT)]
+
+    def has_mostly(self, test: Callable[[bytes], bool]) -> bool:
+        """Tells if more than half of the first 4 values pass a test. Raises the errors of
+        :meth:`read_first_values`."""
+        passed = [test(value) for value in self.read_first_values()]
+        return 2 * sum(passed) > len(passed)
 
     def read_value(self, key: bytes) -> bytes | None:
         """Reads the value of a key; returns None if the key is missing. Raises :class:`ValueError` for a damaged
@@ -93,18 +96,6 @@ class Database:
         return SourceError(f"{printable(str(self.path))} is not a readable LMDB, or is damaged: {what}")
 
 
-class SplitDatabase(NamedTuple):
-    """Path of a database and its split.
-
-    Attributes:
-        split: Name of the split; ``""`` if there is none.
-        path: Path of the database.
-    """
-
-    split: str
-    path: Path
-
-
 class LmdbSource(RowSource):
     """Base of sources with one LMDB of another program, or several in a folder. Several are named by split:
     ``train.lmdb``, ``ilsvrc12_val_lmdb``.
@@ -119,7 +110,7 @@ class LmdbSource(RowSource):
         self._found = self.find_databases(path)
         if not self._found:
             raise SourceError(f"{printable(str(path))} holds no LMDB")
-        self.databases = [Database(each.path) for each in self._found]
+        self.databases = [Database(each) for _, each in self._found]
         wrong = next((d.path for d in self.databases if not self.is_of_kind(d)), None)
         if wrong is not None:
             raise SourceError(f"{printable(str(wrong))} is no LMDB of {self.kind}")
@@ -142,22 +133,22 @@ class LmdbSource(RowSource):
         """Reads the values of a sample. Raises :class:`ValueError` if it is missing, damaged or too large."""
 
     @classmethod
-    def find_databases(cls, path: Path) -> list[SplitDatabase]:
-        """Finds the LMDBs at a path, in packing order; returns ``[]`` if there are none. A path that is an LMDB itself
-        has the split ``""``. Of several LMDBs, each must have a split of its own in its name: else raises
-        :class:`AmbiguousSourceError`."""
+    def find_databases(cls, path: Path) -> list[tuple[str, Path]]:
+        """Finds split and path of the LMDBs at a path, in packing order; returns ``[]`` if there are none. A path that
+        is an LMDB itself has the split ``""``. Of several LMDBs, each must have a split of its own in its name: else
+        raises :class:`AmbiguousSourceError`."""
         if is_lmdb(path):
-            return [SplitDatabase("", path)]
-        databases = [SplitDatabase(find_split(each.name), each) for each in find_lmdbs(path)]
-        if len(databases) > 1 and len({each.split for each in databases} - {""}) != len(databases):
-            names = ", ".join(printable(each.path.name) for each in databases)
+            return [("", path)]
+        databases = [(find_split(each.name), each) for each in find_lmdbs(path)]
+        if len(databases) > 1 and len({split for split, _ in databases} - {""}) != len(databases):
+            names = ", ".join(printable(each.name) for _, each in databases)
             raise AmbiguousSourceError(
                 f"{printable(str(path))} holds several LMDBs ({names}), whose names do not have one split each: "
                 "give one of them",
-                [Answer(source=each.path) for each in databases],
+                [Answer(source=each) for _, each in databases],
             )
-        order = in_packing_order(each.split for each in databases)
-        return sorted(databases, key=lambda each: order.index(each.split))
+        order = in_packing_order(split for split, _ in databases)
+        return sorted(databases, key=lambda each: order.index(each[0]))
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
@@ -187,7 +178,7 @@ class LmdbSource(RowSource):
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the databases, in packing order; ``[""]`` for a single database without split."""
-        return list(dict.fromkeys(each.split for each in self._found))
+        return list(dict.fromkeys(split for split, _ in self._found))
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields a row for each sample of the databases of a split. Raises the errors of :meth:`walk_samples`."""

@@ -28,7 +28,6 @@ from packstore.sources.lmdbs import (
     Database,
     LmdbSource,
     RefusedLmdbError,
-    SplitDatabase,
     decode_key,
     is_lmdb,
 )
@@ -120,14 +119,13 @@ class CaffeSource(LmdbSource):
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
         """Tells if more than half of the first 4 values are messages with an image."""
-        are_images = [_is_image_datum(value) for _, value in database.read_first_entries()]
-        return 2 * sum(are_images) > len(are_images)
+        return database.has_mostly(_is_image_datum)
 
     @cached_property
     def _has_files(self) -> bool:
         """True if the first message with an image has a file, False if it has pixels."""
         return next(
-            parse_datum(value).encoded for _, value in self.databases[0].read_first_entries() if _is_image_datum(value)
+            parse_datum(value).encoded for value in self.databases[0].read_first_values() if _is_image_datum(value)
         )
 
     def fields(self) -> Mapping[str, Field]:
@@ -321,18 +319,17 @@ class LsunSource(LmdbSource):
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
         """Tells if the database has a name of LSUN's. More than half of its first 4 values also have to be images."""
-        are_images = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
-        return _match_name(database.path) is not None and 2 * sum(are_images) > len(are_images)
+        return _parse_name(database.path) is not None and database.has_mostly(lambda data: begins_like_image(data[:16]))
 
     @classmethod
-    def find_databases(cls, path: Path) -> list[SplitDatabase]:
+    def find_databases(cls, path: Path) -> list[tuple[str, Path]]:
         """Finds the LMDBs with names of LSUN's, at ``path`` or in the folder ``path``; ignores others. Sorts them by
         split, then in the publisher's order of classes."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
-        entries = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
+        entries = [(*named, each) for each in places if (named := _parse_name(each))]
         order = in_packing_order(split for split, _, _ in entries)
         entries.sort(key=lambda each: (order.index(each[0]), CLASSES.index(each[1]) if each[1] else -1))
-        return [SplitDatabase(split, each) for split, _, each in entries]
+        return [(split, each) for split, _, each in entries]
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
@@ -341,15 +338,14 @@ class LsunSource(LmdbSource):
 
         Raises :class:`SourceError` for a file that cannot be read, and :class:`OSError` for a folder that cannot be
         listed."""
-        inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match_name(path) else []
-        if not _match_name(path) and not any(map(_NAME.fullmatch, inside)):
+        if not _parse_name(path) and not any(map(_parse_name, visible_paths(path) if path.is_dir() else ())):
             return Certainty.NO
         return super().recognise(path, options)
 
     @property
     def _classes(self) -> tuple[str, ...]:
         """Classes that have a database, in the publisher's order."""
-        present = {match[1] for database in self.databases if (match := _match_name(database.path)) and match[1]}
+        present = {named[1] for database in self.databases if (named := _parse_name(database.path))}
         return tuple(name for name in CLASSES if name in present)
 
     def fields(self) -> Mapping[str, Field]:
@@ -361,22 +357,21 @@ class LsunSource(LmdbSource):
 
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
         """Yields a sample for each entry. If the LMDB is of no class, ``test`` stands for the class in the key."""
-        match = _match_name(database.path)
-        name = match[1] if match and match[1] else "test"
+        _, name = _parse_name(database.path) or ("", "")
         for key, size in database.walk_entries():
-            yield f"{split}/{name}/{decode_key(key)}", key, size, 8
+            yield f"{split}/{name or 'test'}/{decode_key(key)}", key, size, 8
 
     def read_sample_values(self, database: Database, ref: Any) -> dict[str, Any]:
         """Reads the image, and as ``label`` the class in the name of its LMDB. An image of ``test`` has no label."""
-        match = _match_name(database.path)
-        label = {"label": self._classes.index(match[1])} if match is not None and match[1] else {}
+        _, name = _parse_name(database.path) or ("", "")
+        label = {"label": self._classes.index(name)} if name else {}
         return {"image": self.read_image(database, ref), **label}
 
 
-def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of an LMDB with LSUN's pattern; returns None if it does not match. The groups are class, split,
-    and ``test``."""
-    return _NAME.fullmatch(path.name)
+def _parse_name(path: Path) -> tuple[str, str] | None:
+    """Returns split and class in the name of an LMDB of LSUN's; no class for ``test``. Returns None for other names."""
+    match = _NAME.fullmatch(path.name)
+    return match and (match[2] or match[3], match[1] or "")
 
 
 class OcrSource(LmdbSource):

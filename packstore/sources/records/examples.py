@@ -18,14 +18,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.protobuf import Feature, Message
+from packstore.core.protobuf import Feature, Message, read_example
 from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
-from packstore.sources.records.facts import Example, ExampleFacts
+from packstore.sources.records.facts import ExampleFacts
 from packstore.sources.records.shards import OpenFiles, ShardSource, explain_damage
 from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
@@ -65,6 +65,69 @@ def find_compression(path: Path) -> str | None:
     except ValueError:
         return "zlib" if start.startswith(_ZLIB) else detect_compression(path)
     return None
+
+
+class Example:
+    """A ``tf.train.Example``, whose values are read when they are asked for.
+
+    Attributes:
+        message: The bytes of the example.
+        features: Location of the values of each feature.
+    """
+
+    def __init__(self, message: Message) -> None:
+        """Locates the features. Raises :class:`ValueError` for any other message."""
+        self.message, self.features = message, read_example(message)
+
+    def byte_values(self, name: str) -> list[bytes]:
+        """Reads the values of a feature of bytes; ``[]`` without values. Raises :class:`ValueError` for numbers, and if
+        the feature is missing."""
+        feature = self.find(name)
+        if feature.kind not in ("bytes", ""):
+            raise ValueError("found numbers, expected texts or files")
+        return feature.bytes(self.message)
+
+    def only_bytes(self, name: str) -> bytes:
+        """Reads the only value of a feature of bytes. Raises :class:`ValueError` for any other number or type of
+        values."""
+        values = self.byte_values(name)
+        if len(values) != 1:
+            raise ValueError(f"found {len(values)} values, expected one of bytes")
+        return values[0]
+
+    def numbers(self, name: str, dtype: str = "") -> NDArray[Any]:
+        """Reads the numbers of a feature. Raises :class:`ValueError` for bytes, for numbers beyond an integer
+        ``dtype``, and if the feature is missing."""
+        feature = self.find(name)
+        if feature.kind == "bytes":
+            raise ValueError("found bytes, expected numbers")
+        numbers = feature.numbers(self.message)
+        if not dtype or numbers.dtype.name == dtype:
+            return numbers
+        if dtype == "uint64" and numbers.dtype == np.int64:
+            return numbers.view(np.uint64)
+        values = numbers.astype(dtype)
+        if dtype != "uint64" and values.dtype.kind in "iub" and not np.array_equal(values, numbers):
+            raise ValueError(f"found numbers beyond {dtype}")
+        return values
+
+    def only_number(self, name: str) -> Any:
+        """Reads the only number of a feature; None if the feature is missing or has no values. Raises
+        :class:`ValueError` for several numbers or bytes."""
+        numbers = self.numbers(name) if name in self.features else np.zeros(0)
+        if len(numbers) > 1:
+            raise ValueError(f"found {len(numbers)} numbers, expected one")
+        return numbers[0] if len(numbers) else None
+
+    def has_values(self, name: str) -> bool:
+        """Tells if a feature is there, and has a type of values."""
+        return name in self.features and self.features[name].kind != ""
+
+    def find(self, name: str) -> Feature:
+        """Returns a feature. Raises :class:`ValueError` if it is missing."""
+        if name not in self.features:
+            raise ValueError(f"it has no feature {name}")
+        return self.features[name]
 
 
 @dataclass(slots=True)
@@ -313,7 +376,9 @@ class ExampleSource(ShardSource):
         reads all of it, and discards the facts if its checksum is wrong."""
         try:
             example = Example(message)
-            self.facts.add_example(example, lambda: self._files.read_record(number, place, message.size) is not None)
+            self.facts.add_example(
+                example.features, message, lambda: self._files.read_record(number, place, message.size) is not None
+            )
             return measure_largest_value(example.features), _read_key(example)
         except ValueError:
             return message.size, None  # reported when it is read

@@ -16,8 +16,7 @@ from packstore.core.export_manifest import StoredBytes
 from packstore.core.protobuf import PACKED, Message
 from packstore.sources.base import SourceOptions
 from packstore.sources.exported_rows import ExportedRows
-from packstore.sources.records.examples import ExampleSource, measure_largest_value
-from packstore.sources.records.facts import Example
+from packstore.sources.records.examples import Example, ExampleSource, measure_largest_value
 
 
 class ExportedTfds(ExportedRows, ExampleSource):

@@ -13,14 +13,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import read_bounded
-from packstore.core.protobuf import Feature, Message, read_example
+from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import begins_like_image
 
 _log = logging.getLogger(__name__)
@@ -35,69 +32,6 @@ _VALUE = re.compile(r"(id|name)\s*:\s*(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)
 _WORDNET = re.compile(rb"n\d{8}")
 _ExampleShape = tuple[tuple[str, str, int, str], ...]
 """Name, kind, number of values and guessed content of each feature of an example."""
-
-
-class Example:
-    """A ``tf.train.Example``, whose values are read when they are asked for.
-
-    Attributes:
-        message: The bytes of the example.
-        features: Location of the values of each feature.
-    """
-
-    def __init__(self, message: Message) -> None:
-        """Locates the features. Raises :class:`ValueError` for any other message."""
-        self.message, self.features = message, read_example(message)
-
-    def byte_values(self, name: str) -> list[bytes]:
-        """Reads the values of a feature of bytes; ``[]`` without values. Raises :class:`ValueError` for numbers, and if
-        the feature is missing."""
-        feature = self.find(name)
-        if feature.kind not in ("bytes", ""):
-            raise ValueError("found numbers, expected texts or files")
-        return feature.bytes(self.message)
-
-    def only_bytes(self, name: str) -> bytes:
-        """Reads the only value of a feature of bytes. Raises :class:`ValueError` for any other number or type of
-        values."""
-        values = self.byte_values(name)
-        if len(values) != 1:
-            raise ValueError(f"found {len(values)} values, expected one of bytes")
-        return values[0]
-
-    def numbers(self, name: str, dtype: str = "") -> NDArray[Any]:
-        """Reads the numbers of a feature. Raises :class:`ValueError` for bytes, for numbers beyond an integer
-        ``dtype``, and if the feature is missing."""
-        feature = self.find(name)
-        if feature.kind == "bytes":
-            raise ValueError("found bytes, expected numbers")
-        numbers = feature.numbers(self.message)
-        if not dtype or numbers.dtype.name == dtype:
-            return numbers
-        if dtype == "uint64" and numbers.dtype == np.int64:
-            return numbers.view(np.uint64)
-        values = numbers.astype(dtype)
-        if dtype != "uint64" and values.dtype.kind in "iub" and not np.array_equal(values, numbers):
-            raise ValueError(f"found numbers beyond {dtype}")
-        return values
-
-    def only_number(self, name: str) -> Any:
-        """Reads the only number of a feature; None if the feature is missing or has no values. Raises
-        :class:`ValueError` for several numbers or bytes."""
-        numbers = self.numbers(name) if name in self.features else np.zeros(0)
-        if len(numbers) > 1:
-            raise ValueError(f"found {len(numbers)} numbers, expected one")
-        return numbers[0] if len(numbers) else None
-
-    def has_values(self, name: str) -> bool:
-        """Tells if a feature is there, and has a type of values."""
-        return name in self.features and self.features[name].kind != ""
-
-    def find(self, name: str) -> Feature:
-        """Returns a feature. Raises :class:`ValueError` if it is missing."""
-        if name not in self.features:
-            raise ValueError(f"it has no feature {name}")
-        return self.features[name]
 
 
 class FeatureFacts(NamedTuple):
@@ -182,10 +116,9 @@ class ExampleFacts:
         self._shapes: set[_ExampleShape] = set()
         self._namings: set[tuple[bytes, ...]] = set()
 
-    def add_example(self, example: Example, is_sound: Callable[[], bool]) -> None:
+    def add_example(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
         """Adds the facts of an example. For new facts, calls ``is_sound``, which verifies the whole record; if that
         returns False, adds nothing. Raises :class:`ValueError` for an invalid message."""
-        features, message = example.features, example.message
         shape: _ExampleShape = tuple(
             [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
         )

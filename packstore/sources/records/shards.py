@@ -195,13 +195,16 @@ def check_file_name(name: object) -> str:
     return name
 
 
-def read_index(index: Path) -> dict[str, Any]:
+def read_index(index: Path, most: int = MAX_INDEX) -> dict[str, Any]:
     """Reads the JSON object in an index file; does not check its content.
 
-    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 256 MiB.
+    Raises :class:`SourceError` if the file is missing or cannot be read, has no JSON object, or has more than ``most``
+    bytes.
     """
+    if not index.is_file():
+        raise SourceError(f"{printable(str(index))} is missing, or no file")
     try:
-        content = load_json(read_bounded(index, MAX_INDEX), "it is not valid JSON")
+        content = load_json(read_bounded(index, most), "it is not valid JSON")
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
     if not isinstance(content, dict):

@@ -21,18 +21,15 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Images, Json, Label, Labels, Mask
-from packstore.core.files import read_bounded
-from packstore.core.plainjson import load_json
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import BYTES, JSON, TEXT, ValueType, guess
 from packstore.sources.exported_rows import open_with
 from packstore.sources.records.arrayrecord import ArrayRecordFiles
-from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord, scale_boxes
+from packstore.sources.records.examples import SUFFIXES, Example, ExampleSource, is_tfrecord, scale_boxes
 from packstore.sources.records.exported import ExportedTfds
-from packstore.sources.records.facts import Example
-from packstore.sources.records.shards import list_first_shards
+from packstore.sources.records.shards import list_first_shards, read_index
 from packstore.sources.records.tfds_features import FEATURES, Leaf, is_mask_leaf, is_pixel_tensor, read_feature_columns
 from packstore.sources.schema import RELATIVE
 
@@ -53,7 +50,7 @@ class TfdsSource(ExampleSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         folder = _find_version(path)
-        info, features = _read_json(folder / INFO), _read_json(folder / FEATURES)
+        info, features = (read_index(folder / name, _MAX_JSON) for name in (INFO, FEATURES))
         if "featuresDict" not in features:
             raise SourceError(
                 f"{printable(str(folder / FEATURES))} is of an old version of TensorFlow Datasets: write it again with "
@@ -292,22 +289,6 @@ def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, P
                 yield name, folder / file, count
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SourceError(f"{printable(str(folder / INFO))} cannot be used: {printable(str(error))}") from None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file.
-
-    Raises :class:`SourceError` if the file is missing or cannot be read, has no JSON object, or has more than 64 MiB.
-    """
-    if not file.is_file():
-        raise SourceError(f"{printable(str(file))} is missing, or no file")
-    try:
-        content = load_json(read_bounded(file, _MAX_JSON), "it is not valid JSON")
-        if not isinstance(content, dict):
-            raise ValueError("it is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{printable(str(file))} cannot be read: {printable(str(error))}") from None
-    return content
 
 
 def _find_versions(path: Path) -> list[Path]:
