@@ -38,6 +38,7 @@ _FILLERS = frozenset(
 )
 """Words beside the word of a split that tell nothing: ``train_set``."""
 _FILLED = re.compile(rf"^({'|'.join(SPLIT_ORDER)})({'|'.join(_FILLERS)})$")
+_LIKELY = re.compile(rf"{'|'.join(SPLIT_ORDER)}|hold|held")
 _APART = re.compile(r"[\W\d_]+")
 _NEXT = re.compile(r",(?=[^,=]+=)")
 _NAMED = 5
@@ -263,8 +264,10 @@ class SplitPatterns:
 
 @lru_cache(1 << 12)
 def _read_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the split in a name, ``""`` for none or several, and its other words. Words of :data:`_FILLERS` are left
-    out."""
+    """Returns the split in a name, ``""`` for none or several, and its other words, which may be left out without a
+    split. Words of :data:`_FILLERS` are left out."""
+    if not _LIKELY.search(name.lower()):
+        return "", ()
     words = [_FILLED.sub(r"\1", each.lower()) for run in _APART.split(name) for each in _CAMEL.split(run) if each]
     for number, pair in enumerate(map("".join, pairwise(words))):
         if pair in MEANINGS:  # train_val, hold-out

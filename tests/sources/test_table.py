@@ -593,7 +593,7 @@ def test_xml_files_beside_a_table_are_one_more_answer(tmp_path: Path) -> None:
     notes = {f"annotations/im{n:02}.xml": voc_xml(f"im{n:02}", ("cat", (1, 2, 3, 4), 0)) for n in range(5)}
     lines = "filename,class,xmin,ymin,xmax,ymax\n" + "".join(f"im{n:02}.png,cat,1,2,3,4\n" for n in range(5))
     root = make(tmp_path, [f"images/im{n:02}.png" for n in range(5)], {"labels.csv": lines, **notes})
-    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="Pascal VOC") as caught:
+    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="--source voc") as caught:
         ask_about_left(source, source.survey())
     assert [answer.options for answer in caught.value.answers][1:] == [("--source", "table"), ("--source", "voc")]
 
