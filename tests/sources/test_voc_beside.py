@@ -13,7 +13,9 @@ from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
+from packstore.sources.tree import FolderTree
 from packstore.sources.voc import CLASSES
+from packstore.sources.voc.objects import find_folder_pairs
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, voc, voc_xml
 
@@ -116,6 +118,25 @@ def test_folders_of_classes_with_annotations_are_asked_about(tmp_path: Path) -> 
     beside(beside(tmp_path, "cat", "cat"), "dog", "dog")
     with pytest.raises(AmbiguousSourceError, match=r"hold cat \(Pascal VOC\), dog \(Pascal VOC\)"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("top", ["Data/CLS-LOC/{}", "images/{}"])
+def test_folders_of_classes_and_of_their_annotations_are_no_pairs(top: str, tmp_path: Path) -> None:
+    """As in ILSVRC: they would lose their classes."""
+    for name in ("n01440764", "n01443537"):
+        beside(tmp_path, top.format(f"train/{name}"), f"Annotations/train/{name}")
+    with closing(FolderTree(tmp_path)) as tree:
+        assert find_folder_pairs(tree) == {}
+
+
+def test_images_at_the_top_beside_folders_of_splits_are_left(tmp_path: Path) -> None:
+    root = beside(beside(beside(tmp_path, ".", ".", 3), "train", "train"), "valid", "valid", 3)
+    with closing(open_source(root, kind="voc")) as source:
+        assert source.survey().splits == {"train": 6, "valid": 3}
+    beside(tmp_path / "other", ".", ".", 3)
+    beside(tmp_path / "other", "extra", "extra", 3)
+    with closing(open_source(tmp_path / "other", kind="voc")) as source:
+        assert source.survey().splits == {"": 3}
 
 
 def test_what_is_kept(tmp_path: Path) -> None:

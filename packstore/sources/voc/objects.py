@@ -7,7 +7,6 @@ is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its widt
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -153,8 +152,9 @@ def find_folder_pairs(tree: Tree) -> Pairs:
     """Pairs folders of images with folders of XML files by split, in packing order. Returns ``{}`` if there are none.
 
     Images belong to the XML files in their own folder, or else to those in a folder without images that has the stems
-    of most: at least half of the images of a folder need an XML file. Several folders whose images have XML files
-    beside them must have splits, since they could also be classes.
+    of most; of equal ones, in the folder whose path has most in common. At least half of the images of a folder need an
+    XML file. Each split needs a single folder of XML files, since several could also be classes. Images at the top count
+    only if there are no splits, and then alone.
 
     Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
     """
@@ -168,20 +168,21 @@ def find_folder_pairs(tree: Tree) -> Pairs:
             xml: folder.images.count_shared(folders[xml].others[".xml"])
             for xml in ([path] if path in noted else alone if folder.images.count else [])
         }
-        best = max(
-            counts, key=lambda xml: (counts[xml], len(posixpath.commonpath([f"/{xml}", f"/{path}"]))), default=""
-        )
-        if counts and 0 < folder.images.count <= 2 * counts[best]:
+        parts = {*path.split("/")}
+        ranks = [(count, len(parts & {*xml.split("/")}), xml) for xml, count in counts.items()]
+        best = max(ranks)[-1] if ranks else ""
+        if 0 < folder.images.count <= 2 * counts.get(best, 0):
             pairs[path] = best
     for xml in alone:
         pairs = _choose_folders(tree, pairs, xml, folders)
-    splits = find_splits_of_folders(pairs)
-    if not splits and len(pairs) > 1 and any(path == xml for path, xml in pairs.items()):
-        return {}
-    found: Pairs = {split: [] for split in in_packing_order(splits.values() or [""] if pairs else [])}
+    splits = find_splits_of_folders(filter(None, pairs))
+    if pairs.get("") == "":
+        pairs = {path: xml for path, xml in pairs.items() if path} if splits else {"": ""}
+    found: dict[str, dict[str, str]] = {}
     for path, xml in sorted(pairs.items()):
-        found[splits.get(path, "")].append((path, xml))
-    return found
+        found.setdefault(splits.get(path, ""), {})[path] = xml
+    several = any(len({*some.values()}) > 1 for some in found.values())
+    return {} if several else {split: [*found[split].items()] for split in in_packing_order(found)}
 
 
 def _choose_folders(
