@@ -62,7 +62,7 @@ class TestVocBeside(SourceSuite):
         ("JPEGIMG", "Annotations", {"": 6}),
         ("val/fotos", "val/boxes of them", {"val": 6}),
         ("images", "annotations/xmls", {"": 6}),
-        ("data/pictures", "data/notes/voc/all", {"": 6}),
+        ("pictures", "notes/voc/all", {"": 6}),
         ("train/images", "train/annotations/xml", {"train": 6}),
     ],
 )

@@ -20,7 +20,7 @@ from packstore.sources.boxes import VOC
 from packstore.sources.contents import FolderContents, list_contents, stem_of
 from packstore.sources.encodings import convert_start
 from packstore.sources.rows import in_packing_order
-from packstore.sources.splits import find_splits_of_folders
+from packstore.sources.splits import find_splits_of_folders, is_split
 from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
@@ -153,8 +153,9 @@ def find_folder_pairs(tree: Tree) -> Pairs:
 
     Images belong to the XML files in their own folder, or else to those in a folder without images that has the stems
     of most; of equal ones, in the folder whose path has most in common. At least half of the images of a folder need an
-    XML file. Each split needs a single folder of XML files, since several could also be classes. Images at the top count
-    only if there are no splits, and then alone.
+    XML file. Each split needs a single folder of XML files, since several could also be classes. Images at the top
+    count only if there are no splits, and then alone. Images deeper than in a folder, and folders of splits, are those
+    of another dataset.
 
     Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
     """
@@ -164,6 +165,8 @@ def find_folder_pairs(tree: Tree) -> Pairs:
     alone = [path for path in noted if not folders[path].images.count]
     pairs: dict[str, str] = {}
     for path, folder in folders.items() if noted else ():
+        if sum(not is_split(part) for part in path.split("/")) > 1:
+            continue
         counts = {
             xml: folder.images.count_shared(folders[xml].others[".xml"])
             for xml in ([path] if path in noted else alone if folder.images.count else [])
