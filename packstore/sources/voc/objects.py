@@ -154,8 +154,8 @@ def find_folder_pairs(tree: Tree) -> Pairs:
     Images belong to the XML files in their own folder, or else to those in a folder without images that has the stems
     of most; of equal ones, in the folder whose path has most in common. At least half of the images of a folder need an
     XML file. Each split needs a single folder of XML files, since several could also be classes. Images at the top
-    count only if there are no splits, and then alone. Images deeper than in a folder, and folders of splits, are those
-    of another dataset.
+    count only if there are no splits, and then alone. Images in deeper folders, but for folders of splits, are
+    those of another dataset.
 
     Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
     """
@@ -165,7 +165,8 @@ def find_folder_pairs(tree: Tree) -> Pairs:
     alone = [path for path in noted if not folders[path].images.count]
     pairs: dict[str, str] = {}
     for path, folder in folders.items() if noted else ():
-        if sum(not is_split(part) for part in path.split("/")) > 1:
+        above = [not is_split(part) for part in path.split("/")]
+        if any(above[:-1]) if path in noted else sum(above) > 1:
             continue
         counts = {
             xml: folder.images.count_shared(folders[xml].others[".xml"])
