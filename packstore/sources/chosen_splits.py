@@ -38,6 +38,7 @@ class ChosenSplitsSource(WrappedSource):
         ``split``.
         """
         survey = self._source.survey(None, progress)
+        self.evidence = self._source.evidence  # which some sources know after their survey
         counts: Counter[str] = Counter()
         used: set[int | None] = set()
         sizes: Counter[int] = Counter()

@@ -42,6 +42,7 @@ def test_named_folders_are_splits_and_no_classes(tmp_path: Path) -> None:
     with closing(open_source(tmp_path, splits="train=a,test=b,TEST=c")) as source:
         survey = source.survey()
         assert (dict(survey.splits), survey.columns[0].classes) == ({"train": 4, "test": 8}, ("cat", "dog"))
+        assert source.evidence == "folders of images in a, b, c"
         assert {entry.labels for entry in source.entries("test")} == {(0,), (1,)}
         with pytest.raises(NotInSourceError, match="has no split 'val'; splits: train, test"):
             source.survey("val")
