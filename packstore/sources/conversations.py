@@ -18,9 +18,9 @@ from typing import Any
 
 from packstore.core.errors import printable
 from packstore.core.fields import Field, Images
-from packstore.sources.annotation_formats.documents import Document, DocumentFormat, DocumentSource, Listed
+from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource
 from packstore.sources.annotation_formats.parsing import parse_json
-from packstore.sources.annotation_formats.shapes import Parts, Picture, Value
+from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Value
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join

@@ -24,8 +24,8 @@ from typing import Any
 
 from packstore.core.fields import Text
 from packstore.sources.annotation_formats import parsing, shapes
-from packstore.sources.annotation_formats.documents import Document, Listed, document
-from packstore.sources.annotation_formats.shapes import AnnotatedObject, Parts, Picture, Tag, Value
+from packstore.sources.annotation_formats.documents import document
+from packstore.sources.annotation_formats.shapes import AnnotatedObject, Document, Listed, Parts, Picture, Tag, Value
 from packstore.sources.annotation_formats.source import FurtherFile, beside
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over

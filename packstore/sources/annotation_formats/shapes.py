@@ -1,4 +1,5 @@
-"""What the generators of annotation formats yield about an image: objects with boxes, points, tags and other values.
+"""What the generators of annotation formats read, a file of annotations, and what they yield: the images that it lists,
+and for an image objects with boxes, points, tags and other values.
 
 Coordinates are pixels from the top left corner of the image. Boxes are ``left, top, right, bottom``. Polygons are
 ``x, y, x, y …``, as in COCO.
@@ -7,12 +8,19 @@ Coordinates are pixels from the top left corner of the image. Boxes are ``left, 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from packstore.core.errors import printable
 from packstore.sources.annotation_formats.parsing import to_float, to_floats
+from packstore.sources.beside import is_file, read_lines
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.tree import Tree
 
+_NAMED = 4
 NO_CLASS = "(none)"
 """Class of objects without a class, in a dataset in which other objects have one."""
 
@@ -110,6 +118,98 @@ class Picture:
         """Width and height of the upright image. Raises :class:`HeaderError` for a damaged image."""
         self.is_sized = True
         return self.read_size()
+
+
+class Listed(NamedTuple):
+    """Image that a file of annotations lists.
+
+    Attributes:
+        name: Path of the image. It may be a path on the machine that wrote the file.
+        item: What the file has about the image; any JSON value. None for an image without annotation.
+        split: Split of the image, in any case of letters; None for the split of the file.
+        further_images: Paths of further images that the entry describes.
+        identifier: Its id in the file, for messages.
+    """
+
+    name: str
+    item: Any
+    split: str | None = None
+    further_images: Sequence[str] = ()
+    identifier: str = ""
+
+
+class Document:
+    """File of annotations, from which the generator of a format lists images.
+
+    Attributes:
+        path: Path in the tree.
+        folder: Path of its folder.
+        tree: The source.
+        content: Its content, as the format parses it.
+        classes: Names of classes by number, in their order, to be set by the generator.
+        files: Further files that the generator has read.
+        expected: Beginnings of paths of files that belong to the layout, and may be left.
+        ignored: Number of values and images that are left out, by reason.
+        first_ignored: Identifiers of the first images that are left out, by reason.
+    """
+
+    def __init__(self, path: str, content: Any, tree: Tree) -> None:
+        self.path, self.content, self.tree = path, content, tree
+        self.folder = path.rpartition("/")[0]
+        self.classes: Mapping[Any, str] = {}
+        self.files: list[str] = []
+        self.expected: list[str] = []
+        self.ignored: Counter[str] = Counter()
+        self.first_ignored: dict[str, list[str]] = {}
+
+    def leave(self, reason: str, count: int = 1, identifier: str = "") -> None:
+        """Counts what is left out. Keeps the first 4 identifiers for each reason."""
+        self.ignored[reason] += count
+        known = self.first_ignored.setdefault(reason, [])
+        if identifier and len(known) < _NAMED:
+            known.append(identifier)
+
+    def leave_values(self, names: Iterable[Any], of: str = "files of annotations") -> None:
+        """Counts 1 for each name of a value that is left out."""
+        for name in names:
+            self.leave(f"values {printable(str(name))!r:.40} of {of}")
+
+    def find(self, *paths: str) -> str | None:
+        """Finds the first of several files in the tree; None if all are missing. The file counts as read."""
+        file = next((path for path in paths if is_file(self.tree, path)), None)
+        self.files += [] if file is None else [file]
+        return file
+
+    def read_lines(self, *paths: str) -> list[str]:
+        """Reads the lines, without blank ones, of the first of several files that exists; ``[]`` if all are missing."""
+        file = self.find(*paths)
+        return [] if file is None else [line for _, line in read_lines(self.tree, file)]
+
+    def list_images(self, folder: str) -> Sequence[str]:
+        """Lists the names of the images in a folder of the tree."""
+        return self.tree.names(folder).ending(*IMAGE_SUFFIXES)
+
+    def match_frames(
+        self, images: Sequence[str], frames: Mapping[int, list[Any]], number: str
+    ) -> Iterator[tuple[str, int, list[Any]]]:
+        """Yields each image of a video with its number and the lines of its frame, or ``[]``. An image is named by the
+        number of its frame, the group of the pattern ``number``. Counts frames without an image as left out.
+
+        Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame
+        has two images, such as ``1.jpg`` and ``000001.jpg``.
+        """
+        matches = [re.fullmatch(number, image.rpartition("/")[2]) for image in images]
+        numbers = [-1 if match is None else int(match[1]) for match in matches]
+        if images and frames and not frames.keys() & set(numbers):
+            raise ValueError(
+                f"no image is named by the number of a frame ({min(frames):06}.jpg); the first is {images[0]}"
+            )
+        twice = next((each for each, count in Counter(numbers).items() if count > 1 and each in frames), None)
+        if twice is not None:
+            raise ValueError(f"two images are named by the number of frame {twice}: remove one")
+        for image, own in zip(images, numbers, strict=True):
+            yield image, own, frames.get(own, [])
+        self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
 
 
 def box(

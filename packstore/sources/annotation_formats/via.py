@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from packstore.sources.annotation_formats import shapes
-from packstore.sources.annotation_formats.documents import Document, Listed, document
+from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.parsing import get_floats, parse_id, parse_json, to_floats
-from packstore.sources.annotation_formats.shapes import Parts, Picture, Point
+from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Point
 
 _PROJECT = ("_via_settings", "_via_attributes", "_via_data_format_version", "_via_image_id_list")
 _NAMES = re.compile(r"(class|label|type|name|category|object)(_?(name|type|class|label))?", re.I)

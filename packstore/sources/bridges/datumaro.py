@@ -14,7 +14,7 @@ import numpy as np
 
 from packstore.core.errors import UsageError, printable
 from packstore.sources.annotation_formats.columns import Raw
-from packstore.sources.annotation_formats.documents import Document
+from packstore.sources.annotation_formats.shapes import Document
 from packstore.sources.annotation_formats.tools import list_datumaro, read_datumaro
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import BridgedData, split_name_and_path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import UsageError, printable
 from packstore.sources.annotation_formats.columns import Raw
-from packstore.sources.annotation_formats.documents import Document
+from packstore.sources.annotation_formats.shapes import Document
 from packstore.sources.annotation_formats.tools import list_fiftyone_samples, read_fiftyone
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import BridgedData
