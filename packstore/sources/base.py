@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -516,9 +515,9 @@ def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
     return [size for size in sizes if 0 < size <= max_bytes]
 
 
-def count_sizes(sizes: Iterable[int]) -> Counter[int]:
-    """Counts sizes, each rounded as by :func:`round_up_size`."""
-    return Counter([-(-size // 64) * 64 for size in sizes])
+def round_up_sizes(sizes: Iterable[int]) -> list[int]:
+    """Rounds sizes as :func:`round_up_size`."""
+    return [-(-size // 64) * 64 for size in sizes]
 
 
 def round_up_size(size: int) -> int:

@@ -184,11 +184,12 @@ _known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", de
 
 def _sort_unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sorts numbers and removes duplicates; many times faster than :func:`numpy.unique`, which hashes them."""
+    if len(numbers) < 2:
+        return numbers
     ordered = np.sort(numbers)
-    unique: NDArray[np.int64] = ordered[
-        np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])
-    ]
-    return unique
+    is_first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered if is_first.all() else ordered[is_first]
 
 
 def path_and_parents(path: str) -> Iterator[str]:

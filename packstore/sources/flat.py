@@ -17,9 +17,9 @@ from packstore.sources.base import (
     Kind,
     SourceOptions,
     Survey,
-    count_sizes,
     readable_sizes,
     round_up_size,
+    round_up_sizes,
     stamp_files,
 )
 from packstore.sources.beside import join
@@ -92,7 +92,7 @@ class FlatSource(FolderSource):
             encoding="original",
             shape=None,
             size_bytes=sum(sizes),
-            size_counts=count_sizes(sizes),
+            size_counts=Counter(round_up_sizes(sizes)),
             key_bytes=sum(key_size(join(self._folder, name)) for name in listing.images),
             ledger=self.ledger(claims),
         )

@@ -79,8 +79,8 @@ def find_common_suffix(text: str) -> str:
 class NameCache:
     """Caches names by directory, for any thread. Leaving its ``with`` block discards all names.
 
-    Keeps encoded names in memory up to 32 MiB, then in a temporary file. Besides, keeps decoded :class:`Names` of up to
-    65,536 names in all.
+    Keeps decoded :class:`Names` of up to 65,536 names in all, and encodes the others: in memory up to 32 MiB, then in a
+    temporary file.
     """
 
     def __init__(self) -> None:
@@ -118,25 +118,34 @@ class NameCache:
 
     def put_names(self, directory: str, names: Names) -> None:
         """Caches the names of a directory; replaces names that are cached already."""
-        raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
         with self._lock:
-            place = self._file.seek(0, os.SEEK_END)
-            self._file.write(raw)
-            self._places[directory] = (place, len(raw), names.common_suffix)
+            self._places.pop(directory, None)
             self._shared.pop(directory, None)
             self._share(directory, names)
 
     def _share(self, directory: str, names: Names) -> None:
-        """Keeps the decoded names of a directory. Keeps none if there are more than 65,536. If all kept names together
-        would exceed that number, first drops all others."""
+        """Keeps the decoded names of a directory. If all decoded names together would exceed 65,536, first encodes all
+        others. Encodes the names of a directory that alone has more."""
         count = names.text.count("\0") + len(names.folders)
         if count > _SHARED_NAMES:
+            self._encode(directory, names)
             return
         if self._shared_names + count > _SHARED_NAMES:
+            for other, kept in self._shared.items():
+                self._encode(other, kept)
             self._shared.clear()
             self._shared_names = 0
         self._shared[directory] = names
         self._shared_names += count
+
+    def _encode(self, directory: str, names: Names) -> None:
+        """Adds the names of a directory to the encoded names, unless they are there."""
+        if directory in self._places:
+            return
+        raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
+        place = self._file.seek(0, os.SEEK_END)
+        self._file.write(raw)
+        self._places[directory] = (place, len(raw), names.common_suffix)
 
 
 def list_directory_names(directory: int) -> Names:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import compress
 from operator import not_
 
@@ -186,14 +187,20 @@ def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     """Adds the number of names of each suffix to ``counts``, see :func:`suffix_for_count`. After 256 suffixes, counts
     new ones as ``""``."""
     names = list(names)
-    common = find_common_suffix("\0".join(("", *names, ""))) if names else ""
+    common = find_common_suffix("\0".join(("", *names, ""))) if len(names) > 1 else ""
     if common:
         endings = {common: len(names)}
     else:
         endings = Counter(name[dot:] if (dot := name.rfind(".")) > 0 else "" for name in names)
     for ending, count in endings.items():
-        suffix = suffix_for_count(f"x{ending}")
+        suffix = _suffix_of_ending(ending)
         counts[suffix if suffix in counts or len(counts) < _MAX_SUFFIXES else ""] += count
+
+
+@lru_cache(1 << 10)
+def _suffix_of_ending(ending: str) -> str:
+    """Returns :func:`suffix_for_count` of a name with this ending."""
+    return suffix_for_count(f"x{ending}")
 
 
 def suffix_for_count(name: str) -> str:

@@ -96,12 +96,13 @@ def list_directory(
     ignored: Counter[str] | None = None,
     names: Names | None = None,
     is_image: Callable[[str], bool | None] | None = None,
+    keep_names: Callable[[Names], None] | None = None,
 ) -> Listing:
     """Lists the images and folders of one directory. Adds the number of other entries to ``ignored``, by reason.
 
-    ``names`` are the directory's names if they are known. ``is_image`` replaces :func:`is_image_name`. If it returns
-    None, the first bytes of the file decide. Follows links. A broken link is a file, as for ``os.walk``. Raises
-    :class:`SourceError` if the directory cannot be listed.
+    ``names`` are the directory's names if they are known; else ``keep_names`` is called with them. ``is_image``
+    replaces :func:`is_image_name`. If it returns None, the first bytes of the file decide. Follows links. A broken link
+    is a file, as for ``os.walk``. Raises :class:`SourceError` if the directory cannot be listed.
     """
     images: list[str] = []
     directories: list[str] = []
@@ -111,7 +112,10 @@ def list_directory(
         descriptor = os.open(path, _DIRECTORY_FLAGS)
         try:
             status = os.fstat(descriptor)
-            names = list_directory_names(descriptor) if names is None else names
+            if names is None:
+                names = list_directory_names(descriptor)
+                if keep_names is not None:
+                    keep_names(names)
             for name in names.folders:
                 (passed if is_passed_over(name) else directories).append(name)
             if names.common_suffix.lower() in _SAMPLES and "\0." not in names.text:

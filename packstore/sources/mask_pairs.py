@@ -181,10 +181,10 @@ def _pair_by_names(tree: Tree, base: str) -> MaskPair | None:
 
 def _read_folder_name(name: str) -> tuple[str | None, str]:
     """Returns role and split of a folder, by the words of its name. The role is ``image``, ``mask`` or None. The split
-    is ``""`` if there is none."""
+    is ``""`` if there is none, or no role."""
     words = [word.lower() for word in _WORDS.findall(name)]
     role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
-    return role, find_split(name)
+    return role, "" if role is None else find_split(name)
 
 
 def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPair]:

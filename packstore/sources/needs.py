@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from packstore.core.errors import SourceError
@@ -146,6 +147,10 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
 - Bytes: the path is a file that begins with them.
 """
 
+_BEGINNINGS = sorted(
+    {each for needs in NEEDS.values() for each in needs if isinstance(each, str) and each[-1] == "*"} - {ONE_FILE}
+)
+
 
 class PresentNames:
     """Names of the files and folders at a path, for comparison with :data:`NEEDS`. The path is listed once, and not at
@@ -213,22 +218,21 @@ class PresentNames:
         if need.endswith("/"):
             return need[:-1] in self._folders
         if need.endswith("*"):
-            return self._has_beginning(need[:-1])
+            return bool(self._crowded) or need in self._beginnings
         if need == RELATED_NAMES:
             return self._contents.may_have_companions
         if need.startswith("--"):
             return need in self._given
         return need in self._suffixes or need in self._files or suffix_of(need) in self._crowded
 
-    def _has_beginning(self, beginning: str) -> bool:
-        """Tells if the name of a file, an image or a folder begins with a text."""
-        if self._crowded or any(name.startswith(beginning) for names in (self._files, self._folders) for name in names):
-            return True
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        """Those of :data:`_BEGINNINGS` with which the name of a file, an image or a folder begins."""
+        texts = ["\0".join(("", *self._files, *self._folders))]
         for path, folder in self._contents.folders.items():
             images = folder.images
             if images.count == len(images.first):
-                if any(name.lower().startswith(beginning) for name in images.first):
-                    return True
-            elif self._tree is not None and f"\0{beginning}" in self._tree.names(path).text.lower():
-                return True
-        return False
+                texts.append("\0".join(("", *images.first)).lower())
+            elif self._tree is not None:
+                texts.append(self._tree.names(path).text.lower())
+        return frozenset(each for each in _BEGINNINGS if any(f"\0{each[:-1]}" in text for text in texts))

@@ -14,6 +14,7 @@ from packstore.core.urls import UrlPath
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Kind
 from packstore.sources.contents import Contents, path_and_parents
+from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.splits import SPLIT_ORDER, find_split, find_split_folders, is_split
@@ -86,12 +87,14 @@ def find_first_archive(path: Path) -> Path | None:
 def find_only_folder(path: Path) -> Path | None:
     """Returns the only folder in a folder. Returns None if there are others, or if it has the name of a split or
     contains no folders. Also returns None if images are directly in one of the two."""
-    folders = [place for place in _list_visible(path) if place.is_dir()]
-    if len(folders) != 1 or is_split(folders[0].name):
+    tree = open_tree(path) if path.is_dir() else None
+    top = Names() if tree is None else tree.names("")
+    folders = [name for name in top.folders if not is_passed_over(name)]
+    if tree is None or len(folders) != 1 or is_split(folders[0]):
         return None
-    inside = _list_visible(folders[0])
-    bare = all(is_image_name(place.name) is not True for place in (*inside, *_list_visible(path)))
-    return folders[0] if bare and any(place.is_dir() for place in inside) else None
+    inside = tree.names(folders[0])
+    bare = all(is_image_name(name) is not True for names in (top, inside) for name in names.files)
+    return path / folders[0] if bare and not all(map(is_passed_over, inside.folders)) else None
 
 
 def find_split_like_folders(path: Path) -> list[str]:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -249,9 +250,11 @@ class FolderTree(Tree):
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         """Lists a directory. Within :meth:`cache_names`, uses the cached names."""
-        names = None if self._known is None else self.list_names(directory)
+        known = self._known
+        names = None if known is None else known.get_names(directory)
+        keep = None if known is None else partial(known.put_names, directory)
         path = f"{self.root}/{directory}" if directory else self.root
-        return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None)
+        return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None, keep)
 
     def list_names(self, directory: str) -> Names:
         """Lists the names in a directory, or returns them from the cache. Returns no names if the directory cannot be
@@ -286,9 +289,10 @@ class FolderTree(Tree):
     def identity(self, directory: str) -> Identity | None:
         """Returns device and inode of a directory, or None if it cannot be reached."""
         try:
-            return _directory_identity(Path(f"{self.root}/{directory}"))
-        except SourceError:
+            status = os.stat(f"{self.root}/{directory}")  # noqa: PTH116 - one call for each of many folders
+        except OSError:
             return None
+        return status.st_dev, status.st_ino
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
         """Tells if an image is anywhere below a directory. First looks for a name of an image directly in the
@@ -370,11 +374,21 @@ class FolderTree(Tree):
         try:
             for path, group in groupby(files, lambda file: file[0].rpartition("/")[0]):
                 keys, sizes, times = zip(*group, strict=True)
+                if len(keys) == 1:  # opening its directory would take longer than reading it
+                    contents.append(self._read_unchanged(keys[0], sizes[0], times[0]))
+                    continue
                 names = [os.fsencode(key[len(path) + 1 if path else 0 :]) for key in keys]
                 contents += read_files(self._open_directory(path), names, sizes, times)
         except (OSError, ValueError):  # a directory that is gone, a name with a null byte
             return super().read_together(files)
         return contents
+
+    def _read_unchanged(self, key: str, size_bytes: int, modified_ns: int) -> bytes | None:
+        """Reads a file; returns None if it has changed or cannot be read."""
+        try:
+            return self.read(key, size_bytes, modified_ns, size_bytes)
+        except SampleError:
+            return None
 
     def close(self) -> None:
         """Closes the open directories of all threads."""
@@ -386,6 +400,9 @@ class FolderTree(Tree):
         if not _RELATIVE:
             return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         path, _, name = key.rpartition("/")
+        if getattr(self._threads, "last", None) != path:  # often the only file that is read in its directory
+            self._threads.last = path
+            return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         return os.open(name, _OPEN_FLAGS, dir_fd=self._open_directory(path))
 
     def _open_directory(self, path: str) -> int:

@@ -5,8 +5,10 @@ They read PNG rows, headers of JPEG files and tars, and files of a directory, pe
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -153,19 +155,37 @@ def list_names(directory: int) -> tuple[str, str] | None:
     library = compiled.load_once()[0]
     if library is None:
         return None
-    sizes, room = np.empty(2, np.int64), _NAMES_ROOM
+    buffers = _name_buffers
     while True:
-        names = np.empty((2, room), np.uint8)
-        places = (names[0].ctypes.data, names[1].ctypes.data, sizes.ctypes.data)
-        error = library.packstore_engine_list_names(directory, room, *places)
+        error = library.packstore_engine_list_names(directory, buffers.room, *buffers.addresses)
         if error:
             raise OSError(error, os.strerror(error))
-        files, folders = sizes.tolist()
-        if max(files, folders) <= room:
+        files, folders = buffers.sizes
+        if max(files, folders) <= buffers.room:
             break
-        room = 2 * max(files, folders)
+        buffers = _NameBuffers(2 * max(files, folders))
     encoding = sys.getfilesystemencoding()
     return (
-        names[0, :files].tobytes().decode(encoding, "surrogateescape"),
-        names[1, :folders].tobytes().decode(encoding, "surrogateescape"),
+        str(buffers.files[:files], encoding, "surrogateescape"),
+        str(buffers.folders[:folders], encoding, "surrogateescape"),
     )
+
+
+class _NameBuffers(threading.local):
+    """Buffers of a thread for :func:`list_names`: allocating them takes as long as listing a small directory.
+
+    Attributes:
+        room: Bytes for the names of files, and of folders.
+        sizes: Bytes that the last listing needed for the names of files, and of folders.
+        addresses: Addresses of both buffers and of ``sizes``.
+    """
+
+    def __init__(self, room: int = _NAMES_ROOM) -> None:
+        self.room = room
+        files, folders = (ctypes.create_string_buffer(room) for _ in range(2))
+        self.sizes = (ctypes.c_int64 * 2)()
+        self.files, self.folders = memoryview(files), memoryview(folders)
+        self.addresses = ctypes.addressof(files), ctypes.addressof(folders), ctypes.addressof(self.sizes)
+
+
+_name_buffers = _NameBuffers()
