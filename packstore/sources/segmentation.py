@@ -16,7 +16,6 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Mask, Text
 from packstore.core.plainjson import load_json
-from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -178,6 +177,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
         pairs = {} if tree is None else find_pairs(tree)
     except OtherSizeError as error:
+        from packstore.sources.annotation_questions import ambiguous_source_error
+
         raise ambiguous_source_error(path, str(error)) from None
     if tree is None or not pairs:
         return Certainty.NO

@@ -161,3 +161,22 @@ def test_another_text_is_no_source(tmp_path: Path) -> None:
     fill(tmp_path / "apart", {"labels.csv": "file,label\nz.jpg,cat\n"})
     with pytest.raises(SourceError, match=r"labels\.csv is a file that begins with .*, and names no image of its"):
         open_source(tmp_path / "apart" / "labels.csv", columns=["image=file"])
+
+
+def test_a_conversion_of_an_image_folder_loads_few_modules(tmp_path: Path) -> None:
+    """At most 150 of packstore, as ``tools/bench/imports.py`` measures."""
+    photos = fill(tmp_path / "photos", {f"{'ab'[n % 2]}/p{n}.jpg": jpeg(n) for n in range(8)})
+    code = f"""
+import sys
+from packstore.cli import main
+try:
+    main(["convert", {str(photos)!r}, {str(tmp_path / "out.lmdb")!r}, "--quiet"])
+except SystemExit as end:
+    assert not end.code
+loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "packstore")
+assert len(loaded) <= 150, loaded
+rooms = ("packstore.objects", "packstore.cache", "packstore.sources.records")
+assert not [name for name in loaded if name.startswith(rooms)], loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
