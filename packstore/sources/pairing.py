@@ -29,7 +29,7 @@ from packstore.sources.sidecars import is_line, tell_type
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
-_MOST_COMPARED = 4
+_MOST_COMPARED, _ENOUGH = 4, 48
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 _WORD = re.compile(r"[^\W\d_]+")
 _PHOTOS, _PROSE = (".jpg", ".jpeg"), (".txt", ".caption", ".cap")
@@ -93,17 +93,24 @@ class _Names(NamedTuple):
         folder: Path of the folder.
         sampled: Some of the names.
         all: All names, sorted.
+        by_affix: Sampled names with their common parts, by each possible affix.
     """
 
     folder: str
     sampled: Sequence[str]
     all: Sequence[str]
+    by_affix: dict[Affix, list[tuple[str, str]]]
 
     @classmethod
     def of(cls, tree: Tree, folder: FolderContents, count: int) -> _Names:
         """Lists a folder, and samples ``count`` of its visible names."""
         names = tree.names(folder.path).files
-        return cls(folder.path, sample([name for name in names if name[0] != "."], count), names)
+        sampled = sample([name for name in names if name[0] != "."], count)
+        by_affix: dict[Affix, list[tuple[str, str]]] = defaultdict(list)
+        for name in sampled:
+            for affix, base in list_affixes(name):
+                by_affix[affix].append((name, base))
+        return cls(folder.path, sampled, names, by_affix)
 
 
 @dataclass
@@ -144,6 +151,11 @@ class _Relation:
         )
 
     @property
+    def may_hold(self) -> bool:
+        """False if none of many images had such a file."""
+        return bool(self.pairs) or self.images < _ENOUGH
+
+    @property
     def merely_counts(self) -> bool:
         """True if names are no evidence: common parts hardly differ by other than numbers, decimal or hexadecimal."""
         if self.folders is not None and {*self.one.tokens, *self.other.tokens} & {*map(str.lower, self.folders)}:
@@ -156,20 +168,17 @@ class _Relation:
 
     def add(self, images: _Names, files: _Names) -> None:
         """Adds the pairs among the names of two folders."""
-        for name in images.sampled:
-            base = self.one.base_of(name)
-            if base is None:
-                continue
+        for name, base in images.by_affix.get(self.one, ()):
             self.images += 1
             partner = self.other.find(files.all, base)
             if partner is not None and (partner != name or images.folder != files.folder):
                 self.pairs.append((join(images.folder, name), join(files.folder, partner)))
                 self.bases.append(base)
-        for name in files.sampled:
-            base = self.other.base_of(name)
-            if base is not None:
-                self.files += 1
-                self.files_with_image += self.one.find(images.all, base) is not None
+            elif not self.may_hold:
+                return
+        for _, base in files.by_affix.get(self.other, ()):
+            self.files += 1
+            self.files_with_image += self.one.find(images.all, base) is not None
 
     def swapped(self) -> _Relation:
         """Returns the relation with images and other files exchanged."""
@@ -243,7 +252,8 @@ def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
     ]
     for relation in relations:
         for each in listed:
-            relation.add(each, each)
+            if relation.may_hold:
+                relation.add(each, each)
     return [each for each in relations if each.holds]
 
 
@@ -339,7 +349,8 @@ def _relate_two(
     ]
     for each in relations:
         for images, files in listed:
-            each.add(images, files)
+            if each.may_hold:
+                each.add(images, files)
     return [each for each in relations if each.holds]
 
 
