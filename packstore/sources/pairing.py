@@ -235,7 +235,7 @@ def find_companions(tree: Tree) -> list[Companion]:
             if companion is not None:
                 found.append(companion)
                 patterns.append(parse_pattern(companion.option, companion.text))
-    return [*found, *_find_folders_of_one_image(tree, contents)]
+    return [*found, *_find_folders_of_one_image(tree, contents), *_find_equal_folders(tree, contents)]
 
 
 def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
@@ -356,7 +356,14 @@ def _relate_two(
 
 def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     """Looks at a few files of a relation: returns what they are, or None if the files only have similar names."""
-    from packstore.sources.resemblance import are_masks, have_own_sizes, read_picture, read_size, resemble
+    from packstore.sources.resemblance import (
+        are_masks,
+        differ_in_colour,
+        have_own_sizes,
+        read_picture,
+        read_size,
+        resemble,
+    )
 
     images, files = relation.patterns
     text = files if images is None else f"{images}={files}"
@@ -371,7 +378,9 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     pictures = [(read_picture(tree, image), read_picture(tree, file)) for image, file in some]
     if are_masks(pictures):
         return _make(relation, MASKS, text, relation.folders is None or not relation.has_other_owner(tree))
-    if are_masks([(file, image) for image, file in pictures]) and (relation.folders is None or relation.folders[0]):
+    grey_first = differ_in_colour(pictures) and all(image is not None and image.is_grey for image, _ in pictures)
+    masks_first = are_masks([(file, image) for image, file in pictures])
+    if (grey_first or masks_first) and (relation.folders is None or relation.folders[0]):
         return _judge(tree, relation.swapped())
     if all(image is not None and image.is_mask for image, _ in pictures):
         return None  # several masks of an image
@@ -381,7 +390,7 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     named = relation.one.is_plain and words and not any(map(is_no_word, words)) and relation.folders is None
     if not named and relation.merely_counts:
         sizes = [(read_size(tree, image), read_size(tree, file)) for image, file in relation.pairs[:_TEXTS]]
-        if not have_own_sizes(sizes) and not resemble(pictures):
+        if not have_own_sizes(sizes) and not differ_in_colour(pictures) and not resemble(pictures):
             return None
     return _make(relation, PAIR, f"{images or relation.one.pattern()}={files}", False)
 
@@ -407,6 +416,22 @@ def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Compa
                 if companion is not None:
                     yield companion
                     break
+
+
+def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[Companion]:
+    """Finds an image and its mask in folders that all have the same two names: ``7/image.jpg``, ``7/mask.png``."""
+    from packstore.sources.resemblance import are_masks, read_picture
+
+    folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for folder in contents.folders.values():
+        if folder.images.count == 2 and not any(map(_NUMBER.search, folder.images.first)):
+            folders[folder.images.first].append(folder.path)
+    for names, paths in folders.items():
+        for image, mask in (names, names[::-1]) if len(paths) > 1 else ():
+            files = [(join(path, image), join(path, mask)) for path in sample(paths, _LOOKED_AT)]
+            if are_masks([(read_picture(tree, one), read_picture(tree, other)) for one, other in files]):
+                yield Companion(MASKS, f"{{dir}}/{mask}", mask, len(paths), len(paths), files[0], True)
+                break
 
 
 def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, FolderContents]]) -> Companion | None:

@@ -64,6 +64,11 @@ class Picture:
         return self.kind != "jpeg" and 0 < self.colours <= min(most, self.width * self.height / 4)
 
     @cached_property
+    def is_grey(self) -> bool:
+        """True if all channels are equal, or there is one."""
+        return bool((self.pixels[..., :3] == self.pixels[..., :1]).all()) if self.pixels.shape[-1] != 2 else True
+
+    @cached_property
     def grey(self) -> NDArray[np.float32]:
         """The grey image at 64 x 64 pixels, float32 of 0 to 255."""
         pixels = self.pixels[..., :3] if self.pixels.shape[-1] >= 3 else np.repeat(self.pixels[..., :1], 3, axis=-1)
@@ -136,6 +141,12 @@ def have_own_sizes(sizes: Sequence[tuple[tuple[int, int] | None, tuple[int, int]
         return False
     ratios = {(round(a[0] / b[0], 1), round(a[1] / b[1], 1)) for a, b in known}
     return len(ratios) == 1
+
+
+def differ_in_colour(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+    """Tells if all first pictures are in colour and all second ones grey, or the other way round."""
+    greys = {(one.is_grey, other.is_grey) for one, other in pairs if one is not None and other is not None}
+    return len(greys) == 1 and len(set(*greys)) == 2
 
 
 def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:

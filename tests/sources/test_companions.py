@@ -303,6 +303,7 @@ FOUND_MASKS = (
     ("x/raw/{}.jpg", "x/cut/{}.png"),
     ("raw/{}.png", "cut/{}-cut.png"),
     ("{0}/photo/{0}.png", "{0}/parts/k.png"),
+    ("{}/photo.jpg", "{}/parts.png"),
 )
 
 
@@ -362,6 +363,12 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
     assert answers
     with closing(open_source(path, pair=answers[0][1::2])) as source:
         assert source.survey().records == count
+
+
+def test_pictures_in_colour_and_grey_are_a_question(tmp_path: Path) -> None:
+    files = {f"color_{n}.png": encode(photo(n), "PNG") for n in range(6)}
+    path = fill(tmp_path, files | {f"range_{n}.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(6)})
+    assert ("--pair", "color_{s}.png=range_{s}.png") in question(path)
 
 
 @pytest.mark.parametrize("folders", [("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right")])
