@@ -55,7 +55,7 @@ def companions_error(path: Path, plain: str, side_by_side: Kind, options: Source
     if tree is not None and find_all_annotations(tree):
         error = unread_annotations_error(path, plain)
         others = [each for each in error.answers if "--ignore" not in each.options]
-        return AmbiguousSourceError(f"{error}; {why}", [*answers, leave, *others], path, lists_answers=True)
+        return AmbiguousSourceError(f"{error.args[0]}; {why}", [*answers, leave, *others], path, lists_answers=True)
     return AmbiguousSourceError(f"{printable(str(path))}: {why}", [*answers, leave], path, lists_answers=True)
 
 

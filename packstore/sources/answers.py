@@ -46,7 +46,7 @@ class Outcome:
     Attributes:
         survey: Its survey.
         kind: Its kind.
-        left: Number of files left out, by what they are: ``images``, ``.txt files``.
+        left: Number of files left out, by what they are: ``image``, ``.txt file``.
         repeats_classes: A class folder contains folders that are called as other classes.
     """
 
@@ -93,7 +93,7 @@ class Outcome:
             made += f", with {', '.join(others[:_SHOWN])}{', …' if len(others) > _SHOWN else ''}"
         if not self.left:
             return f"{made}; leaves out nothing"
-        left = [f"{count:,} {what}" for what, count in self.left.most_common(_SHOWN)]
+        left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common(_SHOWN)]
         return f"{made}; leaves out {', '.join(left)}{', …' if len(self.left) > _SHOWN else ''}"
 
 
@@ -209,7 +209,7 @@ def _name_of(path: str) -> str:
 
 
 def _count(names: Iterable[str]) -> Counter[str]:
-    """Counts files that matter by what they are: ``images``, ``.txt files``. Leaves out system files, programs, models
+    """Counts files that matter by what they are: ``image``, ``.txt file``. Leaves out system files, programs, models
     and notes."""
     counts: Counter[str] = Counter()
     for name in names:
@@ -217,9 +217,9 @@ def _count(names: Iterable[str]) -> Counter[str]:
         if is_passed_over(name):
             continue
         if name.lower().endswith(IMAGE_SUFFIXES):
-            counts["images"] += 1
+            counts["image"] += 1
         elif suffix not in (*NO_SIDECARS, ".pyc") and not NO_ANNOTATION.fullmatch(name.lower()):
-            counts[f"{suffix} files"] += 1
+            counts[f"{suffix} file"] += 1
     return counts
 
 

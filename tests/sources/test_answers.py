@@ -91,7 +91,7 @@ def ask(command: list[str]) -> AmbiguousSourceError | None:
 
 def left_of(note: str) -> Counter[str]:
     """What a note says is left out."""
-    found = re.findall(r"([\d,]+) (images|\.\S+ files)", note.partition("leaves out")[2])
+    found = re.findall(r"([\d,]+) (image|\.\S+ file)", note.partition("leaves out")[2])
     return Counter({what: int(count.replace(",", "")) for count, what in found})
 
 
@@ -146,7 +146,7 @@ def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) 
     # It fails for an empty class; and without that, the copies of all classes are a class.
     assert not [answer for answer in caught.value.answers if "imagefolder" in answer.options]
     (whole,) = (each for each in caught.value.answers if each.options == ("--ignore", "/augmented data"))
-    assert whole.note == "10 samples in 2 classes (no, yes); leaves out 6 images, 1 .model files"
+    assert whole.note == "10 samples in 2 classes (no, yes); leaves out 6 images, 1 .model file"
 
 
 def test_large_sources_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
