@@ -17,7 +17,7 @@ from tests.makers.all_layouts import LAYOUTS, without
 from tests.makers.images import tiny
 from tests.makers.layouts import MAKERS, make_layout, train_tar
 
-GENERAL = {"table", "imagefolder", "flat"}
+GENERAL = {"companions", "table", "imagefolder", "flat"}
 """Kinds that are asked last, and take what specific ones leave."""
 
 MORE_GENERAL = {"tfds": {"tfrecord"}, "published": {"segmentation"}, "svhn": {"mat"}}
