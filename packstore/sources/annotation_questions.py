@@ -13,7 +13,7 @@ from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import PAIR
-from packstore.sources.contents import Contents, FolderContents, list_contents
+from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
 from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.labels import LabelsFile
 from packstore.sources.mask_folders import (
@@ -21,7 +21,7 @@ from packstore.sources.mask_folders import (
     find_masks,
     find_masks_by_ending,
     list_ending_patterns,
-    mask_ignore_pattern,
+    mask_ignore_patterns,
 )
 from packstore.sources.pairing import find_companions
 from packstore.sources.splits import is_split
@@ -80,7 +80,7 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[SuspectedAn
     if 0 < len(patterns) <= _NAMED:
         answers.append(Answer(ignore_patterns(patterns)))
         if len(patterns) > 1 and {*patterns} <= {
-            *(mask_ignore_pattern(contents, masks, place) for place in masks),
+            *mask_ignore_patterns(contents, masks).values(),
             *list_ending_patterns(contents),
         }:
             answers += [Answer(ignore_patterns([other for other in patterns if other != kept])) for kept in patterns]
@@ -124,7 +124,7 @@ def _pack_alone(path: Path, kind: str, contents: Contents) -> list[Answer]:
     holding = [
         folder.path
         for folder in contents.folders.values()
-        if folder.images.count and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
+        if folder.images.count and masks.keys().isdisjoint((folder.path, *path_and_parents(folder.path)))
     ]
     if not holding or any(find_masks_by_ending(contents)):
         return []

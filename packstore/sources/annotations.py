@@ -38,7 +38,7 @@ from packstore.sources.mask_folders import (
     find_masks,
     find_masks_by_ending,
     folder_pattern,
-    mask_ignore_pattern,
+    mask_ignore_patterns,
     printable_folder,
 )
 from packstore.sources.pairing import NO_SIDECARS, is_work_folder
@@ -99,10 +99,8 @@ def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     """
     contents = list_contents(tree)
     places = find_masks(contents)
-    masks = [
-        SuspectedAnnotation(phrase, (mask_ignore_pattern(contents, places, place),) if place else ())
-        for place, phrase in places.items()
-    ]
+    patterns = mask_ignore_patterns(contents, places)
+    masks = [SuspectedAnnotation(phrase, (patterns[place],) if place else ()) for place, phrase in places.items()]
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -71,12 +71,16 @@ def folder_pattern(folder: str, suffix: str = "") -> str:
     return f"{path}/*{suffix}"
 
 
-def mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
-    """Returns the ``--ignore`` pattern for a folder of masks. Returns the folder's name if several folders have it and
-    all of them are in ``masks``. Else returns the folder's path."""
-    name = place.rpartition("/")[2]
-    alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
-    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)
+def mask_ignore_patterns(contents: Contents, masks: Collection[str]) -> dict[str, str]:
+    """Returns the ``--ignore`` pattern for each folder of masks. It is the folder's name if several folders have it and
+    all of them are in ``masks``. Else it is the folder's path."""
+    all_names, mask_names = (Counter(path.rpartition("/")[2] for path in paths) for paths in (contents.folders, masks))
+    patterns = {}
+    for place in masks:
+        name = place.rpartition("/")[2]
+        shared = all_names[name] > 1 and all_names[name] == mask_names[name]
+        patterns[place] = f"{escape_pattern(name)}/" if shared else folder_pattern(place)
+    return patterns
 
 
 def find_masks(contents: Contents) -> dict[str, str]:
@@ -124,14 +128,20 @@ def find_masks(contents: Contents) -> dict[str, str]:
                 place = "/".join(parts[: n + 1])
                 phrases[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
     with_images = {place for folder, _ in holding for place in path_and_parents(folder.path)}
+    known = {place for each in phrases for place in path_and_parents(each)}
     for folder in contents.folders.values():
         below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
         below = [path for path in below if path in with_images]
         images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
         for path in below:
-            known = any(f"{each}/".startswith(f"{path}/") for each in phrases)
-            if images and path not in images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
+            if (
+                images
+                and path not in images
+                and path not in known
+                and _MASKS.fullmatch(path.rpartition("/")[2].lower())
+            ):
                 phrases[path] = f"{printable(path)} beside {printable(images[0])}"
+                known.update(path_and_parents(path))
     return phrases
 
 
