@@ -153,9 +153,9 @@ def find_folder_pairs(tree: Tree) -> Pairs:
 
     Images belong to the XML files in their own folder, or else to those in a folder without images that has the stems
     of most; of equal ones, in the folder whose path has most in common. At least half of the images of a folder need an
-    XML file. Each split needs a single folder of XML files, since several could also be classes. Images at the top
-    count only if there are no splits, and then alone. Images in deeper folders, but for folders of splits, are
-    those of another dataset.
+    XML file, unless the only XML files are beside their images. Each split needs a single folder of XML files, since
+    several could also be classes. Images at the top count only if there are no splits, and then alone. Images in
+    deeper folders, but for folders of splits, are those of another dataset.
 
     Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
     """
@@ -175,7 +175,8 @@ def find_folder_pairs(tree: Tree) -> Pairs:
         parts = {*path.split("/")}
         ranks = [(count, len(parts & {*xml.split("/")}), xml) for xml, count in counts.items()]
         best = max(ranks)[-1] if ranks else ""
-        if 0 < folder.images.count <= 2 * counts.get(best, 0):
+        only = noted == [path] and counts[path] == folder.others[".xml"].count
+        if only or 0 < folder.images.count <= 2 * counts.get(best, 0):
             pairs[path] = best
     for xml in alone:
         pairs = _choose_folders(tree, pairs, xml, folders)
