@@ -50,13 +50,18 @@ def companions_error(path: Path, plain: str, side_by_side: Kind, options: Source
     in_folders = any(each.option == PAIR and "/" in each.text for each in found)
     if in_folders and side_by_side.recognise(path, replace(options, named=True)) is not Certainty.NO:
         answers.append(Answer(("--source", side_by_side.name)))
+    as_classes = [Answer(("--source", plain))] if in_folders else []
     leave = Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found)))
     why = f"files seem to belong to its images by their names: {shown}"
     if tree is not None and find_all_annotations(tree):
         error = unread_annotations_error(path, plain)
         others = [each for each in error.answers if "--ignore" not in each.options]
-        return AmbiguousSourceError(f"{error.args[0]}; {why}", [*answers, leave, *others], path, lists_answers=True)
-    return AmbiguousSourceError(f"{printable(str(path))}: {why}", [*answers, leave], path, lists_answers=True)
+        return AmbiguousSourceError(
+            f"{error.args[0]}; {why}", [*answers, leave, *as_classes, *others], path, lists_answers=True
+        )
+    return AmbiguousSourceError(
+        f"{printable(str(path))}: {why}", [*answers, leave, *as_classes], path, lists_answers=True
+    )
 
 
 def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:

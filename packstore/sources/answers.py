@@ -25,6 +25,7 @@ from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.nested import find_repeated_names
 from packstore.sources.pairing import NO_SIDECARS
 from packstore.sources.questions import ask_about_clips, ask_about_left
 from packstore.sources.splits import find_split
@@ -197,9 +198,8 @@ class _Trial:
             tree = getattr(source, "tree", None)
             if source.kind == "imagefolder" and isinstance(tree, Tree):
                 classes, inside = {*outcome.classes}, list_contents(tree).folders
-                own = (path for path in inside if _name_of(path) in classes)
-                repeats = any(len(classes.intersection(inside[path].folders)) > 1 for path in own)
-                outcome = replace(outcome, repeats_classes=repeats)
+                own = [path for path in inside if _name_of(path) in classes]
+                outcome = replace(outcome, repeats_classes=bool(find_repeated_names(inside, own)))
             return outcome
 
 

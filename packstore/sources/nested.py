@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
 
     - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
     - A folder is called ``images``, and there are others.
-    - Some contain images, and some contain only folders of images.
+    - Some contain images, and some contain only folders of images, or folders called as classes further down.
     - All contain only folders, with equal names in each (domains, cameras). With ``clips`` this is no reason: the
       folders inside are clips, and classes may number theirs alike.
     """
@@ -142,7 +142,12 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
     below = {
         path: {each.rpartition("/")[2] for each in children if each in holding} for path, children in inside.items()
     }
-    hollow = [path for path in classes if len(below[path]) > 1 and not contents.folders[path].images.count]
+    repeating = find_repeated_names(holding, classes)
+    hollow = [
+        path
+        for path in classes
+        if (len(below[path]) > 1 or path in repeating) and not contents.folders[path].images.count
+    ]
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow, False
@@ -155,6 +160,19 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
                 True,
             )
     return None
+
+
+def find_repeated_names(folders: Iterable[str], classes: Collection[str]) -> set[str]:
+    """Finds those of the folders of ``classes`` in which two folders or more, at any depth, are called as classes.
+    ``folders`` are all folders."""
+    names = {path.rpartition("/")[2].lower() for path in classes}
+    inside: dict[str, set[str]] = {path: set() for path in classes}
+    for path in folders:
+        name = path.rpartition("/")[2].lower()
+        for parent in path_and_parents(path) if name in names else ():
+            if parent in inside and parent != path:
+                inside[parent].add(name)
+    return {path for path, found in inside.items() if len(found) > 1}
 
 
 def _join_names(names: Sequence[str]) -> str:

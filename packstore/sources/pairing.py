@@ -15,21 +15,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
 from packstore.sources.affixes import Affix, count_affixes, go_together, list_affixes, list_frequent, sample
 from packstore.sources.beside import join
-from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, CompanionPattern, parse_pattern
-from packstore.sources.contents import MOST_SIDE_BY_SIDE, Contents, FolderContents, is_no_word, list_contents
+from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, parse_pattern
+from packstore.sources.contents import (
+    MOST_SIDE_BY_SIDE,
+    Contents,
+    FolderContents,
+    is_no_word,
+    list_contents,
+    path_and_parents,
+)
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.sidecars import is_line, tell_type
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
-_MOST_COMPARED, _ENOUGH = 4, 48
+_MOST_COMPARED, _ENOUGH, _FEW = 4, 48, 10
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 _WORD = re.compile(r"[^\W\d_]+")
 _PHOTOS, _PROSE = (".jpg", ".jpeg"), (".txt", ".caption", ".cap")
@@ -163,8 +170,9 @@ class _Relation:
         # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
         parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
         words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
-        shapes = {_NUMBER.sub("0", base) for base in words}
-        return all("0" in shape for shape in shapes) and (len(shapes) == 1 or 4 * len(shapes) <= len(self.bases))
+        shapes = Counter(_NUMBER.sub("0", base) for base in words)
+        others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg
+        return _FEW * others <= len(self.bases) and (len(shapes) == 1 or 4 * len(shapes) <= len(self.bases))
 
     def add(self, images: _Names, files: _Names) -> None:
         """Adds the pairs among the names of two folders."""
@@ -224,18 +232,28 @@ class _Relation:
 def find_companions(tree: Tree) -> list[Companion]:
     """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
     contents = list_contents(tree)
+    special = [*_find_folders_of_one_image(tree, contents), *_find_equal_folders(tree, contents)]
+    of_samples = [companion for companion, _ in special]
+    samples = {folder for _, folders in special for folder in folders}
     found: list[Companion] = []
-    patterns: list[CompanionPattern] = []
+    patterns = [parse_pattern(each.option, each.text) for each in of_samples]
     for relations in (_relate_within(tree, contents), _relate_folders(tree, contents)):
         for relation in sorted(relations, key=lambda each: (-len(each.pairs), each.patterns[1])):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
             if any(pattern.matches_file(path) for pattern in patterns for path in relation.pairs[0]):
                 continue
+            if len({_find_sample(path, samples) for path in relation.pairs[0]} - {""}) > 1:
+                continue
             companion = _judge(tree, relation)
             if companion is not None:
                 found.append(companion)
                 patterns.append(parse_pattern(companion.option, companion.text))
-    return [*found, *_find_folders_of_one_image(tree, contents), *_find_equal_folders(tree, contents)]
+    return [*found, *of_samples]
+
+
+def _find_sample(path: str, samples: Collection[str]) -> str:
+    """Returns the folder of the sample to which a file belongs; ``""`` for none of ``samples``."""
+    return next((folder for folder in path_and_parents(path) if folder in samples), "")
 
 
 def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
@@ -384,11 +402,13 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
         return _judge(tree, relation.swapped())
     if all(image is not None and image.is_mask for image, _ in pictures):
         return None  # several masks of an image
-    words = [token for affix in (relation.one, relation.other) for token in affix.tokens if token != "*"]
-    if relation.folders is None and words and all(map(is_no_word, words)):
+    sides = [[token for token in affix.tokens if token != "*"] for affix in (relation.one, relation.other)]
+    words = [*sides[0], *sides[1]]
+    letters = all(side and all(len(word) == 1 for word in side) for side in sides)  # L1.jpg and R1.jpg
+    if relation.folders is None and words and all(map(is_no_word, words)) and not letters:
         return None  # copies, sizes
     named = relation.one.is_plain and words and not any(map(is_no_word, words)) and relation.folders is None
-    if not named and relation.merely_counts:
+    if not named and (letters or relation.merely_counts):
         sizes = [(read_size(tree, image), read_size(tree, file)) for image, file in relation.pairs[:_TEXTS]]
         if not have_own_sizes(sizes) and not differ_in_colour(pictures) and not resemble(pictures):
             return None
@@ -400,9 +420,9 @@ def _make(relation: _Relation, option: str, text: str, certain: bool) -> Compani
     return Companion(option, text, relation.ignore, len(relation.pairs), relation.images, relation.pairs[0], certain)
 
 
-def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Companion]:
+def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
     """Finds folders that contain a folder with one image and a folder of masks, of whatever names: ``7/images/7.png``,
-    ``7/masks/0.png``."""
+    ``7/masks/0.png``. Yields the masks, and the folders of the samples (``7``)."""
     groups: dict[tuple[str, ...], list[tuple[FolderContents, ...]]] = defaultdict(list)
     for folder in contents.folders.values():
         inside = [contents.folders.get(join(folder.path, name)) for name in folder.folders if folder.path]
@@ -414,12 +434,13 @@ def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Compa
             if len(pairs) > 1 and all(pair[image].images.count == 1 for pair in pairs):
                 companion = _judge_folders(tree, names[file], [(pair[image], pair[file]) for pair in pairs])
                 if companion is not None:
-                    yield companion
+                    yield companion, [pair[image].path.rpartition("/")[0] for pair in pairs]
                     break
 
 
-def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[Companion]:
-    """Finds an image and its mask in folders that all have the same two names: ``7/image.jpg``, ``7/mask.png``."""
+def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
+    """Finds an image and its mask in folders that all have the same two names: ``7/image.jpg``, ``7/mask.png``. Yields
+    the masks, and the folders."""
     from packstore.sources.resemblance import are_masks, read_picture
 
     folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -430,7 +451,7 @@ def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[Companion]:
         for image, mask in (names, names[::-1]) if len(paths) > 1 else ():
             files = [(join(path, image), join(path, mask)) for path in sample(paths, _LOOKED_AT)]
             if are_masks([(read_picture(tree, one), read_picture(tree, other)) for one, other in files]):
-                yield Companion(MASKS, f"{{dir}}/{mask}", mask, len(paths), len(paths), files[0], True)
+                yield Companion(MASKS, f"{{dir}}/{mask}", mask, len(paths), len(paths), files[0], True), paths
                 break
 
 

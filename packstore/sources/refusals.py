@@ -10,7 +10,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, HeaderError, sniff
 from packstore.sources.base import Kind
-from packstore.sources.ignoring import escape_pattern, ignore_patterns
+from packstore.sources.ignoring import escape_pattern, ignore_paths, ignore_patterns
 from packstore.sources.listing import no_images_message
 from packstore.sources.tree import Tree
 
@@ -120,6 +120,7 @@ def no_classes_error(
     if may_be_splits and len(folders) > 1:
         pairs = (f"{name.rpartition('/')[2]}=/{escape_pattern(name)}" for name in folders)
         answers.append(Answer(("--splits", ",".join(pairs))))
+    answers.append(Answer(ignore_paths(folders)))  # dropped when it is tried, if these are all folders
     unpack = "" if path.is_dir() else f": unpack it to give one of them ({_join(folders)})"
     answers.append(Answer(("--source", kind)))
     return AmbiguousSourceError(f"{printable(str(path))} {why}{unpack}", answers, path, lists_answers=True)

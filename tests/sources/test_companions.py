@@ -304,6 +304,8 @@ FOUND_MASKS = (
     ("raw/{}.png", "cut/{}-cut.png"),
     ("{0}/photo/{0}.png", "{0}/parts/k.png"),
     ("{}/photo.jpg", "{}/parts.png"),
+    ("{}/image/photo.png", "{}/mask/0.png"),
+    ("train/{}/image/photo.png", "train/{}/mask/0.png"),
 )
 
 
@@ -349,6 +351,8 @@ PAIRS = {
     "splits": ("train/p/{}.png", "train/q/{}.png", "--pair"),
     "prefixes": ("1/left{}.png", "1/right{}.png", "--pair"),
     "suffixes": ("image_{}_HR.png", "image_{}_LR.png", "--pair"),
+    "letters": ("L{}.png", "R{}.png", "--pair"),
+    "letters behind": ("seq/{}_a.png", "seq/{}_b.png", "--pair"),
 }
 
 
@@ -363,6 +367,26 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
     assert answers
     with closing(open_source(path, pair=answers[0][1::2])) as source:
         assert source.survey().records == count
+
+
+def test_folders_of_equal_names_may_be_classes(tmp_path: Path) -> None:
+    names = ("anna", "bob", "carol", "dave")
+    files = {f"{c}/{name}.png": encode(photo(n + 9 * (c == "b")), "PNG") for c in "ab" for n, name in enumerate(names)}
+    assert ("--source", "imagefolder") in question(fill(tmp_path, files))
+
+
+@pytest.mark.parametrize("names", ["{}_{}.jpg", "{1}{0}.jpg"])
+def test_letters_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: Path) -> None:
+    files = {names.format(n, k): encode(photo(2 * n + (k == "b")), "JPEG") for n in range(6) for k in "ab"}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.survey().records == 12
+
+
+def test_a_name_without_a_number_among_numbered_ones_is_no_evidence(tmp_path: Path) -> None:
+    files = {f"{c}/{n}.jpg": encode(photo(n + 50 * (c == "b")), "JPEG") for c in "ab" for n in range(11)}
+    files |= {"a/example.jpg": encode(photo(98), "JPEG"), "b/example.jpg": encode(photo(99), "JPEG")}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 24)
 
 
 def test_pictures_in_colour_and_grey_are_a_question(tmp_path: Path) -> None:

@@ -160,3 +160,14 @@ def test_what_lies_deeper_beside_another_folder(tmp_path: Path) -> None:
     files |= {"data/raw/notes.md": "x", "train.py": "x", "demo/a.jpg": jpeg(9)}
     error = question(fill(tmp_path, files))
     assert [answer.source for answer in error.answers][:1] == [tmp_path / "data/images"]
+
+
+@pytest.mark.parametrize("place", ["augmented/flip", "more/v/w", "extra"])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_a_folder_with_the_classes_inside_is_no_class(place: str, count: int, tmp_path: Path) -> None:
+    inside: dict[str, str | bytes] = {f"{place}/{label}/{n}.jpg": jpeg(n) for label in "ab" for n in range(count)}
+    asked = question(fill(tmp_path, PHOTOS | inside))
+    ignored = f"/{place.partition('/')[0]}"
+    assert ("--ignore", ignored) in {answer.options for answer in asked.answers}
+    with closing(open_source(tmp_path, ignore=ignored)) as source:
+        assert source.survey().columns[0].classes == ("a", "b")

@@ -255,6 +255,12 @@ def test_points(tmp_path: Path) -> None:
     assert found["im01.png"]["keypoint_labels"] == ["nose", "left", "right"]
 
 
+def test_numbered_points_are_no_box(tmp_path: Path) -> None:
+    text = "image_id,x0,y0,x1,y1,x2,y2\n" + "".join(f"im{n:02}.png,{n},4,5,6,7,8\n" for n in range(4))
+    found = rows(make(tmp_path, range(4), {"t.csv": text}))
+    assert found["im01.png"] == {"keypoints": [[1, 4], [5, 6], [7, 8]], "keypoint_labels": ["0", "1", "2"]}
+
+
 def test_rows_of_boxes(tmp_path: Path) -> None:
     lines = ["im00.png,32,24,cat,1,2,10,12", "im01.png,32,24,dog,0,0,30,20", "im00.png,32,24,dog,4,4,9,9"]
     text = "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "\n".join(lines)

@@ -187,7 +187,9 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
     roles.split = next(iter(given.get("split", ())), "") or _take_column(free, _find_split_column(free))
     roles.boxes, roles.convention, bare_label = tuple(given.get("boxes", ())), "", ""
     if not roles.boxes:
-        roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
+        numbered = [point for point in _find_point_columns(free) if point[0].isdigit()]
+        if len(numbered) < _LEAST_POINTS:  # else x1, y1, x2, y2, x3, y3 … are points
+            roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
         _remove_columns(free, roles.boxes)
         if not roles.boxes:
             runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
