@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.core.errors import PackstoreError, SampleError, SourceError
+from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.yolo import layout as yolo_layout
 from packstore.testing import SourceSuite
@@ -291,8 +291,25 @@ def test_two_descriptions_and_annotations_of_coco_beside_are_questions(tmp_path:
 def test_folders_of_text_beside_images_are_not_taken_for_labels(tmp_path: Path) -> None:
     """Captions under the stems of images are no labels."""
     fill(tmp_path, {f"images/{n}.jpg": jpeg(n) for n in range(3)} | {f"labels/{n}.txt": "a cat" for n in range(3)})
-    with pytest.raises(PackstoreError, match=r"a \.txt file for each image"):
-        open_source(tmp_path)
+    with closing(open_source(tmp_path)) as source:
+        assert source.kind == "companions"
+        assert {source.read(entry).values["labels"] for entry in source.entries()} == {"a cat"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("archive", [False, True])
+def test_labels_in_folders_called_as_those_of_images(described: bool, archive: bool, tmp_path: Path) -> None:
+    places = [(split, n) for split, count in (("train", 4), ("val", 2)) for n in range(count)]
+    files: dict[str, str | bytes] = {f"{split}/{split}{n}.jpg": jpeg(n) for split, n in places}
+    files |= {f"labels/{split}/{split}{n}.txt": f"{n} 0.5 0.5 0.25 0.5\n" for split, n in places}
+    names = "names: [a, b, c, d]\n"
+    path = fill(tmp_path / "set", files | ({"data.yaml": f"train: train\nval: val\n{names}"} if described else {}))
+    if archive:
+        path = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", path))
+    with closing(open_source(path)) as source:
+        survey = source.survey()
+        assert (source.kind, survey.splits, survey.ledger.left) == ("yolo", {"train": 4, "val": 2}, {})
+        assert [source.read(entry).values["labels"] for entry in source.entries("val")] == [[0], [1]]  # type: ignore[union-attr]
 
 
 def test_boxes_are_float32(tmp_path: Path) -> None:

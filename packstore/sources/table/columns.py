@@ -168,7 +168,9 @@ class ColumnRoles:
     rest: tuple[str, ...] = ()
 
 
-def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> ColumnRoles:
+def find_roles(
+    facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool, several: bool = False
+) -> ColumnRoles:
     """Finds the roles of all columns except those of images. Decides by their names and values.
 
     Columns that the user names by role have this role. Looks for run lengths and points only if there are no boxes.
@@ -178,6 +180,8 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         facts: Facts of each column.
         given: Columns that the user names, by role.
         header: The table names its columns.
+        several: An image has several rows. Then columns are no points unless the user names them, as an image has the
+            points of one row.
     """
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
@@ -198,7 +202,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
     if "keypoints" in given:
         names = given["keypoints"]
         roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
-    elif not roles.boxes:
+    elif not roles.boxes and not several:
         roles.points = _find_point_columns(free)
         _remove_columns(free, [name for _, x, y in roles.points for name in (x, y)])
     labels = given.get("labels", ())

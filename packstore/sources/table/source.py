@@ -79,7 +79,8 @@ class TableSource(FileRowSource):
         if max(self._further.values(), default=1) > _MOST_FURTHER:
             raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
         plain = {name: each for name, each in self._rows.facts.items() if name not in self._further}
-        self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
+        header = all(t.header or suffix_of(t.file) not in TEXT for t in self._tables)
+        self._roles = find_roles(plain, given, header, any(True for _ in self._rows.images_with_several()))
         self._split_names, self._split_of = assign_splits(self.tree.name(), self._tables, self._rows, self._roles.split)
         self._convention = self._find_convention()
         self._columns = RecordColumns(

@@ -157,10 +157,10 @@ class YoloSource(FileRowSource):
         return frozenset(self._label_path(image).rpartition("/")[0] for image in seen)
 
     def _label_path(self, image: str) -> str:
-        """Returns the path of the file of labels of an image. It lies in the common folder of labels, if there is
+        """Returns the path of the file of labels of an image. It is in the common folder of labels, if there is
         one."""
         if self._layout.labels is None:
-            return label_path(image)
+            return join("labels", label_path(image)) if self._layout.is_mirrored else label_path(image)
         return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:

@@ -57,6 +57,7 @@ class YoloLayout:
         files: Files that describe the data set.
         ignored: Number of splits that are left out, by reason.
         labels: The folder ``labels``, if it has the labels of the images in all folders; else None.
+        is_mirrored: ``labels`` has a folder for each folder of images: ``train/a.jpg``, ``labels/train/a.txt``.
         notes: Facts for people about splits that no file lists.
     """
 
@@ -66,6 +67,7 @@ class YoloLayout:
     files: list[str] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
     labels: str | None = None
+    is_mirrored: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -87,9 +89,10 @@ def find_descriptions(tree: Tree) -> list[str]:
 
 
 def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
-    """Finds folders of images by split, in packing order; ``{}`` if there are none. A folder counts in two cases:
+    """Finds folders of images by split, in packing order; ``{}`` if there are none. A folder counts in three cases:
 
     - A folder of labels is beside it: ``images/train``, ``train/images`` or ``images``.
+    - A folder of labels has its name: ``train`` and ``labels/train``.
     - Labels are in it, and the classes have names in a file. ``named``: they have names elsewhere.
 
     The folder ``images/train2017`` is the split ``train``. If some folder in ``images`` has no name of a split, all of
@@ -106,10 +109,26 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
         folders = {"": ["images"]} if whole else {split: [f"images/{name}"] for name, split in known.items()}
     if not folders and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
         folders = {"": [""]}  # as from LabelImg
+    if not folders:
+        mirrored = {split: [name] for name, split in splits.items() if is_folder(tree, f"{_LABELS}/{name}")}
+        folders = mirrored if has_mirrored_labels(tree, mirrored) else {}
     if not folders:  # as Roboflow exports them for Darknet
         folders = {split: [name] for name, split in splits.items()
                    if (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
     return {split: folders[split] for split in in_packing_order(folders)}
+
+
+def has_mirrored_labels(tree: Tree, splits: Mapping[str, list[str]]) -> bool:
+    """Tells if ``labels`` has a folder for each folder of images, some with YOLO labels, and none has labels in it."""
+    places = [place for folders in splits.values() for place in folders]
+    if not places or any("images" in place.split("/") or place.endswith(".txt") for place in places):
+        return False
+    folders = [join(_LABELS, place) for place in places]
+    return (
+        all(is_folder(tree, folder) for folder in folders)
+        and any(holds_yolo_labels(tree, folder) for folder in folders)
+        and not any(has_yolo_beside(tree, place) for place in places)
+    )
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
@@ -144,6 +163,7 @@ def read_layout(tree: Tree) -> YoloLayout:
     if not files:
         scattered = find_scattered_images(tree)
         layout = YoloLayout(scattered or find_image_folders(tree), labels=_LABELS if scattered else None)
+        layout.is_mirrored = not scattered and has_mirrored_labels(tree, layout.splits)
         yaml = [name for name in ("data.yaml", "dataset.yaml") if is_file(tree, name)]
         if yaml:
             layout.classes, layout.points = _parse_classes(tree, yaml[0], _read_yaml(tree, yaml[0]))
@@ -164,6 +184,7 @@ def read_layout(tree: Tree) -> YoloLayout:
     layout = _add_splits(tree, layout, places)
     images = find_scattered_images(tree, [place for places in layout.splits.values() for place in places])
     layout.labels = _LABELS if images else None
+    layout.is_mirrored = not images and has_mirrored_labels(tree, layout.splits)
     return layout
 
 
@@ -237,6 +258,8 @@ def label_path(image: str) -> str:
 def has_labels(tree: Tree, images: str) -> bool:
     """Tells if a folder of images has YOLO labels in it or beside it."""
     folder = label_path(join(images, "x.jpg")).rpartition("/")[0]
+    if images and folder == images and holds_yolo_labels(tree, join(_LABELS, images)):
+        return True
     return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
 
 
