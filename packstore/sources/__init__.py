@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -129,37 +129,34 @@ def open_source(
             for ``labels`` at a URL.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
+    check_paths(labels)
     place = _as_remote_path(path) if isinstance(path, UrlPath) else path
     files_as = None if packed_as is not None and _is_packed(place) else packed_as
     named = check_columns(columns) or _recorded_texts(files_as, "columns")
     if packed_as is not None and crowds is None and not packed_as.has_column(CROWD):
         crowds = False
-    others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     chosen = check_splits(splits) or _recorded_texts(files_as, "splits")
     recorded = None if packed_as is None else packed_as.options.get("frames")
+    options = SourceOptions(
+        labels=None if labels is None else Path(labels),
+        max_pixels=max_pixels,
+        named=kind is not None,
+        skip_bad=skip_bad,
+        image_key=image_key,
+        label_key=label_key,
+        layout=layout,
+        ignore=check_patterns(ignore) or _recorded_texts(files_as, "ignore"),
+        splits=chosen,
+        columns=tuple(each for each in named if each != GEO and not each.startswith(ENCODING)),
+        crowds=crowds,
+        pair=check_companions(PAIR, pair) or _recorded_texts(files_as, PAIR),
+        sidecar=check_companions(SIDECAR, sidecar) or _recorded_texts(files_as, SIDECAR),
+        masks=check_companions(MASKS, masks) or _recorded_texts(files_as, MASKS),
+    )
     with use_encoding(encoding):
-        opened = _open_files(
-            place,
-            kind,
-            labels,
-            max_pixels,
-            files_as,
-            skip_bad,
-            image_key,
-            label_key,
-            layout,
-            ignore,
-            chosen,
-            others,
-            crowds,
-            progress,
-            companions={
-                name: check_companions(name, given) or _recorded_texts(files_as, name)
-                for name, given in ((PAIR, pair), (SIDECAR, sidecar), (MASKS, masks))
-            },
-            clips=(recorded if frames is None else frames) == CLIPS,
-        )
+        clips = (recorded if frames is None else frames) == CLIPS
+        opened = _open_files(place, kind, options, files_as, progress, clips)
     if chosen:
         from packstore.sources.chosen_splits import ChosenSplitsSource
 
@@ -236,20 +233,9 @@ def take_frames(source: Source, frames: str | None) -> Source:
 def _open_files(
     place: Path,
     kind: str | None,
-    labels: str | os.PathLike[str] | None,
-    max_pixels: int,
+    options: SourceOptions,
     packed_as: Manifest | None,
-    skip_bad: bool,
-    image_key: str | None,
-    label_key: str | None,
-    layout: str | None,
-    ignore: str | Sequence[str],
-    splits: tuple[str, ...],
-    columns: tuple[str, ...],
-    crowds: bool | None,
     progress: ProgressCallback,
-    *,
-    companions: Mapping[str, tuple[str, ...]],
     clips: bool,
 ) -> Source:
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
@@ -259,35 +245,14 @@ def _open_files(
 
     ``clips``: folders of images may be clips; see :func:`.recognition.recognise`.
 
-    Raises :class:`UsageError`
-
-    - for a labels file at a URL, an unknown kind, and unusable patterns in ``ignore``;
-    - for options that the named kind, or a bridge, does not use.
+    Raises :class:`UsageError` for an unknown kind, and for options that the named kind, or a bridge, does not use.
     """
-    check_paths(labels)
-    options = SourceOptions(
-        labels=None if labels is None else Path(labels),
-        max_pixels=max_pixels,
-        named=kind is not None,
-        skip_bad=skip_bad,
-        image_key=image_key,
-        label_key=label_key,
-        layout=layout,
-        ignore=check_patterns(ignore) or _recorded_texts(packed_as, "ignore"),
-        splits=splits,
-        columns=columns,
-        crowds=crowds,
-        pair=companions[PAIR],
-        sidecar=companions[SIDECAR],
-        masks=companions[MASKS],
-    )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         raise _unused_option_error(named, options)
     if find_bridge(place) is not None:
-        if named is not None or options != SourceOptions(
-            max_pixels=max_pixels, skip_bad=skip_bad, layout=layout, crowds=crowds
-        ):
+        kept = ("max_pixels", "skip_bad", "layout", "crowds")
+        if named is not None or options != SourceOptions(**{name: getattr(options, name) for name in kept}):
             raise UsageError(
                 f"{printable(str(place))} is read by another library: leave source_kind, labels, image_key, label_key, "
                 "ignore, splits, columns, pair, sidecar and masks out"

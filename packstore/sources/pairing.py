@@ -441,14 +441,16 @@ def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[tuple
 def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
     """Finds an image and its mask in folders that all have the same two names: ``7/image.jpg``, ``7/mask.png``. Yields
     the masks, and the folders."""
-    from packstore.sources.resemblance import are_masks, read_picture
-
     folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for folder in contents.folders.values():
         if folder.images.count == 2 and not any(map(_NUMBER.search, folder.images.first)):
             folders[folder.images.first].append(folder.path)
     for names, paths in folders.items():
-        for image, mask in (names, names[::-1]) if len(paths) > 1 else ():
+        if len(paths) < 2:
+            continue
+        from packstore.sources.resemblance import are_masks, read_picture
+
+        for image, mask in (names, names[::-1]):
             files = [(join(path, image), join(path, mask)) for path in sample(paths, _LOOKED_AT)]
             if are_masks([(read_picture(tree, one), read_picture(tree, other)) for one, other in files]):
                 yield Companion(MASKS, f"{{dir}}/{mask}", mask, len(paths), len(paths), files[0], True), paths
