@@ -64,6 +64,8 @@ class TestVocBeside(SourceSuite):
         ("images", "annotations/xmls", {"": 6}),
         ("pictures", "notes/voc/all", {"": 6}),
         ("train/images", "train/annotations/xml", {"train": 6}),
+        ("data/img", "notes/xml", {"": 6}),
+        ("val/data/img", "val/notes/xml", {"val": 6}),
     ],
 )
 def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int], tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ def find_folder_pairs(tree: Tree) -> Pairs:
     of most; of equal ones, in the folder whose path has most in common. At least half of the images of a folder need an
     XML file, unless the only XML files are beside their images. Each split needs a single folder of XML files, since
     several could also be classes. Images at the top count only if there are no splits, and then alone. Images in
-    deeper folders, but for folders of splits, are those of another dataset.
+    deeper folders, but for folders of splits, are those of another dataset, unless they are all images and the XML
+    files are outside the folder at the top: ``data/img`` and ``notes/xml``.
 
     Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
     """
@@ -164,13 +165,16 @@ def find_folder_pairs(tree: Tree) -> Pairs:
     noted = [path for path in islice(with_files, _LOOKED_AT) if _has_annotations(tree, folders[path])]
     alone = [path for path in noted if not folders[path].images.count]
     pairs: dict[str, str] = {}
+    holding = {_without_splits(path) for path, each in folders.items() if each.images.count} if noted else set()
     for path, folder in folders.items() if noted else ():
         above = [not is_split(part) for part in path.split("/")]
-        if any(above[:-1]) if path in noted else sum(above) > 1:
+        if any(above[:-1]) if path in noted else sum(above) > 1 and len(holding) > 1:
             continue
+        top = _without_splits(path).partition("/")[0] if sum(above) > 1 else None
+        outside = [xml for xml in alone if _without_splits(xml).partition("/")[0] != top]
         counts = {
             xml: folder.images.count_shared(folders[xml].others[".xml"])
-            for xml in ([path] if path in noted else alone if folder.images.count else [])
+            for xml in ([path] if path in noted else outside if folder.images.count else [])
         }
         parts = {*path.split("/")}
         ranks = [(count, len(parts & {*xml.split("/")}), xml) for xml, count in counts.items()]
@@ -188,6 +192,11 @@ def find_folder_pairs(tree: Tree) -> Pairs:
         found.setdefault(splits.get(path, ""), {})[path] = xml
     several = any(len({*some.values()}) > 1 for some in found.values())
     return {} if several else {split: [*found[split].items()] for split in in_packing_order(found)}
+
+
+def _without_splits(path: str) -> str:
+    """Returns a path without its folders of splits."""
+    return "/".join(part for part in path.split("/") if not is_split(part))
 
 
 def _choose_folders(
