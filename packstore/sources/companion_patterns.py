@@ -7,6 +7,7 @@ any text without a slash, and ``{dir}`` at the beginning for the path of the ima
 - ``masks/{s}.png``: ``masks`` is in the image's folder or in a folder above it. ``{s}`` may include folders:
   ``masks/train/a.png`` belongs to ``images/train/a.jpg``.
 - ``{dir}/../masks/{s}*.png``: relative to the image's folder; several files may belong to an image.
+- ``{dir}/right.png``: of one name in the folder of each image.
 - ``{dir}_boxes/{s}.txt``: in a folder whose name begins with that of the image's folder.
 
 A second pattern before it, with ``=`` between them, tells which part of an image's path is ``{s}``:
@@ -188,7 +189,7 @@ def parse_pattern(option: str, text: str) -> CompanionPattern:
         if type not in TYPES or not images:
             raise _bad_pattern_error(option, text, f"it ends with =TYPE, one of {', '.join(TYPES)}")
         *images, files = images
-    if len(images) > 1 or (option == PAIR and not images):
+    if len(images) > 1 or (option == PAIR and not images and not files.startswith(_FOLDER)):
         form = {PAIR: "IMAGES=FILES", SIDECAR: "[IMAGES=]FILES=TYPE", MASKS: "[IMAGES=]FILES"}[option]
         raise _bad_pattern_error(option, text, f"its form is {form}")
     for each in (*images, files):

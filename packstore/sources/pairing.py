@@ -439,22 +439,32 @@ def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[tuple
 
 
 def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
-    """Finds an image and its mask in folders that all have the same two names: ``7/image.jpg``, ``7/mask.png``. Yields
-    the masks, and the folders."""
+    """Finds an image and its mask, or two forms of a picture, in folders that all have the same two names:
+    ``7/image.jpg``, ``7/mask.png``. Yields the masks or second forms, and the folders. Names with numbers may be those
+    of any images: they are forms only if they resemble each other."""
     folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for folder in contents.folders.values():
-        if folder.images.count == 2 and not any(map(_NUMBER.search, folder.images.first)):
+        if folder.images.count == 2:
             folders[folder.images.first].append(folder.path)
     for names, paths in folders.items():
         if len(paths) < 2:
             continue
-        from packstore.sources.resemblance import are_masks, read_picture
+        from packstore.sources.resemblance import are_masks, read_picture, resemble
 
-        for image, mask in (names, names[::-1]):
-            files = [(join(path, image), join(path, mask)) for path in sample(paths, _LOOKED_AT)]
-            if are_masks([(read_picture(tree, one), read_picture(tree, other)) for one, other in files]):
-                yield Companion(MASKS, f"{{dir}}/{mask}", mask, len(paths), len(paths), files[0], True), paths
-                break
+        first, second = names
+        some = sample(paths, _LOOKED_AT)
+        pictures = [(read_picture(tree, join(path, first)), read_picture(tree, join(path, second))) for path in some]
+        counting = any(map(_NUMBER.search, names))
+        if are_masks(pictures) and not counting:
+            option, file = MASKS, second
+        elif are_masks([pair[::-1] for pair in pictures]) and not counting:
+            option, file, first = MASKS, first, second
+        elif resemble(pictures):
+            option, file = PAIR, second
+        else:
+            continue
+        example = join(some[0], first), join(some[0], file)
+        yield Companion(option, f"{{dir}}/{file}", file, len(paths), len(paths), example, option == MASKS), paths
 
 
 def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, FolderContents]]) -> Companion | None:

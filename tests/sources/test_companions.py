@@ -351,6 +351,8 @@ PAIRS = {
     "splits": ("train/p/{}.png", "train/q/{}.png", "--pair"),
     "prefixes": ("1/left{}.png", "1/right{}.png", "--pair"),
     "suffixes": ("image_{}_HR.png", "image_{}_LR.png", "--pair"),
+    "names": ("scene{}/left.png", "scene{}/right.png", "--pair"),
+    "numbers in folders": ("scene{}/im0.png", "scene{}/im1.png", "--pair"),
     "letters": ("L{}.png", "R{}.png", "--pair"),
     "letters behind": ("seq/{}_a.png", "seq/{}_b.png", "--pair"),
 }
@@ -373,6 +375,12 @@ def test_folders_of_equal_names_may_be_classes(tmp_path: Path) -> None:
     names = ("anna", "bob", "carol", "dave")
     files = {f"{c}/{name}.png": encode(photo(n + 9 * (c == "b")), "PNG") for c in "ab" for n, name in enumerate(names)}
     assert ("--source", "imagefolder") in question(fill(tmp_path, files))
+
+
+def test_folders_of_two_unlike_pictures_are_classes(tmp_path: Path) -> None:
+    files = {f"{c}/{k}.jpg": encode(photo(2 * n + k), "JPEG") for n, c in enumerate("abc") for k in range(2)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 6)
 
 
 @pytest.mark.parametrize("names", ["{}_{}.jpg", "{1}{0}.jpg"])
