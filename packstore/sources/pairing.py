@@ -36,7 +36,7 @@ from packstore.sources.sidecars import is_line, tell_type
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
-_MOST_COMPARED, _ENOUGH, _FEW = 4, 48, 10
+_MOST_COMPARED, _ENOUGH, _FEW, _MOST_FORMS = 4, 48, 10, 4
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 _WORD = re.compile(r"[^\W\d_]+")
 _PHOTOS, _PROSE = (".jpg", ".jpeg"), (".txt", ".caption", ".cap")
@@ -439,32 +439,47 @@ def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[tuple
 
 
 def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
-    """Finds an image and its mask, or two forms of a picture, in folders that all have the same two names:
-    ``7/image.jpg``, ``7/mask.png``. Yields the masks or second forms, and the folders. Names with numbers may be those
+    """Finds an image with its mask or with other forms of it in folders that all have the same few names:
+    ``7/image.jpg``, ``7/mask.png``. Yields the masks and forms, each with the folders. Names with numbers may be those
     of any images: they are forms only if they resemble each other."""
     folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for folder in contents.folders.values():
-        if folder.images.count == 2:
+        if 1 < folder.images.count <= _MOST_FORMS:
             folders[folder.images.first].append(folder.path)
     for names, paths in folders.items():
         if len(paths) < 2:
             continue
-        from packstore.sources.resemblance import are_masks, read_picture, resemble
-
-        first, second = names
         some = sample(paths, _LOOKED_AT)
-        pictures = [(read_picture(tree, join(path, first)), read_picture(tree, join(path, second))) for path in some]
-        counting = any(map(_NUMBER.search, names))
-        if are_masks(pictures) and not counting:
-            option, file = MASKS, second
-        elif are_masks([pair[::-1] for pair in pictures]) and not counting:
-            option, file, first = MASKS, first, second
-        elif resemble(pictures):
-            option, file = PAIR, second
-        else:
+        for image, others in _find_forms(tree, names, some):
+            for name, option in others.items():
+                example = join(some[0], image), join(some[0], name)
+                certain = {*others.values()} == {MASKS}
+                yield Companion(option, f"{{dir}}/{name}", name, len(paths), len(paths), example, certain), paths
+
+
+def _find_forms(tree: Tree, names: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the name of the image among ``names``, and the option for each other name. Yields nothing unless all are
+    masks or forms of it."""
+    from packstore.sources.resemblance import are_masks, differ_in_colour, read_picture, resemble
+
+    pictures = {name: [read_picture(tree, join(folder, name)) for folder in folders] for name in names}
+    counting = any(map(_NUMBER.search, names))
+    photos = [name for name in names if not any(each is None or each.is_mask for each in pictures[name])]
+    if not photos:
+        return
+    image = next((name for name in photos if not all(each and each.is_grey for each in pictures[name])), photos[0])
+    options: dict[str, str] = {}
+    for name in names:
+        pairs = [*zip(pictures[image], pictures[name], strict=True)]
+        if name == image:
             continue
-        example = join(some[0], first), join(some[0], file)
-        yield Companion(option, f"{{dir}}/{file}", file, len(paths), len(paths), example, option == MASKS), paths
+        if not counting and are_masks(pairs):
+            options[name] = MASKS
+        elif resemble(pairs) or (not counting and differ_in_colour(pairs)):
+            options[name] = PAIR
+        else:
+            return
+    yield image, options
 
 
 def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, FolderContents]]) -> Companion | None:

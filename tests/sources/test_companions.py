@@ -377,6 +377,15 @@ def test_folders_of_equal_names_may_be_classes(tmp_path: Path) -> None:
     assert ("--source", "imagefolder") in question(fill(tmp_path, files))
 
 
+def test_forms_and_masks_of_equal_names_in_each_folder(tmp_path: Path) -> None:
+    files = {f"s{n}/rgb.png": encode(photo(n), "PNG") for n in range(5)}
+    files |= {f"s{n}/depth.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(5)}
+    path = fill(tmp_path, files | {f"s{n}/parts.png": outline(n) for n in range(5)})
+    assert ("--pair", "{dir}/depth.png", "--masks", "{dir}/parts.png") in question(path)
+    with closing(open_source(path, pair="{dir}/depth.png", masks="{dir}/parts.png")) as source:
+        assert source.survey().records == 5
+
+
 def test_folders_of_two_unlike_pictures_are_classes(tmp_path: Path) -> None:
     files = {f"{c}/{k}.jpg": encode(photo(2 * n + k), "JPEG") for n, c in enumerate("abc") for k in range(2)}
     with closing(open_source(fill(tmp_path, files))) as source:
