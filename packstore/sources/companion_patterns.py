@@ -36,6 +36,39 @@ _SUFFIX = re.compile(r"(\.[^./{}*]+)$")
 
 
 @dataclass(frozen=True)
+class Companion:
+    """Files that seem to belong to images.
+
+    Attributes:
+        option: Option that reads them: ``pair``, ``sidecar`` or ``masks``.
+        text: Value of that option.
+        ignore: Pattern for ``--ignore`` that leaves the files out.
+        count: Number of images looked at that have such a file.
+        images: Number of images looked at.
+        example: An image, and a file that belongs to it.
+        certain: It is sure what the files are; else the user has to say it.
+    """
+
+    option: str
+    text: str
+    ignore: str
+    count: int
+    images: int
+    example: tuple[str, str]
+    certain: bool
+
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """Option of the command line that reads the files."""
+        return f"--{self.option}", self.text
+
+    @property
+    def phrase(self) -> str:
+        """Description for people: ``a_mask.png belongs to a.jpg``."""
+        return f"{self.example[1]} goes with {self.example[0]}"
+
+
+@dataclass(frozen=True)
 class CompanionPattern:
     """One value of ``--pair``, ``--sidecar`` or ``--masks``.
 

@@ -27,6 +27,7 @@ from packstore.sources.companion_patterns import (
     OPTIONS,
     PAIR,
     SIDECAR,
+    Companion,
     CompanionPattern,
     parse_companions,
 )
@@ -34,7 +35,7 @@ from packstore.sources.contents import list_contents
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.names import make_column_name
-from packstore.sources.pairing import Companion, find_companions
+from packstore.sources.pairing import find_companions
 from packstore.sources.rows import in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, declare_sidecar, is_line, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from packstore.sources.affixes import Affix, count_affixes, go_together, list_affixes, list_frequent, sample
 from packstore.sources.beside import join
-from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, parse_pattern
+from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, parse_pattern
 from packstore.sources.contents import (
     MOST_SIDE_BY_SIDE,
     Contents,
@@ -32,12 +32,12 @@ from packstore.sources.contents import (
     path_and_parents,
 )
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.sample_folders import NUMBER, find_equal_folders, find_folders_of_one_image
 from packstore.sources.sidecars import is_line, tell_type
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
-_MOST_COMPARED, _ENOUGH, _FEW, _MOST_FORMS = 4, 48, 10, 4
-_NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
+_MOST_COMPARED, _ENOUGH, _FEW = 4, 48, 10
 _WORD = re.compile(r"[^\W\d_]+")
 _PHOTOS, _PROSE = (".jpg", ".jpeg"), (".txt", ".caption", ".cap")
 NO_SIDECARS = frozenset(
@@ -58,39 +58,6 @@ def is_work_folder(folder: str) -> bool:
     """Tells if a folder is of programs' own files (``logs``), or in such a folder. Names of these files may look like
     those of images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
-
-
-@dataclass(frozen=True)
-class Companion:
-    """Files that seem to belong to images.
-
-    Attributes:
-        option: Option that reads them: ``pair``, ``sidecar`` or ``masks``.
-        text: Value of that option.
-        ignore: Pattern for ``--ignore`` that leaves the files out.
-        count: Number of images looked at that have such a file.
-        images: Number of images looked at.
-        example: An image, and a file that belongs to it.
-        certain: It is sure what the files are; else the user has to say it.
-    """
-
-    option: str
-    text: str
-    ignore: str
-    count: int
-    images: int
-    example: tuple[str, str]
-    certain: bool
-
-    @property
-    def arguments(self) -> tuple[str, str]:
-        """Option of the command line that reads the files."""
-        return f"--{self.option}", self.text
-
-    @property
-    def phrase(self) -> str:
-        """Description for people: ``a_mask.png belongs to a.jpg``."""
-        return f"{self.example[1]} goes with {self.example[0]}"
 
 
 class _Names(NamedTuple):
@@ -170,7 +137,7 @@ class _Relation:
         # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
         parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
         words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
-        shapes = Counter(_NUMBER.sub("0", base) for base in words)
+        shapes = Counter(NUMBER.sub("0", base) for base in words)
         others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg
         return _FEW * others <= len(self.bases) and (len(shapes) == 1 or 4 * len(shapes) <= len(self.bases))
 
@@ -232,7 +199,7 @@ class _Relation:
 def find_companions(tree: Tree) -> list[Companion]:
     """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
     contents = list_contents(tree)
-    special = [*_find_folders_of_one_image(tree, contents), *_find_equal_folders(tree, contents)]
+    special = [*find_folders_of_one_image(tree, contents), *find_equal_folders(tree, contents)]
     of_samples = [companion for companion, _ in special]
     samples = {folder for _, folders in special for folder in folders}
     found: list[Companion] = []
@@ -418,79 +385,3 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
 def _make(relation: _Relation, option: str, text: str, certain: bool) -> Companion:
     """Makes a companion from a relation."""
     return Companion(option, text, relation.ignore, len(relation.pairs), relation.images, relation.pairs[0], certain)
-
-
-def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
-    """Finds folders that contain a folder with one image and a folder of masks, of whatever names: ``7/images/7.png``,
-    ``7/masks/0.png``. Yields the masks, and the folders of the samples (``7``)."""
-    groups: dict[tuple[str, ...], list[tuple[FolderContents, ...]]] = defaultdict(list)
-    for folder in contents.folders.values():
-        inside = [contents.folders.get(join(folder.path, name)) for name in folder.folders if folder.path]
-        pair = tuple(each for each in inside if each is not None and each.images.count)
-        if len(pair) == 2 and min(each.images.count for each in pair) == 1:
-            groups[tuple(each.path.rpartition("/")[2] for each in pair)].append(pair)
-    for names, pairs in groups.items():
-        for image, file in ((0, 1), (1, 0)):
-            if len(pairs) > 1 and all(pair[image].images.count == 1 for pair in pairs):
-                companion = _judge_folders(tree, names[file], [(pair[image], pair[file]) for pair in pairs])
-                if companion is not None:
-                    yield companion, [pair[image].path.rpartition("/")[0] for pair in pairs]
-                    break
-
-
-def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
-    """Finds an image with its mask or with other forms of it in folders that all have the same few names:
-    ``7/image.jpg``, ``7/mask.png``. Yields the masks and forms, each with the folders. Names with numbers may be those
-    of any images: they are forms only if they resemble each other."""
-    folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for folder in contents.folders.values():
-        if 1 < folder.images.count <= _MOST_FORMS:
-            folders[folder.images.first].append(folder.path)
-    for names, paths in folders.items():
-        if len(paths) < 2:
-            continue
-        some = sample(paths, _LOOKED_AT)
-        for image, others in _find_forms(tree, names, some):
-            for name, option in others.items():
-                example = join(some[0], image), join(some[0], name)
-                certain = {*others.values()} == {MASKS}
-                yield Companion(option, f"{{dir}}/{name}", name, len(paths), len(paths), example, certain), paths
-
-
-def _find_forms(tree: Tree, names: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the name of the image among ``names``, and the option for each other name. Yields nothing unless all are
-    masks or forms of it."""
-    from packstore.sources.resemblance import are_masks, differ_in_colour, read_picture, resemble
-
-    pictures = {name: [read_picture(tree, join(folder, name)) for folder in folders] for name in names}
-    counting = any(map(_NUMBER.search, names))
-    photos = [name for name in names if not any(each is None or each.is_mask for each in pictures[name])]
-    if not photos:
-        return
-    image = next((name for name in photos if not all(each and each.is_grey for each in pictures[name])), photos[0])
-    options: dict[str, str] = {}
-    for name in names:
-        pairs = [*zip(pictures[image], pictures[name], strict=True)]
-        if name == image:
-            continue
-        if not counting and are_masks(pairs):
-            options[name] = MASKS
-        elif resemble(pairs) or (not counting and differ_in_colour(pairs)):
-            options[name] = PAIR
-        else:
-            return
-    yield image, options
-
-
-def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, FolderContents]]) -> Companion | None:
-    """Looks at a few pairs of folders, one with an image and one called ``name``. Returns None if that has no masks."""
-    from packstore.sources.resemblance import are_masks, read_picture
-
-    files = [
-        (join(one.path, one.images.first[0]), join(other.path, other.images.first[0]))
-        for one, other in sample(pairs, _LOOKED_AT)
-    ]
-    if not are_masks([(read_picture(tree, image), read_picture(tree, mask)) for image, mask in files]):
-        return None
-    suffix = Counter(mask.rpartition(".")[2] for _, mask in files).most_common(1)[0][0]
-    return Companion(MASKS, f"{{dir}}/../{name}/*.{suffix}", f"{name}/", len(pairs), len(pairs), files[0], True)
