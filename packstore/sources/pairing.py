@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
@@ -285,13 +285,18 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
 
 
 def _list_folder_pairs(folders: Sequence[FolderContents]) -> Iterator[tuple[FolderContents, FolderContents]]:
-    """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders, compares
-    all to the first alone; of more than 32 none."""
+    """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders,
+    compares all to the one that shares names with most; of more than 32 none."""
     holding = [each for each in folders if each.images.count]
     if not holding or not 2 <= len(folders) <= MOST_SIDE_BY_SIDE:
         return
-    first = min(holding, key=lambda each: (each.images.first[0].lower().endswith(_PHOTOS) is False, each.path))
-    pairs = [*combinations(folders, 2)] if len(folders) <= _MOST_COMPARED else [(first, each) for each in folders]
+    pairs: Iterable[tuple[FolderContents, FolderContents]] = combinations(folders, 2)
+    if len(folders) > _MOST_COMPARED:
+        alike = {each.path: sum(each.images.count_shared(other.images) > 0 for other in holding) for each in holding}
+        first = min(
+            holding, key=lambda each: (-alike[each.path], not each.images.first[0].lower().endswith(_PHOTOS), each.path)
+        )
+        pairs = ((first, each) for each in folders)
     for one, other in pairs:
         one, other = (one, other) if one.images.count else (other, one)
         if one is not other and one.images.count and _may_share(one, other):

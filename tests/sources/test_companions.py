@@ -371,6 +371,14 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
         assert source.survey().records == count
 
 
+def test_forms_beside_a_folder_of_other_names(tmp_path: Path) -> None:
+    forms = ("bright", "dim", "dull", "grey")
+    files = {f"{form}/{n:04}.png": encode(noisy(photo(n), k), "PNG") for k, form in enumerate(forms) for n in range(9)}
+    path = fill(tmp_path, files | {f"a/p{101085 + n}.jpg": encode(photo(n), "JPEG") for n in range(9)})
+    found = [answer for answer in question(path) if answer[0] == "--pair"]
+    assert found[0][1::2] == tuple(f"bright/{{s}}.*={form}/{{s}}.*" for form in forms[1:])
+
+
 def test_folders_of_equal_names_may_be_classes(tmp_path: Path) -> None:
     names = ("anna", "bob", "carol", "dave")
     files = {f"{c}/{name}.png": encode(photo(n + 9 * (c == "b")), "PNG") for c in "ab" for n, name in enumerate(names)}
