@@ -156,7 +156,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_image(root / "photos" / "ant" / f"{i}.png", height, width, i)
         Image.open(root / "photos" / "ant" / f"{i}.png").save(root / "photos" / "ant" / f"{i}.jpg")
     for encoding in ("original", "uint8"):
-        packstore.convert(root / "photos", root / f"{encoding}.lmdb", encoding=encoding)
+        packstore.convert(root / "photos", root / f"{encoding}.lmdb", source_kind="imagefolder", encoding=encoding)
     return root
 
 

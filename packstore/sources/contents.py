@@ -27,7 +27,7 @@ _DIGITS = str.maketrans("123456789", "000000000")
 _ZEROS = re.compile("0+")
 _SEPARATORS = " _.-"
 _NO_WORD = re.compile(
-    r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
+    r"[\W_]+|\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
 """Endings of names that say nothing about the image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")

@@ -34,6 +34,7 @@ from packstore.sources.contents import (
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.sample_folders import NUMBER, find_equal_folders, find_folders_of_one_image
 from packstore.sources.sidecars import is_line, tell_type
+from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
@@ -117,6 +118,8 @@ class _Relation:
         """True for two pairs or more, of different names, a third of the images and half of the other files."""
         places = (image.rpartition("/")[0] for image, _ in self.pairs)
         distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
+        if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
+            return False
         return (
             len(self.pairs) > 1
             and distinct
@@ -276,6 +279,8 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
         place = above.count("/") + 1 if above else 0
         for one, other in _list_folder_pairs(folders):
             key = one.path.split("/")[place], other.path.split("/")[place]
+            if is_split(key[0]) and is_split(key[1]):
+                continue
             if key[::-1] in related:
                 key, one, other = key[::-1], other, one
             if other.path.startswith(one.path):
@@ -351,7 +356,6 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
         differ_in_colour,
         have_own_sizes,
         read_picture,
-        read_size,
         resemble,
     )
 
@@ -377,13 +381,13 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     sides = [[token for token in affix.tokens if token != "*"] for affix in (relation.one, relation.other)]
     words = [*sides[0], *sides[1]]
     letters = all(side and all(len(word) == 1 for word in side) for side in sides)  # L1.jpg and R1.jpg
-    if relation.folders is None and words and all(map(is_no_word, words)) and not letters:
+    plain = relation.one.is_plain and relation.other.is_plain
+    if relation.folders is None and not plain and all(map(is_no_word, words)) and not letters:
         return None  # copies, sizes
     named = relation.one.is_plain and words and not any(map(is_no_word, words)) and relation.folders is None
-    if not named and (letters or relation.merely_counts):
-        sizes = [(read_size(tree, image), read_size(tree, file)) for image, file in relation.pairs[:_TEXTS]]
-        if not have_own_sizes(sizes) and not differ_in_colour(pictures) and not resemble(pictures):
-            return None
+    unsure = not named and (letters or relation.merely_counts)
+    if unsure and not (have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)):
+        return None
     return _make(relation, PAIR, f"{images or relation.one.pattern()}={files}", False)
 
 

@@ -18,7 +18,7 @@ from packstore.sources.tree import Tree
 
 _HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
 _SIDE = 256
-_MOST_CLASSES, _MOST_COLOURS = 64, 32
+_MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
 _WINDOWS = (
     perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
 )  # fmt: skip
@@ -94,15 +94,6 @@ class Picture:
         return unit
 
 
-def read_size(tree: Tree, file: str) -> tuple[int, int] | None:
-    """Returns width and height of an image by its header; None if the header cannot be read."""
-    try:
-        info = sniff(tree.first_bytes(file, _HEADER))
-    except HeaderError:
-        return None
-    return info.width, info.height
-
-
 def read_picture(tree: Tree, file: str) -> Picture | None:
     """Reads and decodes an image. Returns None if its header cannot be read; pixels that cannot be decoded are
     empty."""
@@ -134,10 +125,14 @@ def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
     )
 
 
-def have_own_sizes(sizes: Sequence[tuple[tuple[int, int] | None, tuple[int, int] | None]]) -> bool:
+def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
     """Tells if sizes vary among the pairs, and the two sizes of each pair are equal, or have the same ratio."""
-    known = [(one, other) for one, other in sizes if one is not None and other is not None]
-    if len(known) < len(sizes) or len({one for one, _ in known}) < max(3, len(known) // 2):
+    known = [
+        ((one.width, one.height), (other.width, other.height))
+        for one, other in pairs
+        if one is not None and other is not None
+    ]
+    if len(known) < len(pairs) or len({one for one, _ in known}) < max(3, len(known) // 2):
         return False
     ratios = {(round(a[0] / b[0], 1), round(a[1] / b[1], 1)) for a, b in known}
     return len(ratios) == 1
@@ -171,8 +166,9 @@ def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
 
 
 def _go_in_pairs(distances: NDArray[Any], most: float) -> bool:
-    """Tells if each picture is nearest to its own partner, and usually as near as ``most``. ``distances`` ``(n, n)``
-    has the distances of partners on its diagonal."""
+    """Tells if each picture is nearest to its own partner, and usually as near as ``most``; of fewer than four pairs,
+    all must be nearer than half as much. ``distances`` ``(n, n)`` has the distances of partners on its diagonal."""
     own = np.diag(distances)
     apart = np.where(np.eye(len(own), dtype=bool), np.inf, distances)
-    return bool((own < np.minimum(apart.min(0), apart.min(1))).all() and np.median(own) <= most)
+    near = own.max() <= most / 2 if len(own) < _FEW else np.median(own) <= most
+    return bool((own < np.minimum(apart.min(0), apart.min(1))).all() and near)

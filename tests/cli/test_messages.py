@@ -294,9 +294,10 @@ def test_a_class_of_palette_png_may_be_masks(tmp_path: Path, encoding: str) -> N
         palette_png(tmp_path / "set" / "bee" / f"{i}.png", i)
         write_image(tmp_path / "set" / "cat" / f"{i}.png", 20, 20, i)
     write_image(tmp_path / "set" / "bee" / "rgb.png", 20, 20, 9)
-    report = packstore.convert(tmp_path / "set", tmp_path / "a.h5", encoding=encoding)
+    classes = {"source_kind": "imagefolder"}
+    report = packstore.convert(tmp_path / "set", tmp_path / "a.h5", encoding=encoding, **classes)
     assert report.palette == ("ant",)
-    done = run("convert", tmp_path / "set", tmp_path / "b.h5", "--encoding", encoding)
+    done = run("convert", tmp_path / "set", tmp_path / "b.h5", "--encoding", encoding, "--source", "imagefolder")
     assert "palette  all images of 1 class (ant) are PNG with a palette: are they masks?" in done.stdout
     done = run("convert", tmp_path / "set" / "ant", tmp_path / "c.h5", "--encoding", encoding)
     assert "palette  all images are PNG with a palette: are they masks?" in done.stdout

@@ -81,6 +81,8 @@ def test_a_broken_format_stops_no_conversion(
     install(f"formats {point}\nsources {point}")
     convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
     assert verify(tmp_path / "a.lmdb").ok
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]  # it was not loaded
+    assert list(FORMATS.values())
     (said,) = {record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING}
     assert "the plug-in 'tar' of toy (format)" in said
 

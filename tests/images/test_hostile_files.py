@@ -312,6 +312,7 @@ def test_files_that_nobody_may_read(one_good_image: Path) -> None:
     code = (
         LESS_RIGHTS
         + """
+import importlib.metadata
 import sys
 from packstore import convert
 from packstore.core.errors import PackstoreError

@@ -6,6 +6,7 @@ import ctypes
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -80,12 +81,10 @@ def progressive_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in progressive_files().items():
         (root / "many" / f"{name}.jpg").write_bytes(data)
     (root / "many" / "damaged.jpg").write_bytes(damaged())
-    for name, data in whole_images().items():
-        suffix = "jpg" if name.startswith("jpeg") else "png" if name.startswith("png") else None
-        if suffix is not None:
-            (root / "other" / f"{name}.{suffix}").write_bytes(data)
-    for name in ("420", "444 many restarts"):
-        (root / "other" / f"{name}.jpg").write_bytes(good()[name][0])
+    others = [(name, data) for name, data in whole_images().items() if name.startswith(("jpeg", "png"))]
+    others += [(f"jpeg {name}", good()[name][0]) for name in ("420", "444 many restarts")]
+    for letter, (name, data) in zip(ascii_lowercase, others, strict=False):
+        (root / "other" / f"whole {letter}.{'jpg' if name.startswith('jpeg') else 'png'}").write_bytes(data)
     return root
 
 

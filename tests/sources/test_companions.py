@@ -371,6 +371,16 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
         assert source.survey().records == count
 
 
+@pytest.mark.parametrize("count", [3, 30])
+def test_masks_of_two_experts(count: int, tmp_path: Path) -> None:
+    files = {f"eye{n}.jpg": encode(photo(n), "JPEG") for n in range(count)}
+    files |= {f"eye{n}_{end}.png": outline(n) for n in range(count) for end in ("1stHO", "2ndHO")}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        masks = [column for column in survey.columns if column.type == "mask"]
+        assert (source.kind, survey.records, len(masks)) == ("companions", count, 2)
+
+
 def test_forms_beside_a_folder_of_other_names(tmp_path: Path) -> None:
     forms = ("bright", "dim", "dull", "grey")
     files = {f"{form}/{n:04}.png": encode(noisy(photo(n), k), "PNG") for k, form in enumerate(forms) for n in range(9)}

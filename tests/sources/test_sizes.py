@@ -182,10 +182,6 @@ ASKED: dict[str, tuple[str, Callable[[list[str]], Files]]] = {
         "vott-json-export.json",
         lambda stems: images("", stems) | {"vott-json-export.json": json.dumps({"assets": {s: {} for s in stems}})},
     ),
-    "two experts": (
-        "_1stHO",
-        lambda stems: images("", stems) | {f"{s}_{end}.png": MASK for s in stems for end in ("1stHO", "2ndHO")},
-    ),
     "depth": (
         "depth",
         lambda stems: images("rgb", stems) | {f"depth/{stem}.png": MASK for stem in stems},

@@ -302,7 +302,7 @@ def test_lists_of_labels_are_of_the_classes_of_all(tmp_path: Path) -> None:
 def write_jpegs(root: Path, classes: str, count: int, gray: bool = False) -> Path:
     for number, kind in enumerate(classes):
         for i in range(count):
-            path = root / kind / f"{root.name}{i}.jpg"
+            path = root / kind / f"{root.name}{number * count + i}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             seed = 31 * number + i + len(root.name)
             image = Image.fromarray(pixels(20 + 3 * i, 30 + 2 * number, seed))

@@ -78,11 +78,13 @@ def stores(photos: tuple[Path, Path]) -> Stores:
             made[name] = root / name
             encoding = name.partition(".")[0]
             if encoding == "upright":
-                packstore.convert(photos[1], made[name])
+                packstore.convert(photos[1], made[name], source_kind="imagefolder")
             elif encoding == "plain":
-                packstore.convert(photos[0], made[name], index=False, exif_transpose=True)
+                packstore.convert(photos[0], made[name], source_kind="imagefolder", index=False, exif_transpose=True)
             else:
-                packstore.convert(photos[0], made[name], encoding=encoding, exif_transpose=True)
+                packstore.convert(
+                    photos[0], made[name], source_kind="imagefolder", encoding=encoding, exif_transpose=True
+                )
         return made[name]
 
     return get
@@ -175,7 +177,7 @@ def test_alone_each_image_has_its_own_size(stores: Stores) -> None:
 
 @pytest.mark.slow
 def test_the_dataset_overrides_what_the_store_wishes(photos: tuple[Path, Path], stores: Stores, tmp_path: Path) -> None:
-    packstore.convert(photos[0], tmp_path / "plain.lmdb")
+    packstore.convert(photos[0], tmp_path / "plain.lmdb", source_kind="imagefolder")
     wish = stores("original.lmdb")
     plain = PackedDataset(tmp_path / "plain.lmdb", output="numpy")
     turned = PackedDataset(tmp_path / "plain.lmdb", output="numpy", exif_transpose=True)
@@ -202,7 +204,7 @@ def test_pixels_cannot_be_turned_any_more(photos: tuple[Path, Path], stores: Sto
             PackedDataset(stores(name), exif_transpose=wanted)
     never: list[dict[str, Any]] = [{"encoding": "uint8"}, {"encoding": "jpeg"}, {"encoding": "uint8", "size": 32}]
     for number, options in enumerate(never):
-        packstore.convert(photos[0], tmp_path / f"{number}.lmdb", **options)
+        packstore.convert(photos[0], tmp_path / f"{number}.lmdb", source_kind="imagefolder", **options)
         assert len(PackedDataset(tmp_path / f"{number}.lmdb", exif_transpose=False))
         with pytest.raises(UsageError, match="have no EXIF any more; pack it again with --exif-transpose"):
             PackedDataset(tmp_path / f"{number}.lmdb", exif_transpose=True)
