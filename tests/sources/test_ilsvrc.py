@@ -219,7 +219,7 @@ def test_validation_images_are_no_class(place: str, tmp_path: Path) -> None:
     stray(folder, place).rename(top / place.partition("/")[0])
     with pytest.raises(AmbiguousSourceError, match=f"of ILSVRC in {place}, without labels") as caught:
         open_source(top)
-    assert [answer.source for answer in caught.value.answers] == [top / place, None]
+    assert caught.value.answers[0].source == top / place
     shutil.copy(folder / DEVKIT, (top / place).parent)
     with closing(open_source(top / place)) as source:
         assert (source.kind, rows(source)) == ("ilsvrc", expected)

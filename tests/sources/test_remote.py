@@ -63,7 +63,9 @@ def look(path: str | Path, root: Path) -> Any:
                 *(found, [repr(source.image(entry)) for entry in entries]),
             )
     except PackstoreError as error:
-        return type(error).__name__, str(error).replace(f"file://{root}", "").replace(str(root), "")
+        return type(error).__name__, str(error).partition(" Answers: ")[0].replace(f"file://{root}", "").replace(
+            str(root), ""
+        )
 
 
 @pytest.mark.sampled(12, fast=1)

@@ -501,7 +501,7 @@ def test_a_folder_of_a_tar_says_what_the_tar_alone_says(count: int, tmp_path: Pa
     for each in ("set/0.tar", "set"):
         with pytest.raises(PackstoreError) as caught:
             convert(tmp_path / each, tmp_path / "x.h5")
-        said.append(str(caught.value))
+        said.append(str(caught.value).partition(" Answers: ")[0].rstrip("."))
     assert said[0] == said[1]
     assert "holds no images" not in said[0]
 

@@ -106,7 +106,7 @@ def test_an_epoch_in_lanes_fetches_what_is_said(
 ) -> None:
     """A loader with its default window, and a cache of a part of the store: what is fetched, counted."""
     packstore.convert(make_folder(tmp_path / "photos", per_class=40), tmp_path / "y.lmdb", split="train",
-                      encoding="uint8", size=16, shard_size=2500)  # fmt: skip
+                      source_kind="imagefolder", encoding="uint8", size=16, shard_size=2500)  # fmt: skip
     url = UrlPath(f"{bucket.as_uri()}/y.lmdb")
     upload_store(tmp_path / "y.lmdb", url)
     manifest = open_store(url).manifest
