@@ -60,7 +60,7 @@ _WHAT = {
 
 @dataclass
 class HeaderSurvey:
-    """What the headers of some images of a source say.
+    """Facts from the headers of some images of a source.
 
     Attributes:
         reading: How the images would be read.

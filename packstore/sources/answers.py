@@ -42,13 +42,13 @@ _trying: ContextVar[bool] = ContextVar("an answer is tried", default=False)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of a source with an answer.
+    """Result of opening a source with the options of an answer.
 
     Attributes:
         survey: Its survey.
         kind: Its kind.
         left: Number of files left out, by what they are: ``image``, ``.txt file``.
-        repeats_classes: A class folder contains folders that are called as other classes.
+        repeats_classes: A class folder contains folders with the names of other classes.
     """
 
     survey: Survey

@@ -218,7 +218,7 @@ class LinesByKey:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the images of a generator show.
+    """Facts about the images that a generator yields.
 
     Attributes:
         splits: Names of the splits.

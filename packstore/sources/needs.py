@@ -227,7 +227,7 @@ class PresentNames:
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
-        """Those of :data:`_BEGINNINGS` with which the name of a file, an image or a folder begins."""
+        """Prefixes of :data:`_BEGINNINGS` that some file, image or folder name has."""
         texts = ["\0".join(("", *self._files, *self._folders))]
         for path, folder in self._contents.folders.items():
             images = folder.images
