@@ -159,7 +159,8 @@ def _read_header(source: Source, entry: Entry, reading: Reading) -> tuple[bytes,
     place = source.locate(entry) if (reading.mode, reading.frame) == (RGB.name, 0) else None
     if place is not None and place.within is None:
         with suppress(OSError, ValueError, HeaderError):
-            file = os.open(place.path, os.O_RDONLY)
+            # A named pipe would make a plain open wait; pread fails on it, and reading whole says what it is.
+            file = os.open(place.path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 start = os.pread(file, min(_START, entry.size_bytes), place.offset)
             finally:
