@@ -83,6 +83,7 @@ class FolderContents:
         tails: For images like ``a_WORD.png``, hashes of the parts before the word (``a``), by word, sorted. Has at most
             64 words; see :func:`split_tail`.
         is_uniform: Names of images differ by numbers alone.
+        hidden: First hidden files, at most 64; they count nowhere else.
     """
 
     path: str
@@ -91,6 +92,7 @@ class FolderContents:
     folders: tuple[str, ...] = ()
     tails: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     is_uniform: bool = True
+    hidden: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -249,7 +251,10 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < MOST_SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of_names(each) for suffix, each in others.items()}
-    return FolderContents(path, NameSet.of_names(image_names), by_suffix, folders, *_summarize_forms(image_names))
+    unseen = () if hidden else tuple(name for name in names.files if name[0] == ".")[:_FIRST]
+    return FolderContents(
+        path, NameSet.of_names(image_names), by_suffix, folders, *_summarize_forms(image_names), unseen
+    )
 
 
 def _summarize_forms(images: Sequence[str]) -> tuple[dict[str, NDArray[np.int64]], bool]:

@@ -191,9 +191,9 @@ class PresentNames:
         if self._tree is None:
             return
         self._contents = list_contents(self._tree)
-        self._add_files(self._tree.names("").files)  # hidden ones, too
         for folder in self._contents.folders.values():
             self._folders.add(folder.name)
+            self._add_files(folder.hidden)  # Roboflow has written .annotations.coco.json
             for suffix, names in folder.others.items():
                 self._add_files(names.first)
                 if names.count > len(names.first):

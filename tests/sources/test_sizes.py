@@ -13,15 +13,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from packstore import AmbiguousSourceError
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.ledger import Role
 from tests.makers.annotated import jpeg, mask, voc_xml
+from tests.makers.images import encode
 
 Files = dict[str, str | bytes]
 JPEG, MASK = jpeg(1), mask(1)
+DEPTH = encode(Image.fromarray(np.arange(128, dtype=np.uint16).reshape(8, 16) * 500), "PNG")
 SIZES = [
     3,
     pytest.param(300, marks=pytest.mark.slow),
@@ -184,7 +188,7 @@ ASKED: dict[str, tuple[str, Callable[[list[str]], Files]]] = {
     ),
     "depth": (
         "depth",
-        lambda stems: images("rgb", stems) | {f"depth/{stem}.png": MASK for stem in stems},
+        lambda stems: images("rgb", stems) | {f"depth/{stem}.png": DEPTH for stem in stems},
     ),
 }  # fmt: skip
 
