@@ -266,7 +266,7 @@ SOURCES = Registry(
         "voc": "packstore.sources.voc:KIND",
         "labelme": "packstore.sources.annotation_formats.tools:labelme",
         "cvat": "packstore.sources.annotation_formats.videos:cvat",
-        "via": "packstore.sources.annotation_formats.via:via",
+        "via": "packstore.sources.annotation_formats.tools:via",
         "label_studio": "packstore.sources.annotation_formats.tools:label_studio",
         "kitti": "packstore.sources.annotation_formats.published:kitti",
         "createml": "packstore.sources.annotation_formats.tools:createml",

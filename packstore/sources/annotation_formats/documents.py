@@ -16,10 +16,9 @@ import numpy as np
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotation_formats.columns import MALFORMED, Raw
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture
-from packstore.sources.annotation_formats.source import AnnotatedSource, Format, ReadParts
+from packstore.sources.annotation_formats.source import AnnotatedSource, Format, ReadParts, make_kind
 from packstore.sources.annotation_formats.spool import Spool
-from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_text
 from packstore.sources.contents import path_and_parents
 from packstore.sources.file_rows import FileRow
@@ -371,14 +370,6 @@ def document(help: str, list_images: ListImages, **options: Any) -> Callable[[Re
     def make(read_parts: ReadParts) -> Kind:
         options.setdefault("kind", read_parts.__name__)
         format = DocumentFormat(help=help, read_parts=read_parts, list_images=list_images, **options)
-
-        def recognise(path: Path, _: SourceOptions) -> Certainty:
-            tree = open_tree(path)
-            return Certainty.CERTAIN if tree is not None and find_documents(tree, format) else Certainty.NO
-
-        def open_source(path: Path, options: SourceOptions) -> DocumentSource:
-            return DocumentSource(path, options, format)
-
-        return Kind(format.kind, help, recognise, open_source, in_objects=True)
+        return make_kind(format, find_documents, DocumentSource)
 
     return make

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import starmap
 from typing import Any
 
 from packstore.core.fields import Text
 from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import document
-from packstore.sources.annotation_formats.shapes import AnnotatedObject, Document, Listed, Parts, Picture, Tag, Value
+from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag, Value
 from packstore.sources.annotation_formats.source import FurtherFile, beside
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -53,27 +54,19 @@ def bdd100k(frame: Any, _: Picture) -> Parts:
     for each in frame.get("labels") or ():
         label = parsing.nonempty_text(each["category"])
         crowd = parsing.is_flagged(each.get("attributes"), "crowd", "iscrowd", "ignore", "ignored")
+        closed = [shape for shape in each.get("poly2d") or () if shape.get("closed", True)]
         if each.get("box2d"):
             yield shapes.box(label, parsing.get_floats(each["box2d"], "x1", "y1", "x2", "y2"), crowd=crowd)
         elif each.get("rle"):
             yield shapes.run_lengths(label, each["rle"], crowd=crowd)
-        elif each.get("poly2d"):
-            closed = [shape for shape in each["poly2d"] if shape.get("closed", True)]
-            if closed and all(set(shape.get("types", "L")) <= {"L"} for shape in closed):
-                yield shapes.polygon(
-                    label, *(parsing.flatten_points(shape["vertices"]) for shape in closed), crowd=crowd
-                )
-
-
-def _list_crowdhuman(file: Document) -> Iterator[Listed]:
-    """Lists the image of each line, ``ID.jpg``."""
-    for image in file.content:
-        yield Listed(f"{image['ID']}.jpg", image)
+        elif closed and all(set(shape.get("types", "L")) <= {"L"} for shape in closed):
+            polygons = (parsing.flatten_points(shape["vertices"]) for shape in closed)
+            yield shapes.polygon(label, *polygons, crowd=crowd)
 
 
 @document(
     "CrowdHuman: annotation_train.odgt with images",
-    _list_crowdhuman,
+    lambda file: (Listed(f"{image['ID']}.jpg", image) for image in file.content),
     suffixes=(".odgt",),
     parse=parsing.parse_json_lines,
     signature=rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:',
@@ -130,8 +123,7 @@ def _list_line_boxes(file: Document) -> Iterator[Listed]:
     """Lists the image of each line. The file of class names is in the folder of the list, or one level above."""
     folders, names = dict.fromkeys((file.folder, file.folder.rpartition("/")[0])), ("_classes.txt", "classes.txt")
     file.classes = dict(enumerate(file.read_lines(*(join(folder, name) for folder in folders for name in names))))
-    for name, boxes in file.content:
-        yield Listed(name, boxes)
+    return starmap(Listed, file.content)
 
 
 @document(
@@ -145,7 +137,7 @@ def _list_line_boxes(file: Document) -> Iterator[Listed]:
 def line_boxes(boxes: Any, picture: Picture) -> Parts:
     """Each box is an object. A class without a name has its number as name."""
     for *corners, number in boxes:
-        yield shapes.box(picture.classes.get(number, f"{number:g}"), corners)
+        yield shapes.box(picture.name_class(number), corners)
 
 
 def _parse_kitti_line(line: str) -> list[Any]:
@@ -188,8 +180,7 @@ def _list_openmmlab(file: Document) -> Iterator[Listed]:
             raise ValueError(f"a class has the id {max(by_id)}, expected at most {_MAX_ID:,}")
         file.classes = {number: by_id.get(number, str(number)) for number in range(max(by_id) + 1)}
     file.leave_values((name for name in head if name not in known), "metainfo")
-    for image in file.content["data_list"]:
-        yield Listed(image.get("img_path") or image["file_name"], image)
+    return file.list_items(file.content["data_list"], "img_path", "file_name")
 
 
 @document(
@@ -200,22 +191,18 @@ def _list_openmmlab(file: Document) -> Iterator[Listed]:
 def openmmlab(image: Any, picture: Picture) -> Parts:
     """Instances are objects, ``gt_label`` is tags. An object has its ``bbox``, or else the box around its polygons; a
     mask of run lengths replaces its polygon. An only instance with a text and no place gives the value ``text``."""
-    yield from (Tag(picture.classes.get(parsing.parse_id(n), str(n))) for n in parsing.as_list(image.get("gt_label")))
+    yield from (Tag(str(picture.name_class(n))) for n in parsing.as_list(image.get("gt_label")))
     instances = parsing.as_list(image.get("instances"))
     if len(instances) == 1 and "text" in instances[0] and not {"bbox", "polygon"} & instances[0].keys():
         yield Value("text", instances[0]["text"])
         return
     for each in instances:
-        number, mask, texts = each.get("bbox_label"), each.get("mask"), {"texts": each.get("text")}
-        label = None if number is None else picture.classes.get(parsing.parse_id(number), str(number))
-        flat = [each["polygon"]] if each.get("polygon") else []
-        polygons = [parsing.to_floats(polygon) for polygon in (*flat, *(mask if isinstance(mask, list) else ()))]
+        label, mask, texts = picture.name_class(each.get("bbox_label")), each.get("mask"), {"texts": each.get("text")}
+        outlines = [*([each["polygon"]] if each.get("polygon") else ()), *(mask if isinstance(mask, list) else ())]
+        polygons = [parsing.to_floats(polygon) for polygon in outlines]
         corners = parsing.to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
-        crowd = parsing.is_flagged(each, "ignore_flag")
-        if isinstance(mask, dict):
-            yield shapes.run_lengths(label, mask, corners, crowd, **texts)
-        else:
-            yield AnnotatedObject(label, corners, polygons or None, texts, crowd)
+        mask, crowd = mask if isinstance(mask, dict) else polygons or None, parsing.is_flagged(each, "ignore_flag")
+        yield shapes.masked(label, mask, corners, crowd, **texts)
 
 
 @beside(
@@ -227,9 +214,7 @@ def sa1b(content: Any, _: Picture) -> Parts:
     """Each annotation is an object with its box and mask (run lengths or polygons), which are not checked. Objects have
     no class."""
     for each in content["annotations"]:
-        corners, mask = shapes.box_from_corner(*each["bbox"]), each["segmentation"]
-        is_runs = isinstance(mask, dict)
-        yield shapes.run_lengths(None, mask, corners) if is_runs else AnnotatedObject(None, corners, mask)
+        yield shapes.masked(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
 
 
 _VISDRONE = (
@@ -268,24 +253,23 @@ def _list_widerface(file: Document) -> Iterator[Listed]:
     line out of place."""
     split = next(each for each in ("train", "val", "test") if f"_{each}_" in file.path)
     file.expected += [join(file.folder, f"wider_face_{each}.mat") for each in ("train", "val", "test")]
-    lines = iter(enumerate(file.content, 1))
-    if split == "test":
-        names = [line.strip() for _, line in lines if line.strip()]
-        if any(place.rpartition("/")[2] == "WIDER_test" for place, _ in file.tree.folders(is_passed_over)):
-            yield from (Listed(f"WIDER_test/images/{name}", None, split) for name in names)
-        else:
-            file.leave("images of the test set, which is not here", len(names))
-    for number, line in lines:
-        name = line.strip()
-        if name and not name.lower().endswith(IMAGE_SUFFIXES):
-            raise ValueError(f"line {number} is {line[:60]!r}; expected the name of an image")
-        if name:
-            count = int(next(lines, (0, "none"))[1])
-            faces = [parsing.to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
-            if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):
-                raise ValueError(f"{name!r:.80}, line {number}: expected as many faces below it as it says")
-            found = {"event": name.split("/")[0], "faces": faces[:count]}
-            yield Listed(f"WIDER_{split}/images/{name}", found, split)
+    lines = iter(enumerate(map(str.strip, file.content), 1))
+    is_here = any(place.rpartition("/")[2] == "WIDER_test" for place, _ in file.tree.folders(is_passed_over))
+    for number, name in lines:
+        if not name:
+            continue
+        if split == "test":
+            if is_here:
+                yield Listed(f"WIDER_test/images/{name}", None, split)
+            file.leave("images of the test set, which is not here", int(not is_here))
+            continue
+        if not name.lower().endswith(IMAGE_SUFFIXES):
+            raise ValueError(f"line {number} is {name[:60]!r}; expected the name of an image")
+        count = int(next(lines, (0, "none"))[1])
+        faces = [parsing.to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
+        if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):
+            raise ValueError(f"{name!r:.80}, line {number}: expected as many faces below it as it says")
+        yield Listed(f"WIDER_{split}/images/{name}", {"event": name.split("/")[0], "faces": faces[:count]}, split)
 
 
 @document(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from packstore.core.errors import printable
-from packstore.sources.annotation_formats.parsing import to_float, to_floats
-from packstore.sources.beside import is_file, read_lines
+from packstore.sources.annotation_formats.parsing import parse_id, to_float, to_floats
+from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
 
@@ -119,6 +119,11 @@ class Picture:
         self.is_sized = True
         return self.read_size()
 
+    def name_class(self, number: Any) -> str | None:
+        """Returns the name of a class by its number, or the number as name if it has none; None for None."""
+        known = parse_id(number)
+        return None if number is None else self.classes.get(known, str(number if known is None else known))
+
 
 class Listed(NamedTuple):
     """Image that a file of annotations lists.
@@ -189,15 +194,25 @@ class Document:
         """Lists the names of the images in a folder of the tree."""
         return self.tree.names(folder).ending(*IMAGE_SUFFIXES)
 
+    def list_items(self, items: Iterable[Any], *names: str) -> Iterator[Listed]:
+        """Lists the images ``items``; the path of each is the first of its values ``names`` that is not empty. Raises
+        :class:`KeyError` if the last is missing as well."""
+        for item in items:
+            yield Listed(next(filter(None, map(item.get, names)), None) or item[names[-1]], item)
+
     def match_frames(
-        self, images: Sequence[str], frames: Mapping[int, list[Any]], number: str
-    ) -> Iterator[tuple[str, int, list[Any]]]:
-        """Yields each image of a video with its number and the lines of its frame, or ``[]``. An image is named by the
-        number of its frame, the group of the pattern ``number``. Counts frames without an image as left out.
+        self, images: Sequence[str], lines: Iterable[tuple[int, Any]], number: str = r"(\d{1,11})\.\w+"
+    ) -> Iterator[tuple[str, int, Sequence[Any]]]:
+        """Yields each image of a video with its number and its ``lines``, which are given with the number of their
+        frame. An image is named by this number, the group of the pattern ``number``. Counts frames without an image as
+        left out.
 
         Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame
         has two images, such as ``1.jpg`` and ``000001.jpg``.
         """
+        frames: dict[int, list[Any]] = {}
+        for frame, line in lines:
+            frames.setdefault(frame, []).append(line)
         matches = [re.fullmatch(number, image.rpartition("/")[2]) for image in images]
         numbers = [-1 if match is None else int(match[1]) for match in matches]
         if images and frames and not frames.keys() & set(numbers):
@@ -211,18 +226,35 @@ class Document:
             yield image, own, frames.get(own, [])
         self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
 
+    def list_frames(self, folder: str | None, lines: Iterable[tuple[int, Any]]) -> Iterator[Listed]:
+        """Lists the images of a folder, None if it is missing, as :meth:`match_frames`."""
+        images = () if folder is None else self.list_images(folder)
+        for image, _, own in self.match_frames(images, lines):
+            yield Listed(join(folder or "", image), own)
+
 
 def box(
-    label: str | None, corners: Sequence[float], degrees: float = 0, crowd: bool = False, **values: Any
+    label: str | None,
+    corners: Sequence[float],
+    degrees: float = 0,
+    crowd: bool = False,
+    about: tuple[float, float] | None = None,
+    **values: Any,
 ) -> AnnotatedObject:
     """Makes an object from its box, which is not checked. ``values`` go to further columns.
 
-    If ``degrees`` is not 0, rotates the box clockwise about its centre. The object then has a polygon of the four
-    corners, and the box around them.
+    If ``degrees`` is not 0, rotates the box clockwise, about the point ``about`` or else its centre. The object then
+    has a polygon of the four corners, and the box around them.
     """
     if not degrees:
         return AnnotatedObject(label, corners, None, values, crowd)
-    return polygon(label, rotate_box(corners, degrees), crowd=crowd, **values)
+    left, top, right, bottom = corners
+    cx, cy = about or ((left + right) / 2, (top + bottom) / 2)
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    flat = []
+    for x, y in ((left, top), (right, top), (right, bottom), (left, bottom)):
+        flat += [cx + (x - cx) * cos - (y - cy) * sin, cy + (x - cx) * sin + (y - cy) * cos]
+    return polygon(label, flat, crowd=crowd, **values)
 
 
 def polygon(label: str | None, *polygons: list[float], crowd: bool = False, **values: Any) -> AnnotatedObject:
@@ -245,10 +277,23 @@ def run_lengths(
     return AnnotatedObject(label, corners or [0, 0, width, height], runs, values, crowd)
 
 
-def points(label: str | None, flat: Sequence[float]) -> Iterator[Point]:
-    """Yields the points ``x, y, x, y …`` of one class. Raises :class:`ValueError` for an odd number of coordinates."""
-    for x, y in zip(flat[::2], flat[1::2], strict=True):
-        yield Point(label, x, y)
+def masked(
+    label: str | None, mask: Any, corners: Sequence[float], crowd: bool = False, **values: Any
+) -> AnnotatedObject:
+    """Makes an object from its box and its mask: run lengths as for :func:`run_lengths`, or polygons, which are not
+    checked."""
+    if isinstance(mask, dict):
+        return run_lengths(label, mask, corners, crowd, **values)
+    return AnnotatedObject(label, corners, mask, values, crowd)
+
+
+def outline(label: str | None, flat: list[float], closed: bool, **values: Any) -> Iterator[AnnotatedObject | Point]:
+    """Yields the polygon ``x, y, x, y …`` if it is closed, else its points without ``values``. Raises
+    :class:`ValueError` for an odd number of coordinates, and for a polygon without points."""
+    if closed:
+        yield polygon(label, flat, **values)
+    else:
+        yield from (Point(label, x, y) for x, y in zip(flat[::2], flat[1::2], strict=True))
 
 
 def bounding_box(*polygons: Sequence[float]) -> list[float]:
@@ -277,12 +322,3 @@ def box_from_centre(x: Any, y: Any, width: Any, height: Any) -> list[float]:
 def box_from_radii(x: float, y: float, rx: float, ry: float) -> list[float]:
     """Makes the box around an ellipse from its centre and radii."""
     return [x - rx, y - ry, x + rx, y + ry]
-
-
-def rotate_box(box: Sequence[float], degrees: float, about: tuple[float, float] | None = None) -> list[float]:
-    """Rotates a box clockwise, about the point ``about`` or else its centre; returns the four corners."""
-    left, top, right, bottom = box
-    cx, cy = about or ((left + right) / 2, (top + bottom) / 2)
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    corners = ((left, top), (right, top), (right, bottom), (left, bottom))
-    return [n for x, y in corners for n in (cx + (x - cx) * cos - (y - cy) * sin, cy + (x - cx) * sin + (y - cy) * cos)]

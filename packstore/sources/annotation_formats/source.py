@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.core.fields import Field
@@ -35,6 +35,7 @@ from packstore.sources.tree import Tree
 _MAX_BYTES = 256 << 20
 _START, _LOOKED_AT = 1 << 16, 16
 
+F = TypeVar("F", bound="Format")
 ReadParts = Callable[[Any, Picture], Parts]
 """Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure."""
 
@@ -92,6 +93,25 @@ class Format:
         """Tells if a file of ``tree`` begins as one of this format; None for an empty file."""
         start = convert_start(tree.first_bytes(file, _START))
         return re.search(self.signature, start) is not None if start.strip() else None
+
+
+def make_kind(
+    format: F,
+    find: Callable[[Tree, F], Sequence[Any]],
+    open_source: Callable[[Path, SourceOptions, F], AnnotatedSource],
+    extensions: frozenset[str] = frozenset(),
+) -> Kind:
+    """Makes the kind of a format, certain of each tree in which ``find`` finds something. ``extensions`` are those of
+    files beside an image of the same name."""
+
+    def recognise(path: Path, _: SourceOptions) -> Certainty:
+        tree = open_tree(path)
+        return Certainty.CERTAIN if tree is not None and find(tree, format) else Certainty.NO
+
+    def open_format(path: Path, options: SourceOptions) -> AnnotatedSource:
+        return open_source(path, options, format)
+
+    return Kind(format.kind, format.help, recognise, open_format, in_objects=True, sidecar_extensions=extensions)
 
 
 class AnnotatedSource(AnnotationColumns, FileRowSource):
@@ -366,17 +386,7 @@ def beside(help: str, **options: Any) -> Callable[[ReadParts], Kind]:
     their annotations."""
 
     def make(read_parts: ReadParts) -> Kind:
-        options.setdefault("kind", read_parts.__name__)
-        format = SidecarFormat(help=help, read_parts=read_parts, **options)
-
-        def recognise(path: Path, _: SourceOptions) -> Certainty:
-            tree = open_tree(path)
-            folders = find_folders(tree, format) if tree is not None else []
-            return Certainty.CERTAIN if any(each.annotations is not None for each in folders) else Certainty.NO
-
-        def open_source(path: Path, options: SourceOptions) -> SidecarSource:
-            return SidecarSource(path, options, format)
-
-        return Kind(format.kind, help, recognise, open_source, in_objects=True, sidecar_extensions=format.extensions)
+        format = SidecarFormat(help=help, read_parts=read_parts, **{"kind": read_parts.__name__, **options})
+        return make_kind(format, find_folders, SidecarSource, format.extensions)
 
     return make

@@ -185,15 +185,9 @@ def textocr(item: Any, _: Picture) -> Parts:
         yield shapes.polygon(None, flat, texts=text) if is_polygon else shapes.box(None, corners, texts=text)
 
 
-def _list_art(file: Document) -> Iterator[Listed]:
-    """Lists the images with their words. A name without ``.jpg`` or ``.png`` gets ``.jpg``."""
-    for name, words in file.content.items():
-        yield Listed(name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg", words)
-
-
 @document(
     "ICDAR 2019 ArT and LSVT: a JSON file of words by image",
-    _list_art,
+    lambda file: (Listed(_add_suffix(name), words) for name, words in file.content.items()),
     signature=rb'\A\s*\{\s*"[^"]+"\s*:\s*\[\s*\{(?=[^}]*"transcription"\s*:)(?=[^}]*"points"\s*:)',
 )
 def art(words: Any, _: Picture) -> Parts:
@@ -203,12 +197,16 @@ def art(words: Any, _: Picture) -> Parts:
         yield shapes.polygon(None, parsing.flatten_points(each["points"]), texts=text)
 
 
+def _add_suffix(name: str) -> str:
+    """Adds ``.jpg`` to a name without ``.jpg`` or ``.png``."""
+    return name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg"
+
+
 def _list_wildreceipt(file: Document) -> Iterator[Listed]:
     """Lists the image of each line. ``class_list.txt`` has lines such as ``1 Store_name_value``."""
     lines = [line.split(None, 1) for line in file.read_lines(join(file.folder, "class_list.txt"))]
     file.classes = {parsing.parse_id(words[0]): words[-1] for words in lines}
-    for image in file.content:
-        yield Listed(image["file_name"], image)
+    return file.list_items(file.content, "file_name")
 
 
 @document(
@@ -221,6 +219,5 @@ def _list_wildreceipt(file: Document) -> Iterator[Listed]:
 def wildreceipt(image: Any, picture: Picture) -> Parts:
     """Each annotation is an object with its corners, class and text. A class without a name has its number as name."""
     for each in image["annotations"]:
-        number = each.get("label")
-        label = None if number is None else picture.classes.get(parsing.parse_id(number), str(number))
-        yield shapes.polygon(label, parsing.to_floats(each["box"]), texts=each.get("text"))
+        corners = parsing.to_floats(each["box"])
+        yield shapes.polygon(picture.name_class(each.get("label")), corners, texts=each.get("text"))

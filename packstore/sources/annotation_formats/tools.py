@@ -1,5 +1,5 @@
-"""Formats of labelling tools with JSON in pixels or fractions: LabelMe, Create ML, Datumaro, dlib's imglab, FiftyOne,
-Label Studio, Supervisely and VoTT.
+"""Formats of labelling tools: LabelMe, Create ML, Datumaro, dlib's imglab, FiftyOne, Label Studio, Supervisely, VIA and
+VoTT.
 
 - LabelMe (https://github.com/wkentaro/labelme): a file beside each image.
 - Create ML (https://developer.apple.com/documentation/createml): a list of images; boxes by centre and size.
@@ -9,6 +9,8 @@ Label Studio, Supervisely and VoTT.
   as fractions of the image's sides), or ``samples.json`` with any labels.
 - Label Studio (https://labelstud.io/guide/export): JSON, or JSON-MIN, of tasks in percent of the image's sides.
 - Supervisely (https://docs.supervisely.com/data-organization/00_ann_format_navi): ``img`` and ``ann``, ``meta.json``.
+- VIA (https://www.robots.ox.ac.uk/~vgg/software/via/): regions in pixels, as JSON or as CSV. Projects of VIA 3 are
+  converted to the structure of VIA 2.
 - VoTT (https://github.com/microsoft/VoTT): ``NAME-export.json``.
 """
 
@@ -16,9 +18,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import csv
+import io
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -35,13 +40,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
 
 _CORNER = ("x", "y", "width", "height")
-
-
-def _parse_labelme(data: bytes) -> Any:
-    """Parses a file without ``imageData``, its copy of the image."""
-    content = parsing.parse_json(data)
-    content.pop("imageData", None)
-    return content
+_OPEN = ("point", "points", "line", "linestrip")
 
 
 @beside(
@@ -52,38 +51,28 @@ def _parse_labelme(data: bytes) -> Any:
         ("imgs", "json"),
     ],
     signature=rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)',
-    parse=_parse_labelme,
     upright="jpeg",  # apply_exif_orientation in labelme/utils/image.py
 )
 def labelme(content: Any, _: Picture) -> Parts:
     """Shapes with an area are objects, lines and points are points, and true flags are tags. Circles, rectangles and
     masks have boxes. The corners of a rectangle or mask are its two points, else the first and third point."""
+    yield Value("json", {name: value for name, value in content.items() if name != "imageData"})  # a copy of the image
     for shape in content["shapes"]:
-        label, kind = nonempty_text(shape["label"]), shape.get("shape_type") or "polygon"
-        flat = flatten_points(shape["points"])
-        if kind in ("point", "line", "linestrip", "points"):
-            yield from shapes.points(label, flat)
-        elif kind in ("rectangle", "mask"):
-            yield shapes.box(
-                label, shapes.bounding_box(to_floats([*flat[:2], *flat[4:6]] if len(flat) > 4 else flat, 4))
-            )
+        label, kind, flat = nonempty_text(shape["label"]), shape.get("shape_type"), flatten_points(shape["points"])
+        if kind in ("rectangle", "mask"):
+            corners = to_floats([*flat[:2], *flat[4:6]] if len(flat) > 4 else flat, 4)
+            yield shapes.box(label, shapes.bounding_box(corners))
         elif kind == "circle":
             x, y, ex, ey = flat
             yield shapes.box(label, shapes.box_from_radii(x, y, *[math.hypot(ex - x, ey - y)] * 2))
         else:
-            yield shapes.polygon(label, flat)
+            yield from shapes.outline(label, flat, kind not in _OPEN)
     yield from (Tag(name) for name, value in (content.get("flags") or {}).items() if value is True)
-
-
-def _list_createml(file: Document) -> Iterator[Listed]:
-    """Lists the images."""
-    for image in file.content:
-        yield Listed(image.get("image", image.get("imagefilename")), image)
 
 
 @document(
     "Create ML: _annotations.createml.json beside the images",
-    _list_createml,
+    lambda file: file.list_items(file.content, "image", "imagefilename"),
     signature=rb'^\s*\[\s*\{(?=[^]]*"(image|imagefilename)"\s*:\s*")[^[]*"annotations?"\s*:\s*'
     rb'\[\s*(\]|\{\s*("(label|coordinates)"\s*:))',
 )
@@ -97,8 +86,7 @@ def createml(image: Any, _: Picture) -> Parts:
 def _list_imglab(file: Document) -> Iterator[Listed]:
     """Lists the images; counts further values of the dataset, such as its name, as left out."""
     file.leave_values(name for name in file.content if name != "images")
-    for image in parsing.as_list(file.content["images"]["image"]):
-        yield Listed(image["@file"], image)
+    return file.list_items(parsing.as_list(file.content["images"]["image"]), "@file")
 
 
 @document(
@@ -112,9 +100,8 @@ def imglab(image: Any, _: Picture) -> Parts:
     """Each box is an object, its parts are points. The flag ``ignore`` marks regions to ignore."""
     for each in parsing.as_list(image.get("box")):
         corners = shapes.box_from_corner(*get_floats(each, "@left", "@top", "@width", "@height"))
-        more = {"difficult": int(each["@difficult"])} if "@difficult" in each else {}
-        crowd = parsing.is_flagged(each, "@ignore")
-        yield shapes.box(nonempty_text(each.get("label")), corners, 0, crowd, **more)
+        more: dict[str, Any] = {"difficult": int(each["@difficult"])} if "@difficult" in each else {}
+        yield shapes.box(nonempty_text(each.get("label")), corners, 0, parsing.is_flagged(each, "@ignore"), **more)
         for part in parsing.as_list(each.get("part")):
             yield Point(part["@name"], *get_floats(part, "@x", "@y"))
 
@@ -149,17 +136,13 @@ def read_datumaro(item: Any, picture: Picture) -> Parts:
         elif kind == "rotated_bbox":
             *centre, degrees = to_floats(each.get("rbox") or each["bbox"], 5)
             yield shapes.box(label, shapes.box_from_centre(*centre), degrees, **more)
-        elif kind == "polygon":
-            yield shapes.polygon(label, to_floats(each["points"]), **more)
         elif kind == "ellipse":
             yield shapes.box(label, to_floats(each["points"], 4), **more)
         elif kind == "mask":
             corners = shapes.box_from_corner(*each["bbox"]) if each.get("bbox") else None
             yield shapes.run_lengths(label, each["rle"], corners, **more)
-        elif kind in ("points", "polyline"):
-            flat = to_floats(each["points"])
-            shapes.bounding_box(flat)  # raises for none, and for an odd number
-            yield from shapes.points(label, flat)
+        elif kind in ("polygon", "points", "polyline"):
+            yield from shapes.outline(label, to_floats(each["points"]), kind == "polygon", **more)
 
 
 datumaro = document(
@@ -188,13 +171,15 @@ def _list_fiftyone(file: Document) -> Iterator[Listed]:
     ``data`` or beside the file. Raises :class:`ValueError` if two images differ in their suffixes alone."""
     file.find(join(file.folder, "metadata.json"))  # describes the fields of samples
     yield from list_fiftyone_samples(file)
-    suffixes: dict[str, str] = {}
-    for folder in (join(file.folder, "data"), file.folder) if "samples" not in file.content else ():
-        for name in file.list_images(folder):
-            if suffixes.setdefault(name.rpartition(".")[0], name) != name:
-                raise ValueError(f"two images have the name {name.rpartition('.')[0]!r:.60} without suffix: rename one")
-    for stem, labels in file.content["labels"].items() if "samples" not in file.content else ():
-        yield Listed(suffixes.get(stem, stem), {"labels": labels})
+    if "samples" in file.content:
+        return
+    names = {name for folder in (join(file.folder, "data"), file.folder) for name in file.list_images(folder)}
+    by_stem = {name.rpartition(".")[0]: name for name in names}
+    if len(by_stem) < len(names):
+        stem = max(Counter(name.rpartition(".")[0] for name in sorted(names)).items(), key=lambda each: each[1])[0]
+        raise ValueError(f"two images have the name {stem!r:.60} without suffix: rename one")
+    for stem, labels in file.content["labels"].items():
+        yield Listed(by_stem.get(stem, stem), {"labels": labels})
 
 
 def read_fiftyone(item: Any, picture: Picture) -> Parts:
@@ -227,15 +212,14 @@ def _read_fiftyone_labels(value: Any, picture: Picture) -> Parts:
         if kind == "Classification" and label:
             yield Tag(label)
         elif kind == "Detection":
-            left, top, width, height = to_floats(each["bounding_box"], 4)
-            across, down = picture.size
-            corners = shapes.box_from_corner(left * across, top * down, width * across, height * down)
+            place = to_floats(each["bounding_box"], 4)
+            corners = shapes.box_from_corner(*_scale_points([place[:2], place[2:]], picture.size))
             yield shapes.box(label, corners, crowd=crowd)
         elif kind == "Polyline" and (each.get("closed") or each.get("filled")):
             yield shapes.polygon(label, *(_scale_points(shape, picture.size) for shape in each["points"]), crowd=crowd)
         elif kind == "Keypoint":
             seen = [(x, y) for x, y in each["points"] if x == x and y == y]
-            yield from shapes.points(label, _scale_points(seen, picture.size))
+            yield from shapes.outline(label, _scale_points(seen, picture.size), closed=False)
 
 
 def _scale_points(points: Any, size: Sequence[float]) -> list[float]:
@@ -305,23 +289,20 @@ def _read_result(value: Any, result: Any, picture: Picture) -> Parts:
     if "points" not in value and "x" not in value:
         return
     has_size = "original_width" in result and "original_height" in result
-    width, height = get_floats(result, "original_width", "original_height") if has_size else picture.size
-    degrees = to_float(value.get("rotation", 0))
+    size = get_floats(result, "original_width", "original_height") if has_size else picture.size
+    scale, degrees = [side / 100 for side in size], to_float(value.get("rotation", 0))
     if "points" in value:
-        yield shapes.polygon(label, _scale_points(value["points"], (width / 100, height / 100)))
+        yield shapes.polygon(label, _scale_points(value["points"], scale))
         return
-    x, y = _scale_points([get_floats(value, "x", "y")], (width / 100, height / 100))
-    if "radiusX" not in value and (named == "keypointlabels" or "height" not in value):
-        yield Point(label, x, y)
-        return
-    sides = ("radiusX", "radiusY") if "radiusX" in value else ("width", "height")
-    across, down = _scale_points([get_floats(value, *sides)], (width / 100, height / 100))
+    x, y = _scale_points([get_floats(value, "x", "y")], scale)
     if "radiusX" in value:
-        yield shapes.box(label, shapes.box_from_radii(x, y, across, down), degrees)
-    elif degrees:
-        yield shapes.polygon(label, shapes.rotate_box([x, y, x + across, y + down], degrees, (x, y)))
+        radii = _scale_points([get_floats(value, "radiusX", "radiusY")], scale)
+        yield shapes.box(label, shapes.box_from_radii(x, y, *radii), degrees)
+    elif named == "keypointlabels" or "height" not in value:
+        yield Point(label, x, y)
     else:
-        yield shapes.box(label, [x, y, x + across, y + down])
+        sides = _scale_points([get_floats(value, "width", "height")], scale)
+        yield shapes.box(label, shapes.box_from_corner(x, y, *sides), degrees, about=(x, y))
 
 
 def _read_supervisely_classes(tree: Tree, folders: Sequence[str]) -> dict[str, list[str]]:
@@ -353,12 +334,10 @@ def supervisely(content: Any, _: Picture) -> Parts:
             yield shapes.box(label, _compute_bitmap_box(each["bitmap"]["data"], *each["bitmap"]["origin"]))
         elif kind in ("rectangle", "polygon", "point", "line"):
             outer = flatten_points(each["points"]["exterior"])
-            if kind in ("point", "line"):
-                yield from shapes.points(label, outer)
-            elif kind == "polygon" and not each["points"].get("interior"):
-                yield shapes.polygon(label, outer)
-            else:
+            if kind == "rectangle" or (kind == "polygon" and each["points"].get("interior")):
                 yield shapes.box(label, shapes.bounding_box(outer))
+            else:
+                yield from shapes.outline(label, outer, kind == "polygon")
     yield from (Tag(each["name"]) for each in content.get("tags", ()) if each.get("value") is None)
 
 
@@ -373,6 +352,123 @@ def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
     if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError("a bitmap of its annotation is no PNG file, or is cut off")
     return [left, top, left + int.from_bytes(png[16:20]), top + int.from_bytes(png[20:24])]
+
+
+_VIA_PROJECT = ("_via_settings", "_via_attributes", "_via_data_format_version", "_via_image_id_list")
+_VIA_CLASS = re.compile(r"\s*(class|label|type|name|category|object)(_?(name|type|class|label))?\s*", re.I)
+_VIA_HEAD = (
+    *("filename", "file_size", "file_attributes", "region_count", "region_id", "region_shape_attributes"),
+    "region_attributes",
+)
+_VIA3_SHAPES = (
+    *("", "point cx cy", "rect x y width height", "circle cx cy r", "ellipse cx cy rx ry"),
+    *("polyline", "polyline", "polygon"),
+)
+"""Shapes of VIA 3 by number, from 1: their names in VIA 2, and the names of the coordinates that follow."""
+
+
+def _parse_via(data: bytes) -> Any:
+    """Parses JSON, or else CSV, which gets the structure of a JSON export: each line is a region, or an image without
+    regions, which gets an empty list. Raises :class:`ValueError` for another header, a line of another length, and
+    invalid JSON, also in a field."""
+    if data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b""):
+        return parsing.parse_json(data)
+    try:
+        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+        head, *lines = [line for line in rows if "".join(line).strip()]
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    if tuple(name.strip().lstrip("#") for name in head) != _VIA_HEAD:
+        raise ValueError(f"its header is {','.join(head)[:80]}; expected {','.join(_VIA_HEAD)}")
+    images: dict[str, Any] = {}
+    for number, line in enumerate(lines, 1):
+        if len(line) != len(_VIA_HEAD):
+            raise ValueError(f"region {number} has {len(line)} fields, expected {len(_VIA_HEAD)}")
+        attributes, shape, own = (parsing.parse_json(line[place].encode() or b"{}") for place in (2, 5, 6))
+        image = {"filename": line[0], "size": line[1], "regions": [], "file_attributes": attributes}
+        regions = images.setdefault(line[0], image)["regions"]
+        regions += [{"shape_attributes": shape, "region_attributes": own}] if shape else []
+    return images
+
+
+def _list_via(file: Document) -> Iterator[Listed]:
+    """Lists the images; counts settings of a project as left out."""
+    file.leave_values(name for name in _VIA_PROJECT if name in file.content)
+    if "project" in file.content:
+        file.leave("values 'project' and 'config' of files of annotations")
+        return _list_via3(file)
+    return file.list_items(file.content.get("_via_img_metadata", file.content).values(), "filename")
+
+
+def _list_via3(file: Document) -> Iterator[Listed]:
+    """Lists the images of a VIA 3 project, with regions in the structure of VIA 2. Metadata without a shape give no
+    region. Views of videos, sounds and several images are left out."""
+    content, attributes = file.content, file.content["attribute"]
+    by_view: dict[int | str | None, list[Any]] = {}
+    for metadata in content["metadata"].values():
+        by_view.setdefault(parsing.parse_id(metadata["vid"]), []).append(metadata)
+    for view, each in content["view"].items():
+        files = [content["file"][str(parsing.parse_id(number))] for number in each["fid_list"]]
+        if len(files) != 1 or files[0].get("type", 2) != 2:
+            file.leave("views of videos, sounds or several images")
+            continue
+        own, regions = by_view.get(parsing.parse_id(view), []), []
+        for metadata in own:
+            named = [(attributes[number], value) for number, value in metadata["av"].items()]
+            values = {each["aname"]: (each.get("options") or {}).get(value, value) for each, value in named}
+            if metadata["xy"]:
+                regions.append({"shape_attributes": _convert_shape(*metadata["xy"]), "region_attributes": values})
+        image = {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
+        yield Listed(files[0]["fname"], image)
+
+
+def _convert_shape(kind: int, *values: float) -> dict[str, Any]:
+    """Converts a shape of VIA 3, its number and coordinates, to named values of VIA 2. Raises :class:`KeyError` for an
+    unknown number, and :class:`ValueError` for a wrong number of coordinates."""
+    name, *keys = dict(enumerate(_VIA3_SHAPES))[kind].split()
+    points = {"all_points_x": values[::2], "all_points_y": values[1::2]}
+    return {"name": name, **(dict(zip(keys, values, strict=True)) if keys else points)}
+
+
+@document(
+    "VIA: a JSON file of the VGG Image Annotator beside the images",
+    _list_via,
+    suffixes=(".json", ".csv"),
+    parse=_parse_via,
+    signature=rb'\A"?#?filename"?,"?file_size"?,|\A\s*\{\s*"project"\s*:\s*\{[^{}]*"(pid|creator)"\s*:|'
+    rb'"_via_img_metadata"\s*:|"_via_settings"\s*:|\A\s*\{\s*"[^"]+"\s*:\s*\{(?=[^{]*"(size|fileref)"\s*:)[^{]*"filename"\s*:',
+)
+def via(image: Any, _: Picture) -> Parts:
+    """Rectangles and polygons are objects, as is a shape of an unknown name. Circles and ellipses have their boxes.
+    Points and polylines are points. All attributes are in ``json``."""
+    regions = image["regions"]
+    for region in regions.values() if isinstance(regions, dict) else regions:
+        shape, label = region["shape_attributes"], _find_class(region.get("region_attributes") or {})
+        if shape["name"] == "rect":
+            yield shapes.box(label, shapes.box_from_corner(*get_floats(shape, *_CORNER)))
+        elif shape["name"] in ("circle", "ellipse"):
+            radii = to_floats(shape.get(name, shape.get("r")) for name in ("rx", "ry"))
+            yield shapes.box(label, shapes.box_from_radii(*get_floats(shape, "cx", "cy"), *radii))
+        elif shape["name"] == "point":
+            yield Point(label, *get_floats(shape, "cx", "cy"))
+        else:
+            flat = flatten_points(zip(shape["all_points_x"], shape["all_points_y"], strict=True))
+            yield from shapes.outline(label, flat, shape["name"] != "polyline")
+
+
+def _find_class(attributes: dict[str, Any]) -> str | None:
+    """Returns the class of a region: an attribute with a name such as ``class``, or else the only attribute. Of several
+    such names, takes the first. Returns None if there is no such attribute.
+
+    An attribute counts if it is a text, or check boxes of which one is checked.
+    """
+    texts: dict[str, str] = {}
+    for name, value in attributes.items():
+        chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]
+        if len(chosen) == 1 and isinstance(chosen[0], str) and chosen[0].strip():
+            texts[name] = chosen[0].strip()
+    named = [value for name, value in texts.items() if _VIA_CLASS.fullmatch(name)]
+    return named[0] if named else next(iter(texts.values())) if len(texts) == 1 else None
 
 
 def _list_vott(file: Document) -> Iterator[Listed]:

@@ -40,24 +40,20 @@ def _list_cvat(file: Document) -> Iterator[Listed]:
     labels = [each for head in heads for each in parsing.as_list((head.get("labels") or {}).get("label"))]
     file.classes = dict(enumerate(each["name"] for each in labels if each.get("name")))
     file.leave(f"the rest of the head of {file.path}")
-    for image in parsing.as_list(file.content.get("image")):
-        yield Listed(image["@name"], image, image.get("@subset"))
-    frames: dict[int, list[Any]] = {}
+    yield from (Listed(each["@name"], each, each.get("@subset")) for each in parsing.as_list(file.content.get("image")))
     tracks = parsing.as_list(file.content.get("track"))
-    for track, kind in ((track, kind) for track in tracks for kind in _SHAPES):
-        for shape in parsing.as_list(track.get(kind)):
-            named = {**shape, "@track": track["@id"], "@label": track["@label"], "kind": kind}
-            frames.setdefault(int(shape["@frame"]), []).append(named)
+    drawn = (
+        (int(shape["@frame"]), {**shape, "@track": track["@id"], "@label": track["@label"], "kind": kind})
+        for track in tracks
+        for kind in _SHAPES
+        for shape in parsing.as_list(track.get(kind))
+    )
     folders = file.tree.folders(is_passed_over, file.folder) if tracks else ()
     images = [join(folder, name) for folder, names in folders for name in names.ending(*IMAGE_SUFFIXES)]
-    for image, number, found in sorted(file.match_frames(images, frames, r"(?s).*?(\d{1,12})\.\w+"), key=_number):
+    matches = file.match_frames(images, drawn, r"(?s).*?(\d{1,12})\.\w+")
+    for image, number, found in sorted(matches, key=lambda match: match[1]):
         if number >= 0:
             yield Listed(image, {"@frame": number, "track": found})
-
-
-def _number(frame: tuple[str, int, Any]) -> int:
-    """Returns the number of a frame."""
-    return frame[1]
 
 
 @document(
@@ -70,12 +66,10 @@ def _number(frame: tuple[str, int, Any]) -> int:
 def cvat(image: Any, _: Picture) -> Parts:
     """Reads tags and shapes. Shapes of a track that are ``outside`` of the image are in ``json`` alone."""
     yield from (Tag(each["@label"]) for each in parsing.as_list(image.get("tag")))
-    for kind in _SHAPES:
-        for shape in parsing.as_list(image.get(kind)):
-            yield from _read_cvat_shape(kind, shape, image)
-    for shape in image.get("track", ()):
-        if shape.get("@outside") != "1":
-            yield from _read_cvat_shape(shape["kind"], shape, image)
+    own = [(kind, shape) for kind in _SHAPES for shape in parsing.as_list(image.get(kind))]
+    tracked = [(shape["kind"], shape) for shape in image.get("track", ()) if shape.get("@outside") != "1"]
+    for kind, shape in own + tracked:
+        yield from _read_cvat_shape(kind, shape, image)
 
 
 def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
@@ -87,15 +81,13 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
     if kind == "box":
         yield shapes.box(label, parsing.get_floats(shape, "@xtl", "@ytl", "@xbr", "@ybr"), degrees, **more)
     elif kind == "ellipse":
-        yield shapes.box(
-            label, shapes.box_from_radii(*parsing.get_floats(shape, "@cx", "@cy", "@rx", "@ry")), degrees, **more
-        )
+        corners = shapes.box_from_radii(*parsing.get_floats(shape, "@cx", "@cy", "@rx", "@ry"))
+        yield shapes.box(label, corners, degrees, **more)
     elif kind == "mask":
-        left, top, width, height = map(int, parsing.get_floats(shape, "@left", "@top", "@width", "@height"))
+        place = [*map(int, parsing.get_floats(shape, "@left", "@top", "@width", "@height"))]
         size = [int(image["@height"]), int(image["@width"])]
-        counts = _expand_run_lengths(shape["@rle"], left, top, width, height, size)
-        corners = shapes.box_from_corner(left, top, width, height)
-        yield shapes.run_lengths(label, {"size": size, "counts": counts}, corners, **more)
+        mask = {"size": size, "counts": _expand_run_lengths(shape["@rle"], place, size)}
+        yield shapes.run_lengths(label, mask, shapes.box_from_corner(*place), **more)
     elif kind == "cuboid":
         yield shapes.polygon(label, parsing.get_floats(shape, *_CUBOID), **more)
     elif kind == "skeleton":
@@ -103,13 +95,13 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
             yield from _read_cvat_shape("points", point, image)
     else:
         flat = parsing.flatten_points(point.split(",") for point in shape["@points"].split(";"))
-        yield from [shapes.polygon(label, flat, **more)] if kind == "polygon" else shapes.points(label, flat)
+        yield from shapes.outline(label, flat, kind == "polygon", **more)
 
 
-def _expand_run_lengths(text: str, left: int, top: int, width: int, height: int, size: Sequence[int]) -> list[int]:
+def _expand_run_lengths(text: str, place: Sequence[int], size: Sequence[int]) -> list[int]:
     """Converts CVAT's run lengths of a box to COCO's of the whole image. CVAT's go row by row, COCO's column by column.
     Raises :class:`ValueError` for a box outside the image, too many pixels, and runs that do not fill the box."""
-    runs = [int(run) for run in text.split(",")]
+    (left, top, width, height), runs = place, [int(run) for run in text.split(",")]
     inside = left >= 0 and top >= 0 and left + width <= size[1] and top + height <= size[0]
     if not inside or width * height > _MAX_PIXELS or size[0] * size[1] > _MAX_PIXELS or min(runs) < 0:
         raise ValueError(f"found a mask of {width} x {height} pixels at {left}, {top}; expected one within the image")
@@ -119,14 +111,9 @@ def _expand_run_lengths(text: str, left: int, top: int, width: int, height: int,
     return encode_run_lengths(mask, (top, left), (size[0], size[1]))
 
 
-_MOT = dict(
-    enumerate(
-        (
-            *("pedestrian", "person on vehicle", "car", "bicycle", "motorbike", "non motorized vehicle"),
-            *("static person", "distractor", "occluder", "occluder on the ground", "occluder full", "reflection"),
-        ),
-        1,
-    )
+_MOT_CLASSES = (
+    *("pedestrian", "person on vehicle", "car", "bicycle", "motorbike", "non motorized vehicle"),
+    *("static person", "distractor", "occluder", "occluder on the ground", "occluder full", "reflection"),
 )
 """Classes of MOT16, MOT17 and MOT20."""
 
@@ -145,12 +132,7 @@ def _list_mot(file: Document) -> Iterator[Listed]:
     file.classes = dict(enumerate(file.read_lines(join(file.folder, "labels.txt")), 1))
     file.find(join(sequence, "seqinfo.ini"))
     file.expected.append(join(sequence, "det/det"))
-    frames: dict[int, list[Any]] = {}
-    for values in file.content:
-        frames.setdefault(int(values[0]), []).append(values)
-    folder = join(sequence, "img1")
-    for image, _, lines in file.match_frames(file.list_images(folder), frames, r"(\d{1,11})\.\w+"):
-        yield Listed(join(folder, image), lines)
+    return file.list_frames(join(sequence, "img1"), ((int(values[0]), values) for values in file.content))
 
 
 @document(
@@ -161,14 +143,15 @@ def _list_mot(file: Document) -> Iterator[Listed]:
     signature=rb"^\s*\d+,\s*-?\d+(,\s*-?\d+(\.\d+)?){4,8}\s*(\r?\n|$)",
     max_depth=4,
     parse=parsing.parse_each_line(_parse_mot_line),
-    classes=tuple(_MOT.values()),
+    classes=_MOT_CLASSES,
 )
 def mot(lines: Any, picture: Picture) -> Parts:
     """Each line is an object with its track; coordinates count from 0. An object has no class if its line has no class
     number, or the number has no name. The confidence 0 marks an object to ignore."""
+    names = picture.classes or dict(enumerate(_MOT_CLASSES, 1))
     for values in lines:
         corners = [each - 1 for each in shapes.box_from_corner(*values[2:6])]
-        label = (picture.classes or _MOT).get(int(values[7])) if len(values) > 7 else None
+        label = names.get(int(values[7])) if len(values) > 7 else None
         yield shapes.box(label, corners, crowd=len(values) > 6 and not values[6], track=int(values[1]))
 
 
@@ -179,15 +162,10 @@ _MOTS_FOLDERS = ("training/image_02/{}", "train/images/{}", "image_02/{}", "imag
 def _list_mots(file: Document) -> Iterator[Listed]:
     """Lists the images of the sequence, with the lines of each; nothing if the folder of images is missing."""
     above, sequence = file.folder.rpartition("/")[0], file.path.rpartition("/")[2].removesuffix(".txt")
-    frames: dict[int, list[str]] = {}
-    for line in file.content:
-        frames.setdefault(int(line.split(" ", 1)[0]), []).append(line)
     file.find(join(file.path.removesuffix("/gt/gt.txt"), "seqinfo.ini"))
     places = ["img1"] if sequence == "gt" else [place.format(sequence) for place in _MOTS_FOLDERS]
     folder = next((place for each in places if is_folder(file.tree, place := join(above, each))), None)
-    images = [] if folder is None else file.list_images(folder)
-    for image, _, lines in file.match_frames(images, frames, r"(\d{1,11})\.\w+"):
-        yield Listed(join(folder or "", image), lines)
+    return file.list_frames(folder, ((int(line.split(" ", 1)[0]), line) for line in file.content))
 
 
 @document(
