@@ -497,3 +497,41 @@ def test_a_labelled_split_that_no_file_lists(count: int, tmp_path: Path) -> None
         ask_about_left(source, survey)
         assert dict(survey.splits) == {"train": 6, "val": 3, "test": count}
         assert "data.yaml does not list images/test, which has labels: it is the split test" in survey.notes
+
+
+def write_label_lines(root: Path, lines: list[str], description: str) -> Path:
+    """Makes an image with one line of labels for each of ``lines``."""
+    for n, line in enumerate(lines):
+        fill(root, {f"images/train/{n}.jpg": jpeg(n), f"labels/train/{n}.txt": f"{line}\n"})
+    return fill(root, {"data.yaml": f"train: images/train\nnames: [a, b]\n{description}"})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "description", "said"),
+    [
+        (5, "", "5 numbers after the class; expected a box of 4, or a polygon of 6 or more"),
+        (7, "", "7 numbers after the class"),  # a point outside of its box
+        (19, "", "19 numbers"),
+        (6, "kpt_shape: [2, 3]\n", "6 numbers after the class; expected a box of 4, or 2 keypoints of 3"),
+    ],
+)
+def test_lines_of_one_wrong_length_are_found_before_packing(
+    numbers: int, description: str, said: str, tmp_path: Path
+) -> None:
+    line = "0 0.2 0.2 0.1 0.1" + " 0.9" * (numbers - 4)
+    with pytest.raises(SourceError, match=f"the lines of its labels have {said}.*kpt_shape in data.yaml"):
+        open_source(write_label_lines(tmp_path, [line] * 3, description))
+
+
+@pytest.mark.parametrize("lines", [2, 4])
+def test_a_few_wrong_lines_are_bad_samples(lines: int, tmp_path: Path) -> None:
+    """Two lines prove nothing, nor do lines of several lengths."""
+    wrong = ["0 0.2 0.2 0.1 0.1 0.9"] * (lines - 1 if lines > 2 else lines)
+    root = write_label_lines(tmp_path, [*wrong, *["0 0.2 0.2 0.1 0.1"] * (lines - len(wrong))], "")
+    with closing(open_source(root)) as source:
+        for number, entry in enumerate(source.entries()):
+            if number < len(wrong):
+                with pytest.raises(SampleError, match="5 numbers after the class"):
+                    source.read(entry)
+            else:
+                assert len(source.read(entry).values["boxes"]) == 1

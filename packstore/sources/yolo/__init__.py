@@ -18,6 +18,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
+from packstore.sources.annotation_formats.shapes import bounding_box, box_from_centre
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, parse_finite, read_whole
@@ -26,6 +27,7 @@ from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.schema import RELATIVE
 from packstore.sources.voc.objects import find_folder_pairs
 from packstore.sources.yolo.layout import (
+    LEAST_LINES,
     YoloLayout,
     find_descriptions,
     find_image_folders,
@@ -42,7 +44,7 @@ _LEAST, _MOST = -0.01, 1.01
 _BOX = 5
 _BOM = b"\xef\xbb\xbf"
 _MAX_CLASS = 1 << 31
-_MAX_LABELS, _PROBED = 64 << 20, 64
+_MAX_LABELS, _PROBED, _MOST_LINES = 64 << 20, 64, 4096
 
 
 class YoloSource(FileRowSource):
@@ -55,7 +57,8 @@ class YoloSource(FileRowSource):
     - ``polygons``, if a line has one: its numbers as in the file, fractions of the sides; None for an object with a
       box.
 
-    Opening raises :class:`SourceError` if no images are found. Listing raises it for an image that is listed twice. A
+    Opening raises :class:`SourceError` if no images are found, and if all lines of the first 64 files of labels have
+    the same wrong number of values. Listing raises it for an image that is listed twice. A
     box or polygon with a fraction below -0.01 or above 1.01 makes a bad sample.
     """
 
@@ -67,12 +70,13 @@ class YoloSource(FileRowSource):
         self._layout: YoloLayout = read_layout(self.tree)
         if not self._layout.splits:
             raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
-        if self._layout.points is None:
-            self._layout.points = found = infer_points(self._first_label_lines())
-            if found is not None:
-                self._layout.notes.append(
-                    f"no file has kpt_shape; by the lines, each box has {found[0]} keypoints of {found[1]} numbers"
-                )
+        lines, points = [*islice(self._first_label_lines(), _MOST_LINES)], self._layout.points
+        if points is None and (found := infer_points(lines)) is not None:
+            self._layout.points = points = found
+            self._layout.notes.append(
+                f"no file has kpt_shape; by the lines, each box has {found[0]} keypoints of {found[1]} numbers"
+            )
+        self._check_counts(lines)
         places = ", ".join(printable(place) for places in self._layout.splits.values() for place in places)
         described = f"{', '.join(map(printable, self._layout.files))}; " if self._layout.files else ""
         self.evidence = f"{described}images in {places} with labels beside them"
@@ -182,6 +186,20 @@ class YoloSource(FileRowSource):
                 text = read_whole(self.tree, self._label_path(image), _MAX_LABELS)
                 yield from filter(None, map(bytes.split, text.removeprefix(_BOM).splitlines()))
 
+    def _check_counts(self, lines: Sequence[Sequence[bytes]]) -> None:
+        """Raises :class:`SourceError` if three or more lines all have the same number of words, and it is a wrong
+        one."""
+        counts = {len(words) - 1 for words in lines}
+        if len(lines) < LEAST_LINES or len(counts) > 1:
+            return  # a single wrong line makes a bad sample
+        try:
+            _check_count(counts.pop(), self._layout.points)
+        except ValueError as error:
+            raise SourceError(
+                f"{self.tree.name()}: the lines of its labels have {error}. If each is a box with keypoints, give "
+                "kpt_shape in data.yaml: [points, numbers of each]"
+            ) from None
+
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts splits that are left out, by reason: their images are missing, or are those of another split."""
         return dict(+self._layout.ignored)
@@ -223,45 +241,39 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
         height: Height of the upright image.
         points: Number of keypoints of an object, and of numbers in each; None without keypoints.
     """
-    boxes, labels, keypoints = [], [], []
-    polygons: list[list[float] | None] = []
+    sides = (width, height)
+    values: dict[str, list[Any]] = {"boxes": [], "labels": [], **({"keypoints": []} if points else {}), "polygons": []}
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
         words = line.split()
         if not words:
             continue
         try:
-            values = [parse_finite(word.decode("ascii")) for word in words]
-            label, places = values[0], values[1:]
+            label, *places = [parse_finite(word.decode("ascii")) for word in words]
             if not 0 <= label < _MAX_CLASS or label != int(label):
                 raise ValueError(f"the class is {label}")
-            expected = 4 + points[0] * points[1] if points else 4
-            if len(places) == expected:
-                cx, cy, w, h = _check_fractions(places[:4])
-                left, top, right, bottom = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
-                polygons.append(None)
-            elif points is None and len(places) >= 6 and len(places) % 2 == 0:
-                xs, ys = _check_fractions(places)[::2], places[1::2]
-                left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
-                polygons.append(places)
-            else:
-                kinds = "a polygon of 6 or more" if points is None else f"{points[0]} keypoints of {points[1]}"
-                raise ValueError(f"{len(places)} numbers after the class; expected a box of 4, or {kinds}")
+            _check_count(len(places), points)
+            is_polygon = points is None and len(places) > 4
+            outline = places if is_polygon else places[:4]
+            outside = next((place for place in outline if not _LEAST <= place <= _MOST), None)
+            if outside is not None:
+                raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-        boxes.append([left * width, top * height, right * width, bottom * height])
-        labels.append(int(label))
+        corners = bounding_box(outline) if is_polygon else box_from_centre(*outline)
+        values["boxes"].append([place * side for place, side in zip(corners, sides * 2, strict=True)])
+        values["labels"].append(int(label))
+        values["polygons"].append(places if is_polygon else None)
         if points:
             rows = [places[n : n + points[1]] for n in range(4, len(places), points[1])]
-            keypoints.append([[row[0] * width, row[1] * height, *row[2:]] for row in rows])
-    return {"boxes": boxes, "labels": labels, **({"keypoints": keypoints} if points else {}), "polygons": polygons}
+            values["keypoints"].append([[row[0] * width, row[1] * height, *row[2:]] for row in rows])
+    return values
 
 
-def _check_fractions(places: list[float]) -> list[float]:
-    """Returns fractions unchanged. Raises :class:`ValueError` if one is below -0.01 or above 1.01."""
-    outside = next((place for place in places if not _LEAST <= place <= _MOST), None)
-    if outside is not None:
-        raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
-    return places
+def _check_count(count: int, points: tuple[int, int] | None) -> None:
+    """Raises :class:`ValueError` if a line cannot have ``count`` numbers after the class."""
+    if count != 4 + (points[0] * points[1] if points else 0) and (points or count < 6 or count % 2):
+        kinds = f"{points[0]} keypoints of {points[1]}" if points else "a polygon of 6 or more"
+        raise ValueError(f"{count} numbers after the class; expected a box of 4, or {kinds}")
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

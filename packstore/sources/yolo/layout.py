@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -43,7 +43,8 @@ _DATA = (re.compile(rb"^[ \t]*train[ \t]*=", re.M), re.compile(rb"^[ \t]*names[ 
 _DATA_SPLITS = ("train", "valid", "val", "test")
 _MAX_YAML = 1 << 20
 _MAX_CLASSES = 1 << 20
-_LEAST_LINES, _MOST_LINES, _TOLERANCE = 3, 4096, 0.005
+LEAST_LINES, _TOLERANCE = 3, 0.005
+"""Fewest lines that tell something by their equal lengths."""
 
 
 @dataclass
@@ -217,7 +218,9 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
     if not layout.splits:  # paths of another machine
         folders = find_image_folders(tree, named=True)
         lists = layout.files[0].lower().endswith(".data")
-        if lists or all(_is_absolute(value) for places in wanted.values() for value, _ in places):
+        if lists or all(
+            isinstance(value, str) and re.match(r"[/\\]|.:", value) for places in wanted.values() for value, _ in places
+        ):
             layout.splits = folders
             layout.ignored.clear()
     if not layout.splits:
@@ -263,16 +266,15 @@ def has_labels(tree: Tree, images: str) -> bool:
     return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
 
 
-def infer_points(lines: Iterable[list[bytes]]) -> tuple[int, int] | None:
+def infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
     """Finds the number of keypoints of an object, and of numbers in each, from the words of lines; None without
     keypoints.
 
     All of three or more lines must have as many numbers: a box within the image, and points in the box. Points have a
     third number if that is 0, 1 or 2 in all lines. Polygons of one length fit this only by chance.
     """
-    rows = list(islice(lines, _MOST_LINES))
     count = len(rows[0]) - 5 if rows else 0
-    if len(rows) < _LEAST_LINES or count < 2 or any(len(words) != count + 5 for words in rows):
+    if len(rows) < LEAST_LINES or count < 2 or any(len(words) != count + 5 for words in rows):
         return None
     try:
         values = np.array([[float(word) for word in words[1:]] for words in rows])
@@ -290,11 +292,6 @@ def infer_points(lines: Iterable[list[bytes]]) -> tuple[int, int] | None:
         if flagged and (~visible | (np.abs(points[..., :2] - centre) <= half)).all():
             return count // numbers, numbers
     return None
-
-
-def _is_absolute(value: Any) -> bool:
-    """Tells if a value is an absolute path of Unix or Windows."""
-    return isinstance(value, str) and (value.startswith(("/", "\\")) or value[1:2] == ":")
 
 
 def _read_darknet(tree: Tree, file: str) -> YoloLayout:
@@ -391,10 +388,11 @@ def _parse_classes(
         if by_number.keys() != {*range(len(names))}:
             raise SourceError(f"{where}: names should be numbered from 0 without gaps")
         names = [by_number[number] for number in range(len(names))]
-    if names is not None and (not isinstance(names, list) or not all(isinstance(name, str) and name for name in names)):
-        raise SourceError(f"{where}: names should be a list of names, or names by number")
-    if names is not None and not is_yaml_null(count) and parse_yaml_int(count) != len(names):
-        raise SourceError(f"{where}: nc is {printable(str(count)[:40])}, but there are {len(names)} names")
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            raise SourceError(f"{where}: names should be a list of names, or names by number")
+        if not is_yaml_null(count) and parse_yaml_int(count) != len(names):
+            raise SourceError(f"{where}: nc is {printable(str(count)[:40])}, but there are {len(names)} names")
     classes = None if not names else number_repeated_names(names, range(len(names)))
     shape = document.get("kpt_shape")
     if shape is None:
