@@ -298,7 +298,7 @@ SOURCES = Registry(
         "conversations": "packstore.sources.conversations:KIND",
         "captions": "packstore.sources.captions:KIND",
         "segmentation": "packstore.sources.segmentation:KIND",
-        "caption_files": "packstore.sources.caption_files:KIND",
+        "caption_files": "packstore.sources.companions:CAPTION_FILES",
         "pixel_table": "packstore.sources.table.pixels:KIND",
         "table": "packstore.sources.table.source:KIND",
         "dicom": "packstore.sources.medical.dicom:KIND",

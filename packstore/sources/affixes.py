@@ -47,6 +47,10 @@ class Affix(NamedTuple):
         """The suffix with its dot, in lower case."""
         return f".{self.after.rpartition('.')[2].lower()}" if "." in self.after else ""
 
+    def is_longer(self, other: Affix) -> bool:
+        """Tells if this affix has more characters than another one."""
+        return len(self.before) + len(self.after) > len(other.before) + len(other.after)
+
     def base_of(self, name: str) -> str | None:
         """Returns the common part of a name; None if the name lacks the affix, or the common part would be empty."""
         if not name.startswith(self.before):

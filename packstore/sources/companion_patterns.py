@@ -126,8 +126,12 @@ class CompanionPattern:
         return tail.removeprefix("/")
 
     def matches_file(self, path: str) -> bool:
-        """Tells if a file may belong to an image, by its path."""
-        return self._of_file.fullmatch(path) is not None
+        """Tells if a file may belong to an image, by its path. If the pattern of images matches it too, the longer
+        pattern decides: with ``{s}_RGB.png={s}.png``, ``a_RGB.png`` is an image."""
+        if self._of_file.fullmatch(path) is None:
+            return False
+        is_image = self._of_image is not None and self._of_image.fullmatch(path) is not None
+        return not is_image or len(self.images or "") <= len(self.files)
 
     def list_bases(self, image: str) -> Iterator[tuple[str, str]]:
         """Yields the possible folders from which the files' pattern counts, with a slash at their end, each with the

@@ -30,19 +30,22 @@ from packstore.sources.companion_patterns import (
     Companion,
     CompanionPattern,
     parse_companions,
+    parse_pattern,
 )
-from packstore.sources.contents import list_contents
+from packstore.sources.contents import is_clip_name, list_contents
+from packstore.sources.encodings import try_utf8
 from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.names import make_column_name
-from packstore.sources.pairing import find_companions
+from packstore.sources.pairing import PROSE, find_companions
 from packstore.sources.rows import in_packing_order
-from packstore.sources.sidecars import MAX_BYTES, declare_sidecar, is_line, parse_sidecar
+from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is_words, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
 from packstore.sources.tree import Tree
 
-_PROBED, _KEPT_FOLDERS, _MAX_LINE = 32, 64, 1 << 16
-_COUNTED = re.compile(r"\d+")
+_PROBED, _KEPT_FOLDERS, _FEWER = 32, 64, 4
+_REPEATS = re.compile(r"\d+_.+")
+"""Folders of kohya, whose number tells how often to repeat their images."""
 
 
 class CompanionsSource(FileRowSource):
@@ -51,34 +54,63 @@ class CompanionsSource(FileRowSource):
     - ``--pair``: an image column. ``--masks``: ``mask``, or a list of images ``masks`` if an image has several.
       ``--sidecar``: a column of the type given.
     - Folders with names of splits are splits if each image is in one.
-    - The folders of images are classes (``label``) if there are several, each with images enough, and their names do
-      not merely count. Other folders are a text column ``folder``.
+    - The folders of images are classes (``label``) if there are several, each with images enough. Folders that are
+      called like clips (``scene1``, ``scene2``) or numbers are a text column ``folder``.
+    - A few images at the top, beside folders of images and without companions, are left out.
     """
 
     kind = "companions"
     left_images = "images that belong to no image"
 
+    folder_texts = False
+    """Names of folders are texts and no classes."""
+
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        if not any(options.companions.values()):
-            found = find_companions(self.tree)
-            given = {name: tuple(each.text for each in found if each.option == name) for name in OPTIONS}
-            self.options = replace(options, pair=given[PAIR], sidecar=given[SIDECAR], masks=given[MASKS])
-        self._patterns = parse_companions(self.options.companions)
-        if not self._patterns:
-            raise SourceError(
-                f"{printable(str(path))} has no files that belong to images by their names: name them with --pair, "
-                "--sidecar or --masks"
-            )
+        self._patterns = self._find_patterns()
         self._names_of = lru_cache(_KEPT_FOLDERS)(self._list_names)
         folders = self._count_images()
         if not folders:
             raise SourceError(f"{printable(str(path))} holds no images other than those that belong to images")
+        self._strays = self._has_strays(folders)
+        if self._strays:
+            del folders[""]
         self._split_of = find_splits_of_folders(folders)
-        self._class_of, has_classes = _find_classes(folders, self._split_of)
-        self._folder_column = "label" if has_classes else "folder" if self._class_of else ""
+        self._class_of = _name_folders(folders, self._split_of)
+        distinct = {*self._class_of.values()}
+        if len(distinct) < 2 or (not self.folder_texts and sum(folders.values()) < 2 * len(distinct)):
+            self._class_of = {}
+        has_classes = (
+            not self.folder_texts
+            and "" not in distinct
+            and not all(each.isdigit() or is_clip_name(each) for each in distinct)
+        )
+        self._folder_column = "" if not self._class_of else "label" if has_classes else "folder"
+        self._lists: set[str] = set()
         self._columns = self._name_columns()
         self.evidence = ", ".join(f"{column}: {each.text}" for column, each in self._columns.items())
+
+    def _find_patterns(self) -> tuple[CompanionPattern, ...]:
+        """Returns the patterns that the user gives, else those found. Raises :class:`SourceError` if there are none."""
+        if not any(self.options.companions.values()):
+            found = find_companions(self.tree)
+            given = {name: tuple(each.text for each in found if each.option == name) for name in OPTIONS}
+            self.options = replace(self.options, pair=given[PAIR], sidecar=given[SIDECAR], masks=given[MASKS])
+        patterns = parse_companions(self.options.companions)
+        if not patterns:
+            raise SourceError(
+                f"{printable(str(self.path))} has no files that belong to images by their names: name them with "
+                "--pair, --sidecar or --masks"
+            )
+        return patterns
+
+    def _has_strays(self, folders: Mapping[str, int]) -> bool:
+        """Tells if the images at the top are no samples: few beside those in folders, and without companions."""
+        count = folders.get("", 0)
+        if not 0 < _FEWER * count <= sum(folders.values()) - count:
+            return False
+        images = self.tree.names("").ending(*IMAGE_SUFFIXES)
+        return not any(self.find_files(each, image) for each in self._patterns for image in images)
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order; ``("",)`` without splits."""
@@ -94,7 +126,7 @@ class CompanionsSource(FileRowSource):
         """Does the work of :meth:`fields`."""
         folder: dict[str, Field] = {}
         if self._class_of:
-            classes = sorted(set(self._class_of.values()))
+            classes = sorted({*self._class_of.values()})
             folder = {self._folder_column: Label(classes) if self._folder_column == "label" else Text()}
         return {
             "image": Image(),
@@ -108,7 +140,7 @@ class CompanionsSource(FileRowSource):
             if listing.is_cycle:
                 yield from (FileRow(join(folder, name), {}) for name in listing.images if split == self.splits()[0])
                 continue
-            if self._split_of.get(folder, "") == split:
+            if self._split_of.get(folder, "") == split and (folder or not self._strays):
                 for name in listing.images:
                     if not self.is_companion(join(folder, name)):
                         yield self._make_row(folder, join(folder, name))
@@ -195,10 +227,21 @@ class CompanionsSource(FileRowSource):
         return any(not any(tried) and self._split_of.get(folder, "") in (*having, "") for folder, tried in seen.items())
 
     def has_plain_texts(self) -> bool:
-        """Tells if all texts are one line each, and there is one pattern of texts at most. Reads all texts."""
+        """Tells if all texts are for people, and there is one pattern of texts at most. Reads all texts. Raises
+        :class:`AmbiguousSourceError` if these are in an unknown encoding."""
         patterns = [pattern for pattern in self._patterns if pattern.option == SIDECAR]
-        files = (file for pattern in patterns for file in self._list_files(pattern))
-        return len(patterns) < 2 and all(is_line(self.tree.first_bytes(file, _MAX_LINE)) for file in files)
+        if len(patterns) > 1:
+            return False
+        fault = None
+        for file in chain.from_iterable(map(self._list_files, patterns)):
+            raw = self.tree.first_bytes(file, MAX_WORDS + 1)
+            text, wrong = try_utf8(raw, self.tree.encoding, self.tree.name(file))
+            if not is_words(text) or len(raw) > MAX_WORDS:
+                return False
+            fault = fault or wrong
+        if fault is not None:
+            raise fault
+        return True
 
     def is_companion(self, path: str) -> bool:
         """Tells if a file is of a pattern, and therefore no sample."""
@@ -220,7 +263,6 @@ class CompanionsSource(FileRowSource):
 
     def _name_columns(self) -> dict[str, CompanionPattern]:
         """Names the columns of all patterns. Patterns of one option whose files have the same words share no column."""
-        self._lists = set()
         columns: dict[str, CompanionPattern] = {}
         for pattern in self._patterns:
             several = pattern.option == MASKS and self._has_several(pattern)
@@ -246,7 +288,7 @@ class CompanionsSource(FileRowSource):
     def _list_images(self) -> Iterator[str]:
         """Yields the paths of all samples, without reading sizes."""
         for folder, names in self.tree.folders(is_passed_over):
-            for name in names.ending(*IMAGE_SUFFIXES):
+            for name in names.ending(*IMAGE_SUFFIXES) if folder or not self._strays else ():
                 if name[0] != "." and not self.is_companion(join(folder, name)):
                     yield join(folder, name)
 
@@ -289,23 +331,15 @@ def _is_in(names: Sequence[str], name: str) -> bool:
     return place < len(names) and names[place] == name
 
 
-def _find_classes(folders: Mapping[str, int], split_of: Mapping[str, str]) -> tuple[dict[str, str], bool]:
-    """Returns the name of the class folder of each folder of images, and if these are classes.
-
-    The class folder is the first folder of a path that differs between folders, without those of splits. It is no
-    class if all such names merely count (``scene1``, ``scene2``). Returns an empty dict without different names, and
-    for fewer than two images to a name.
-    """
+def _name_folders(folders: Iterable[str], split_of: Mapping[str, str]) -> dict[str, str]:
+    """Returns the name of the class folder of each folder of images: the first folder of its path that differs between
+    folders, without those of splits; ``""`` if there is none."""
     paths = {
         folder: [part for part in folder.split("/") if part and not (folder in split_of and find_split(part))]
         for folder in folders
     }
     counts = Counter(part for parts in paths.values() for part in set(parts))
-    names = {folder: next((part for part in parts if counts[part] < len(paths)), "") for folder, parts in paths.items()}
-    distinct = set(names.values())
-    if len(distinct) < 2 or sum(folders.values()) < 2 * len(distinct):
-        return {}, False
-    return names, "" not in distinct and len({_COUNTED.sub("0", name) for name in distinct}) > 1
+    return {folder: next((part for part in parts if counts[part] < len(paths)), "") for folder, parts in paths.items()}
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -342,11 +376,66 @@ def _leaves_more(path: Path, tree: Tree, options: SourceOptions, found: Sequence
     return False
 
 
+class CaptionFilesSource(CompanionsSource):
+    """Images with a text each, ``a.jpg`` and ``a.txt`` or ``a.caption``, in the column ``caption``: the layout of
+    diffusers and kohya. The folder of an image is a text, too."""
+
+    kind = "caption_files"
+    folder_texts = True
+
+    def _find_patterns(self) -> tuple[CompanionPattern, ...]:
+        """Returns the pattern of the texts. Raises :class:`SourceError` if there are none."""
+        pattern = _find_captions(self.tree)
+        if pattern is None:
+            raise SourceError(f"{printable(str(self.path))} has no images with a text each (a.jpg, a.txt)")
+        return (pattern,)
+
+    def _name_columns(self) -> dict[str, CompanionPattern]:
+        """Returns the only column."""
+        return {"caption": self._patterns[0]}
+
+
+def _find_captions(tree: Tree) -> CompanionPattern | None:
+    """Returns the pattern of the only texts that have the stems of at least half of the images; else None."""
+    contents = list_contents(tree)
+    counts = {
+        suffix: sum(
+            each.images.count_shared(each.others[suffix]) for each in contents.folders.values() if suffix in each.others
+        )
+        for suffix in PROSE
+    }
+    suffixes = [suffix for suffix, count in counts.items() if count]
+    if len(suffixes) != 1 or 2 * counts[suffixes[0]] < contents.image_count:
+        return None
+    return parse_pattern(SIDECAR, f"{{s}}.*={{s}}{suffixes[0]}=text")
+
+
+def _recognise_captions(path: Path, options: SourceOptions) -> Certainty:
+    """Certain if at least half of the images have a text, and all texts are for people, else ``NO``. Partial if several
+    folders of images may be classes. Raises :class:`AmbiguousSourceError` for texts of an unknown encoding."""
+    tree = open_tree(path)
+    if tree is None or _find_captions(tree) is None:
+        return Certainty.NO
+    if not CaptionFilesSource(path, options).has_plain_texts():
+        return Certainty.NO
+    holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
+    splits = find_splits_of_folders(holding)
+    plain = {f for f in holding if f not in splits and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
+
+
 KIND = Kind(
     "companions",
     "images with files that belong to them by name",
     _recognise,
     CompanionsSource,
     takes_companions=True,
+    in_objects=True,
+)
+CAPTION_FILES = Kind(
+    "caption_files",
+    "images with a text each: a.jpg and a.txt",
+    _recognise_captions,
+    CaptionFilesSource,
     in_objects=True,
 )

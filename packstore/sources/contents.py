@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from packstore.sources.folder_names import Names
 from packstore.sources.listing import ARRAY, IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.tree import Tree
 
-_FIRST = 64
+_FIRST, _COMPARED = 64, 16
 _IMAGE_ENDINGS = frozenset(IMAGE_SUFFIXES)
 _DIGITS = str.maketrans("123456789", "000000000")
 _ZEROS = re.compile("0+")
@@ -31,8 +32,9 @@ _NO_WORD = re.compile(
 )
 """Endings of names that say nothing about the image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
+_CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
 MOST_SIDE_BY_SIDE = 32
-"""Maximum number of folders side by side that are compared with each other; more are classes."""
+"""Maximum number of folders side by side that are compared without looking at a few of them first."""
 _ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 MOST_SUFFIXES = 64
 """Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
@@ -126,12 +128,15 @@ class Contents:
     @property
     def may_have_companions(self) -> bool:
         """Tells if names of images and of other files may go together: a folder of images has names of other forms or
-        suffixes, or there are few folders side by side, or folders in folders."""
+        suffixes, or there are few folders side by side, or folders in folders, or some folders share names."""
         folders = [each for each in self.folders.values() if each.images.count or each.others]
         if any(each.images.count and (each.others or not each.is_uniform) for each in folders):
             return True
         nested = any("/" in each.path for each in folders)
-        return len(folders) > 1 and (nested or len(folders) <= MOST_SIDE_BY_SIDE)
+        if nested or len(folders) <= MOST_SIDE_BY_SIDE:
+            return len(folders) > 1
+        some = folders[:: max(1, len(folders) // _COMPARED)]
+        return any(one.images.count_shared(other.images) > 1 for one, other in pairwise(some))
 
     def hash_image_stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
         """Returns sorted unique hashes of the stems of all images, or of those in some folders."""
@@ -224,6 +229,11 @@ def split_tail(stem: str) -> tuple[str, str] | None:
     word = stem[max(map(stem.rfind, _SEPARATORS)) + 1 :]
     base = stem[: len(stem) - len(word)].rstrip(_SEPARATORS)
     return (base, word.lower()) if base and word and not is_no_word(word) else None
+
+
+def is_clip_name(folder: str) -> bool:
+    """Tells if a folder is called like a clip, whose frames are no class: ``clip_0001``."""
+    return _CLIP.fullmatch(folder) is not None
 
 
 @lru_cache(1 << 12)

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
+import numpy as np
+
 from packstore.sources.affixes import Affix, count_affixes, go_together, list_affixes, list_frequent, sample
 from packstore.sources.beside import join
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, parse_pattern
@@ -33,14 +35,16 @@ from packstore.sources.contents import (
 )
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.sample_folders import NUMBER, find_equal_folders, find_folders_of_one_image
-from packstore.sources.sidecars import is_line, tell_type
+from packstore.sources.sidecars import is_words, tell_type
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
 _MOST_COMPARED, _ENOUGH, _FEW = 4, 48, 10
 _WORD = re.compile(r"[^\W\d_]+")
-_PHOTOS, _PROSE = (".jpg", ".jpeg"), (".txt", ".caption", ".cap")
+_PHOTOS = (".jpg", ".jpeg")
+PROSE = (".txt", ".caption", ".cap")
+"""Suffixes of texts for people."""
 NO_SIDECARS = frozenset(
     (
         *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
@@ -128,6 +132,11 @@ class _Relation:
         )
 
     @property
+    def has_more_files(self) -> bool:
+        """True if each image has a file, and some files have no image."""
+        return self.images == len(self.pairs) and self.files > self.files_with_image
+
+    @property
     def may_hold(self) -> bool:
         """False if none of many images had such a file."""
         return bool(self.pairs) or self.images < _ENOUGH
@@ -146,15 +155,20 @@ class _Relation:
 
     def add(self, images: _Names, files: _Names) -> None:
         """Adds the pairs among the names of two folders."""
+        together = images.folder == files.folder
         for name, base in images.by_affix.get(self.one, ()):
+            if together and self.other.is_longer(self.one) and self.other.base_of(name):
+                continue  # a_mask.png is not the image of a_mask_mask.png
             self.images += 1
             partner = self.other.find(files.all, base)
-            if partner is not None and (partner != name or images.folder != files.folder):
+            if partner is not None and (partner != name or not together):
                 self.pairs.append((join(images.folder, name), join(files.folder, partner)))
                 self.bases.append(base)
             elif not self.may_hold:
                 return
-        for _, base in files.by_affix.get(self.other, ()):
+        for name, base in files.by_affix.get(self.other, ()):
+            if together and self.one.is_longer(self.other) and self.one.base_of(name):
+                continue
             self.files += 1
             self.files_with_image += self.one.find(images.all, base) is not None
 
@@ -260,7 +274,9 @@ def _order(one: Affix, other: Affix) -> tuple[Affix, Affix] | None:
     if len(images) == 1:
         return (one, other) if images[0] == one else (other, one)
     if one.suffix == other.suffix and not (one.has_word or other.has_word):
-        return None  # a copy, a further number
+        return None  # a further number
+    if any("(*)" in each.after for each in (one, other)):
+        return None  # a copy: a (1).jpg
     # The plain name is the image's; then the photo's suffix; then the order of the alphabet.
     first, second = sorted((one, other), key=lambda each: (not each.is_plain, each.suffix not in _PHOTOS, each))
     return first, second
@@ -277,7 +293,7 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
     related: dict[tuple[str, str], list[tuple[FolderContents, FolderContents]]] = defaultdict(list)
     for (above, _), folders in groups.items():
         place = above.count("/") + 1 if above else 0
-        for one, other in _list_folder_pairs(folders):
+        for one, other in _list_folder_pairs(tree, folders, place):
             key = one.path.split("/")[place], other.path.split("/")[place]
             if is_split(key[0]) and is_split(key[1]):
                 continue
@@ -289,23 +305,47 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
     return [relation for names, pairs in related.items() for relation in _relate_two(tree, names, pairs)]
 
 
-def _list_folder_pairs(folders: Sequence[FolderContents]) -> Iterator[tuple[FolderContents, FolderContents]]:
-    """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders,
-    compares all to the one that shares names with most; of more than 32 none."""
+def _list_folder_pairs(
+    tree: Tree, folders: Sequence[FolderContents], place: int
+) -> Iterator[tuple[FolderContents, FolderContents]]:
+    """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders, compares
+    all to the one that shares most names; of more than 32, only if some of these pairs hold. ``place`` is the part of
+    their paths in which they differ."""
     holding = [each for each in folders if each.images.count]
-    if not holding or not 2 <= len(folders) <= MOST_SIDE_BY_SIDE:
+    if not holding or len(folders) < 2:
         return
     pairs: Iterable[tuple[FolderContents, FolderContents]] = combinations(folders, 2)
     if len(folders) > _MOST_COMPARED:
-        alike = {each.path: sum(each.images.count_shared(other.images) > 0 for other in holding) for each in holding}
-        first = min(
-            holding, key=lambda each: (-alike[each.path], not each.images.first[0].lower().endswith(_PHOTOS), each.path)
-        )
+        first = _find_most_shared(holding)
         pairs = ((first, each) for each in folders)
+        if len(folders) > MOST_SIDE_BY_SIDE:  # most are classes
+            pairs = [(first, each) for each in folders if each is not first and _may_share(first, each)]
+            if not any(_hold(tree, place, pair) for pair in sample(pairs, _MOST_COMPARED)):
+                return
     for one, other in pairs:
         one, other = (one, other) if one.images.count else (other, one)
         if one is not other and one.images.count and _may_share(one, other):
             yield one, other
+
+
+def _find_most_shared(folders: Sequence[FolderContents]) -> FolderContents:
+    """Returns the folder whose images have the names that most other folders have; of several, one of photos."""
+    _, places, counts = np.unique(
+        np.concatenate([each.images.stems for each in folders]), return_inverse=True, return_counts=True
+    )
+    ends = np.cumsum([len(each.images.stems) for each in folders])[:-1]
+    shared = {
+        each.path: int((one > 1).sum()) for each, one in zip(folders, np.split(counts[places], ends), strict=True)
+    }
+    return min(
+        folders, key=lambda each: (-shared[each.path], not each.images.first[0].lower().endswith(_PHOTOS), each.path)
+    )
+
+
+def _hold(tree: Tree, place: int, pair: tuple[FolderContents, FolderContents]) -> bool:
+    """Tells if files of two folders go together, by their names and a few pictures."""
+    names = pair[0].path.split("/")[place], pair[1].path.split("/")[place]
+    return any(_judge(tree, relation) is not None for relation in _relate_two(tree, names, [pair]))
 
 
 def _may_share(one: FolderContents, other: FolderContents) -> bool:
@@ -365,8 +405,8 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
         contents = [tree.first_bytes(file, _BYTES) for _, file in relation.pairs[:_TEXTS]]
         if relation.folders is not None and relation.merely_counts and relation.has_other_owner(tree):
             return None
-        type = tell_type(relation.other.suffix, contents)
-        certain = type == "text" and relation.other.suffix in _PROSE and all(map(is_line, contents))
+        type = tell_type(relation.other.suffix, contents, tree.encoding)
+        certain = type == "text" and relation.other.suffix in PROSE and all(map(is_words, contents))
         return None if type is None else _make(relation, SIDECAR, f"{text}={type}", certain)
     some = dict.fromkeys(sample(relation.pairs, _LOOKED_AT))
     pictures = [(read_picture(tree, image), read_picture(tree, file)) for image, file in some]
@@ -388,6 +428,9 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     unsure = not named and (letters or relation.merely_counts)
     if unsure and not (have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)):
         return None
+    if relation.has_more_files and not differ_in_colour(pictures) and (relation.folders is None or relation.folders[0]):
+        relation = relation.swapped()
+        images, files = relation.patterns
     return _make(relation, PAIR, f"{images or relation.one.pattern()}={files}", False)
 
 

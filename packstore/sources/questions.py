@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
 from packstore.sources.base import Certainty, Kind, Source, Survey
+from packstore.sources.contents import is_clip_name
 from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source
 from packstore.sources.refusals import (
     add_kinds,
     incomplete_error,
 )
-
-_CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
-"""Names of folders of frames."""
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
@@ -37,7 +33,7 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
     if source.options.named or source.options.frames is not None or source.kind != PLAIN_KINDS[0]:
         return
     classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
-    if len(classes) > 1 and all(_CLIP.fullmatch(name) for name in classes):
+    if len(classes) > 1 and all(map(is_clip_name, classes)):
         raise AmbiguousSourceError(
             f"{printable(str(source.path))}: its folders ({printable(classes[0])} …) seem to be clips, whose frames "
             "are not classes: --frames clips makes each a record, --source imagefolder a class",

@@ -15,25 +15,29 @@ from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import SourceError
 from packstore.core.fields import Array, Bytes, Field, Json, Label, Text
 from packstore.core.plainjson import load_json
+from packstore.images.sniff import LFS_POINTER
 from packstore.sources.encodings import to_utf8
 
 MAX_BYTES = 1 << 24
 """Maximum number of bytes of a sidecar."""
 _PROBED = 256
 _WHOLE = re.compile(r"-?\d{1,15}")
-_LONGEST_LINE = 1 << 16
+MAX_WORDS = 1 << 16
+"""Maximum number of bytes of a text for people."""
 _NUMBER, _MANY_NUMBERS = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I), 4
-_BETWEEN = re.compile(r"[\s,;]+")
+_BETWEEN, _PARTS = re.compile(r"[\s,;]+"), re.compile(r"[\s,;:|]+")
+_NO_WORDS = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
+"""XML and JSON, whole or not; a prompt may begin with ``[trigger]``, ``{red|blue}`` or ``<lora:owl:1>``."""
 
 
-def tell_type(suffix: str, contents: Sequence[bytes]) -> str | None:
+def tell_type(suffix: str, contents: Sequence[bytes], encoding: str | None) -> str | None:
     """Returns the type of sidecars, by the suffix of their names and the beginnings of some; None if all are empty."""
     if not any(contents):
         return None
     types = (("npy",) if suffix == ".npy" else ("json",) if suffix == ".json" else ("numbers",)) + ("text",)
     for type in types:
         try:
-            arrays = [parse_sidecar(type, raw, None) for raw in contents]
+            arrays = [parse_sidecar(type, raw, encoding) for raw in contents]
             if type == "text" and any("\0" in text for text in arrays):
                 return "bytes"
             if type in ("npy", "numbers"):
@@ -44,16 +48,19 @@ def tell_type(suffix: str, contents: Sequence[bytes]) -> str | None:
     return "bytes"
 
 
-def is_line(raw: bytes) -> bool:
-    """Tells if a text is one line of words: in UTF-8, with letters, and neither numbers nor JSON nor XML."""
+def is_words(raw: bytes) -> bool:
+    """Tells if a text is for people, or empty: UTF-8 with letters, neither XML nor JSON nor a pointer of Git
+    LFS, no line of four or more numbers, and at most 64 KiB."""
     try:
-        text = raw.decode("utf-8-sig").strip()
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         return False
-    words = _BETWEEN.split(text)
-    numbers = sum(_NUMBER.fullmatch(word) is not None for word in words)
-    plain = len(raw) < _LONGEST_LINE and len(text.splitlines()) == 1 and text[0] not in "<{[" and "\0" not in text
-    return plain and any(map(str.isalpha, text)) and numbers < _MANY_NUMBERS
+    if not text.strip():
+        return True
+    if len(raw) > MAX_WORDS or raw.startswith(LFS_POINTER) or _NO_WORDS.match(text) or not any(map(str.isalpha, text)):
+        return False
+    lines = (_PARTS.split(line) for line in text.splitlines())
+    return all(sum(_NUMBER.fullmatch(word) is not None for word in words) < _MANY_NUMBERS for words in lines)
 
 
 def declare_sidecar(type: str, contents: Iterable[bytes], encoding: str | None) -> Field:

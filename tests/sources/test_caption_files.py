@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.caption_files import is_caption
+from packstore.sources.sidecars import is_words
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill
 from tests.makers.images import tiny
@@ -144,9 +144,9 @@ def test_marks_of_prompts_are_words(text: str, tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["cat", "1girl", "(red:1.2)", "4k", "no1", "solo"]), min_size=1))
 def test_words_are_captions(words: list[str]) -> None:
-    assert is_caption(", ".join(words).encode())
+    assert is_words(", ".join(words).encode())
 
 
 @given(st.binary())
 def test_any_bytes_are_one_or_none(raw: bytes) -> None:
-    assert is_caption(raw) in (True, False)
+    assert is_words(raw) in (True, False)

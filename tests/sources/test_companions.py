@@ -317,11 +317,14 @@ def test_masks_are_found_whatever_their_names(names: tuple[str, str], stem: str,
     kind = {"jpg": "JPEG", "png": "PNG"}[names[0][-3:]]
     files = {names[0].format(each): encode(photo(number), kind, quality=90) for number, each in enumerate(stems)}
     masks = {names[1].format(each): outline(number) for number, each in enumerate(stems)}
-    with closing(open_source(fill(tmp_path, files | masks))) as source:
-        survey = source.survey()
-        assert survey.records == count
-        assert {"mask", "masks"} & {column.name for column in survey.columns}
-        assert not survey.ledger.left
+    path = fill(tmp_path / "set", files | masks)
+    shard = names[1].startswith("{}.")  # a tar of such names is one of WebDataset
+    for place in [path] if count != 3 else archives(path)[: 3 - shard]:
+        with closing(open_source(place)) as source:
+            survey = source.survey()
+            assert survey.records == count
+            assert {"mask", "masks"} & {column.name for column in survey.columns}
+            assert not survey.ledger.left
 
 
 @pytest.mark.parametrize("count", [2, 12, 29])
@@ -329,8 +332,11 @@ def test_masks_are_found_whatever_their_names(names: tuple[str, str], stem: str,
 def test_lines_of_text_are_found(names: str, count: int, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"b{n % 2}/{n:04}.jpg": jpeg(n) for n in range(count + 1)}
     files |= {f"b{n % 2}/" + names.format(f"{n:04}"): f"line {n}\n" for n in range(count)}
-    values = read(fill(tmp_path, files))
-    texts = [next(each[column] for column in each if column != "folder") for each in values.values()]
+    path = fill(tmp_path / "set", files)
+    values = read(path)
+    if count == 2:
+        assert read(archives(path)[1]) == values
+    texts = [next(each[column] for column in each if column not in ("folder", "label")) for each in values.values()]
     assert sorted(filter(None, texts)) == sorted(f"line {n}" for n in range(count))
     assert texts.count(None) == 1
 
@@ -364,11 +370,12 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
     one, other, option = PAIRS[name]
     files = {one.format(n): encode(photo(n), "PNG") for n in range(count)}
     files |= {other.format(n): encode(noisy(photo(n), n), "PNG") for n in range(count)}
-    path = fill(tmp_path, files)
-    answers = [answer for answer in question(path) if answer[0] == option]
-    assert answers
-    with closing(open_source(path, pair=answers[0][1::2])) as source:
-        assert source.survey().records == count
+    path = fill(tmp_path / "set", files)
+    for place in [path] if count != 3 else archives(path):
+        answers = [answer for answer in question(place) if answer[0] == option]
+        assert answers
+        with closing(open_source(place, pair=answers[0][1::2])) as source:
+            assert source.survey().records == count
 
 
 @pytest.mark.parametrize("count", [3, 30])
@@ -440,6 +447,72 @@ def test_pictures_that_only_have_equal_names_are_classes(folders: tuple[str, ...
         return
     with closing(open_source(fill(tmp_path, files))) as source:
         assert (source.kind, source.survey().records) == ("imagefolder", 9 * len(folders))
+
+
+def shade(seed: int) -> Image.Image:
+    """A grey picture unlike that of :func:`photo`."""
+    return photo(50 + seed).convert("L")
+
+
+@pytest.mark.parametrize(("images", "files"), [(10, 6), (6, 4), (30, 30)])
+@pytest.mark.parametrize("stem", ["x{}", "{:04}"])
+def test_plain_names_may_be_those_of_the_companions(stem: str, images: int, files: int, tmp_path: Path) -> None:
+    """All images are samples, though the pattern of the plain names matches them too."""
+    colour = {f"{stem.format(n)}_RGB.png": encode(photo(n), "PNG") for n in range(images)}
+    masks, depth = (
+        {f"{stem.format(n)}.png": make(n) for n in range(files)}
+        for make in (outline, lambda n: encode(shade(n), "PNG"))
+    )
+    values = read(fill(tmp_path / "masks", colour | masks))
+    assert [each["mask"] for each in values.values()].count(None) == images - files
+    path = fill(tmp_path / "depth", colour | depth)
+    assert question(path)[0] == ("--pair", "{s}_RGB.png={s}.png")
+    assert len(read(path, pair="{s}_RGB.png={s}.png")) == images
+
+
+@pytest.mark.parametrize("count", [33, 60])
+def test_forms_in_many_folders(count: int, tmp_path: Path) -> None:
+    path = fill(tmp_path / "forms", {f"clean/{n}.png": encode(photo(n), "PNG") for n in range(5)})
+    fill(path, {f"x{k}/{n}.png": encode(noisy(photo(n), k), "PNG") for n in range(5) for k in range(count)})
+    pairs = question(path)[0]
+    assert pairs[0] == "--pair"
+    assert len(pairs) == 2 * count
+    classes = {f"x{k}/{n}.png": encode(photo(9 * k + n), "PNG") for n in range(5) for k in range(count)}
+    with closing(open_source(fill(tmp_path / "classes", classes))) as source:
+        assert source.kind == "imagefolder"
+
+
+@pytest.mark.parametrize(
+    "names", [("{}/{}.jpg", "{}/{}.png"), ("photos/{}/{}.jpg", "cut/{}/{}.png"), ("{}/a/{}.jpg", "{}/b/{}.png")]
+)
+@pytest.mark.parametrize("classes", [("c0", "c1", "c2"), ("MT_Blowhole", "MT_Crack")])
+@pytest.mark.parametrize("strays", [0, 2])
+def test_folders_of_images_with_masks_are_classes(
+    names: tuple[str, str], classes: tuple[str, ...], strays: int, tmp_path: Path
+) -> None:
+    """A few pictures at the top do not change it."""
+    numbered = [(name, f"exp{k}_{n}") for k, name in enumerate(classes) for n in range(6)]
+    files = {names[0].format(*each): encode(photo(n), "JPEG") for n, each in enumerate(numbered)}
+    files |= {names[1].format(*each): outline(n) for n, each in enumerate(numbered)}
+    files |= {name: encode(photo(90), "JPEG") for name in ("overview.jpg", "sample.png")[:strays]}
+    path = fill(tmp_path / "set", files)
+    for place in archives(path)[: 2 if names[0].startswith("{}/{}") else 3]:  # such a tar is a shard of WebDataset
+        with closing(open_source(place)) as source:
+            survey = source.survey()
+            assert (source.kind, survey.records) == ("companions", len(numbered))
+            assert sum(survey.ledger.left.values()) == strays
+            columns = {column.name: column.classes for column in survey.columns}
+            assert columns["label"] == classes
+            assert "mask" in columns
+
+
+@pytest.mark.parametrize("clip", ["clip_{}", "147{}"])
+def test_folders_of_clips_with_masks_are_a_text(clip: str, tmp_path: Path) -> None:
+    files = {f"{clip.format(k)}/a{n}.jpg": encode(photo(9 * k + n), "JPEG") for k in range(3) for n in range(4)}
+    files |= {f"{clip.format(k)}/a{n}.png": outline(9 * k + n) for k in range(3) for n in range(4)}
+    assert [each["folder"] for each in read(fill(tmp_path, files)).values()] == [
+        clip.format(k) for k in range(3) for _ in range(4)
+    ]
 
 
 def test_recognition_takes_time_in_proportion_to_folders(tmp_path: Path) -> None:
