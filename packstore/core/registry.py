@@ -300,7 +300,7 @@ SOURCES = Registry(
         "segmentation": "packstore.sources.segmentation:KIND",
         "caption_files": "packstore.sources.companions:CAPTION_FILES",
         "pixel_table": "packstore.sources.table.pixels:KIND",
-        "table": "packstore.sources.table.source:KIND",
+        "table": "packstore.sources.table:KIND",
         "dicom": "packstore.sources.medical.dicom:KIND",
         "nifti": "packstore.sources.medical.nifti:KIND",
         "companions": "packstore.sources.companions:KIND",

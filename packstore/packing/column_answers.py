@@ -11,7 +11,7 @@ from typing import NamedTuple
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import RGB, parse_mode
 from packstore.images.reading import EXPECTED, Reading
-from packstore.sources.column_options import check_columns
+from packstore.sources.encodings import check_columns
 
 KEEP = "keep"
 """Value of ``mode``, ``depth`` and ``alpha``: as in the first image."""

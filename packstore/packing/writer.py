@@ -24,8 +24,7 @@ from packstore.packing.report import ConvertReport
 from packstore.packing.source_arguments import max_pixels_option
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import PROBED, StreamSource, index_key
-from packstore.sources.schema import Schema
-from packstore.sources.schema_inference import make_schema
+from packstore.sources.schema import Schema, make_schema
 from packstore.sources.values import nbytes_of
 
 _HANDED_OVER, _HANDED_OVER_BYTES = 256, 1 << 20

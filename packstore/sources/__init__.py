@@ -25,10 +25,9 @@ from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.archives import cache_archives, cache_folders
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
-from packstore.sources.column_options import GEO, KEY, check_columns
 from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, check_companions
+from packstore.sources.encodings import GEO, KEY, check_columns, find_encoding, use_encoding
 from packstore.sources.encodings import ROLE as ENCODING
-from packstore.sources.encodings import find_encoding, use_encoding
 from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
 from packstore.sources.questions import ask_about_clips, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
@@ -315,7 +314,7 @@ def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | Non
 def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptions) -> bool:
     """Opens ``folder`` as ``kind``, and tells if ``file`` is one of the describing files. False if the folder cannot be
     opened."""
-    from packstore.sources.file_rows import TreeRowSource
+    from packstore.sources.rows import TreeRowSource
 
     try:
         with closing(kind.open(folder, replace(options, named=True))) as source:

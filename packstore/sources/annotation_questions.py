@@ -14,8 +14,8 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import PAIR
 from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
+from packstore.sources.flat import LabelsFile
 from packstore.sources.ignoring import ignore_patterns
-from packstore.sources.labels import LabelsFile
 from packstore.sources.mask_folders import (
     SuspectedAnnotation,
     find_masks,

@@ -25,8 +25,8 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.column_options import KEY
 from packstore.sources.companion_patterns import OPTIONS, check_companions
+from packstore.sources.encodings import KEY
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES

@@ -94,10 +94,15 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
     if convention.endswith("n"):
         if not isinstance(image, bytes):
             raise ValueError("boxes are fractions of an image that is not a file")
-        info = sniff(image)
-        sides = (info.width, info.height)
-        corners *= np.tile(sides[::-1] if swaps_sides(read_orientation(image, info)) else sides, 2)
+        corners *= np.tile(read_upright_sides(image), 2)
     return corners.astype(np.float32)
+
+
+def read_upright_sides(image: bytes) -> tuple[int, int]:
+    """Reads width and height of the upright image from the beginning of its file. Raises
+    :class:`~packstore.images.sniff.HeaderError` if it is no image."""
+    info = sniff(image)
+    return (info.height, info.width) if swaps_sides(read_orientation(image, info)) else (info.width, info.height)
 
 
 def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:

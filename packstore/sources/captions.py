@@ -22,9 +22,8 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
 from packstore.sources.encodings import convert_start
-from packstore.sources.file_rows import FileRow, FileRowSource
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.spread import find_image_places
 from packstore.sources.tree import Tree
 

@@ -22,6 +22,7 @@ from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
+from packstore.sources.columns import make_column_name
 from packstore.sources.companion_patterns import (
     MASKS,
     OPTIONS,
@@ -34,11 +35,9 @@ from packstore.sources.companion_patterns import (
 )
 from packstore.sources.contents import is_clip_name, list_contents
 from packstore.sources.encodings import try_utf8
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.names import make_column_name
 from packstore.sources.pairing import PROSE, find_companions
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is_words, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
 from packstore.sources.tree import Tree

@@ -26,7 +26,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
-from packstore.sources.file_rows import FileRow, InTree
+from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from packstore.core.fields import Field
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
-from packstore.sources.schema import NamedSample, Schema
-from packstore.sources.schema_inference import make_schema
+from packstore.sources.schema import NamedSample, Schema, make_schema
 from packstore.sources.torchvision_files import find_image_files
 from packstore.sources.values import is_path, nbytes_of
 from packstore.sources.workers import DatasetReader, FailedSample, Ref, read_by_workers

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import os
+import re
+import stat
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple, TextIO
 
-from packstore.core.errors import SourceError, printable
+import numpy as np
+import xxhash
+
+from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import describe_annotations
@@ -23,20 +34,21 @@ from packstore.sources.base import (
     stamp_files,
 )
 from packstore.sources.beside import join
+from packstore.sources.columns import FILE_COLUMNS, LABEL_COLUMNS
 from packstore.sources.contents import accept_arrays, find_lone_image_folder
+from packstore.sources.encodings import active_encoding, detect_encoding, to_utf8
 from packstore.sources.folder import FolderSource
-from packstore.sources.labels import LabelRow, LabelsFile, LabelsSummary, parse_number
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listing import (
-    IMAGE_SUFFIXES,
-    NO_FILE,
-    NO_SOURCE,
-    key_size,
-    no_images_message,
-)
-from packstore.sources.splits import lower_known_split
+from packstore.sources.listing import IMAGE_SUFFIXES, NO_FILE, NO_SOURCE, key_size, no_images_message
+from packstore.sources.splits import MEANINGS, lower_known_split
+from packstore.sources.tree import describe_mode
 
 _REPORT_EVERY = 5000
+_INTEGER = re.compile("(-?)(0|[1-9][0-9]*)")
+_MAX_LABEL = (1 << 63) - 1
+_SHOWN = 80
+_MAX_SPLITS = 100
+_MAX_LINE = 1 << 20
 
 
 class FlatSource(FolderSource):
@@ -214,6 +226,267 @@ class FlatSource(FolderSource):
         if status.is_directory:
             raise SourceError(f"{labels.name_line(row.line)}: {printable(row.file)} is a folder, not an image")
         return max(status.size, 0), None if status.size >= 0 else NO_FILE, status.modified_ns, status.changed_ns
+
+
+class LabelRow(NamedTuple):
+    """Line of a labels file.
+
+    Attributes:
+        line: Number of the line, from 1. A row of several lines has the number of the last.
+        file: Path relative to the folder, with ``/``, without ``.`` and empty parts.
+        label: The label, stripped.
+        split: Name of the split; ``""`` without that column.
+    """
+
+    line: int
+    file: str
+    label: str
+    split: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsSummary:
+    """Summary of a labels file.
+
+    Attributes:
+        classes: Sorted class names; None if all labels are class numbers.
+        splits: Names of the splits in packing order; ``("",)`` without that column.
+        rows: Number of rows without repeated ones.
+    """
+
+    classes: tuple[str, ...] | None
+    splits: tuple[str, ...]
+    rows: int
+
+
+class LabelsFile:
+    """Labels file. Each use reads the file from the start. Rows are not kept in memory; :meth:`summarise` takes 8 bytes
+    for each row. Malformed lines, paths that may lead out of the folder, pipes and devices raise
+    :class:`SourceError`."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads nothing yet. Later uses decode texts as UTF-8, UTF-16 with its mark, or the encoding that ``--column
+        encoding=NAME`` names."""
+        self.path = path
+        self._given_encoding = active_encoding()
+        self._repeats: set[int] = set()
+        """Lines that repeat a file with the same label and split; known after :meth:`summarise`."""
+
+    def name_line(self, line: int) -> str:
+        """Formats file and line for messages."""
+        return f"{printable(str(self.path))}, line {line}"
+
+    def rows(self) -> Iterator[LabelRow]:
+        """Yields all rows in the file's order. After :meth:`summarise`, leaves out rows that repeat a file.
+
+        Raises :class:`NotInSourceError` for a missing file. Raises :class:`SourceError` for a file that cannot be read,
+        and for a malformed row. The message about a row names its line.
+        """
+        try:
+            encoding = self._encoding
+            escaped = "surrogateescape" if encoding == "utf-8-sig" else "strict"
+            with open(self.path, encoding=encoding, errors=escaped, newline="", opener=self._open_regular) as file:
+                reader = csv.reader(self._read_lines(file), strict=True)
+                try:
+                    yield from self._parse_rows(reader)
+                except csv.Error as error:
+                    raise SourceError(f"{self.name_line(reader.line_num)}: not CSV: {error}") from None
+        except FileNotFoundError:
+            raise NotInSourceError(f"{printable(str(self.path))}: no such file") from None
+        except OSError as error:
+            raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
+
+    @cached_property
+    def _encoding(self) -> str:
+        """Encoding of the file. The first use reads all bytes. Raises :class:`OSError` if the file cannot be read."""
+        with open(self.path, "rb", opener=self._open_regular) as file:
+            return detect_encoding(iter(lambda: file.read(_MAX_LINE), b""), self._given_encoding)
+
+    def _read_lines(self, file: TextIO) -> Iterator[str]:
+        """Yields the lines of the file. Raises :class:`SourceError` for a line that is too long for CSV, or not in the
+        given encoding."""
+        number = 0
+        while line := self._read_line(file, number + 1):
+            number += 1
+            if len(line) == _MAX_LINE:
+                raise SourceError(
+                    f"{self.name_line(number)}: longer than {_MAX_LINE:,} characters, so this is not a CSV file"
+                )
+            yield line
+
+    def _read_line(self, file: TextIO, number: int) -> str:
+        """Reads one line, at most 1,048,576 characters; empty at the end. Raises :class:`SourceError` for another
+        encoding."""
+        try:
+            return file.readline(_MAX_LINE)
+        except UnicodeError:  # Python decodes ahead of the line
+            where = f"{self.name_line(number)} or after it"
+            raise SourceError(f"{where}: neither UTF-8 nor {self._encoding}") from None
+
+    def _open_regular(self, path: str, flags: int) -> int:
+        """Opens a file without waiting for a pipe, and returns its descriptor. Raises :class:`SourceError` for pipes
+        and devices. Accepts a folder, which ``open()`` itself refuses."""
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder
+            os.close(descriptor)
+            raise SourceError(
+                f"{printable(path)} is not a file but {describe_mode(mode)}; "
+                "labels are read several times: save them to a file"
+            )
+        return descriptor
+
+    def _parse_rows(self, reader: Iterator[list[str]]) -> Iterator[LabelRow]:
+        """Yields rows by the columns of the header. Skips blank lines, and the lines in :attr:`_repeats`. Raises
+        :class:`SourceError` for a malformed header or row."""
+        header = [name.strip().lower() for name in next(reader, [])]
+        columns = [next((name for name in names if name in header), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)]
+        if None in columns or len(set(header)) < len(header):
+            found = _shorten(",".join(header)) or "an empty line"
+            missing = "file" if columns[0] is None else "label" if columns[1] is None else None
+            wrong = f"no column {missing}" if missing else "a column twice"
+            hint = ", with commas" if ";" in found or "\t" in found else ""
+            raise SourceError(
+                f"{self.name_line(1)}: the header has {wrong}: {found}; expected file,label or file,label,split{hint}"
+            )
+        file, label = (header.index(name) for name in columns if name is not None)
+        split = header.index("split") if "split" in header else None
+        for fields in reader:
+            if not fields:
+                continue  # a blank line
+            line: int = reader.line_num  # type: ignore[attr-defined]
+            if line in self._repeats:
+                continue
+            if len(fields) != len(header):
+                raise SourceError(f"{self.name_line(line)}: {len(fields)} fields, the header has {len(header)}")
+            yield LabelRow(
+                line,
+                self._parse_file(line, fields[file]),
+                self._strip_required(line, "label", fields[label]),
+                "" if split is None else self._parse_split(line, fields[split]),
+            )
+
+    def _strip_required(self, line: int, column: str, value: str) -> str:
+        """Strips a value. Raises :class:`SourceError` for an empty value, and :class:`AmbiguousSourceError` for a value
+        in an unknown encoding."""
+        value = value.strip()
+        if not value:
+            raise SourceError(f"{self.name_line(line)}: the {column} is empty")
+        if not value.isascii():
+            to_utf8(value.encode("utf-8", "surrogateescape"), None, self.name_line(line))
+        return value
+
+    def _parse_split(self, line: int, value: str) -> str:
+        """Strips the name of a split, and lowers a known name. Raises the errors of :meth:`_strip_required`."""
+        return lower_known_split(self._strip_required(line, "split", value))
+
+    def _parse_file(self, line: int, value: str) -> str:
+        """Returns the path of a file without ``.`` and empty parts. Raises :class:`SourceError` for an empty path, and
+        for one that may lead out of the folder."""
+        if not value.strip():
+            raise SourceError(f"{self.name_line(line)}: the file is empty")
+        if "\0" in value:
+            raise SourceError(f"{self.name_line(line)}: a NUL byte in the file name {_shorten(value)}")
+        if value.startswith("/"):
+            raise SourceError(
+                f"{self.name_line(line)}: {_shorten(value)} is absolute; expected a path inside the folder"
+            )
+        if "/" not in value and value not in (".", ".."):
+            return value
+        parts = [part for part in value.split("/") if part not in ("", ".")]
+        if ".." in parts or not parts:
+            raise SourceError(f"{self.name_line(line)}: {_shorten(value)} may lead out of the folder")
+        return "/".join(parts)
+
+    def summarise(self) -> LabelsSummary:
+        """Summarises the whole file, and remembers which lines repeat a file.
+
+        Labels are class numbers only if all are. Reads the file up to three times. Raises :class:`SourceError`
+
+        - for no rows, or more than 100 splits;
+        - for a class number below 0 or beyond 64 bits;
+        - for a file with different labels or splits;
+        - for the reasons of :meth:`rows`.
+        """
+        names: set[str] = set()
+        splits: set[str] = set()
+        hashes = array("Q")
+        numbers = False
+        outside: LabelRow | None = None
+        for row in self.rows():
+            hashes.append(hash_path(row.file))
+            if row.split not in splits:
+                splits.add(row.split)
+                if len(splits) > _MAX_SPLITS:
+                    raise SourceError(
+                        f"{self.name_line(row.line)}: more than {_MAX_SPLITS} splits; is this column a split?"
+                    )
+            number = parse_number(row.label)
+            if number is None:
+                names.add(row.label)
+                continue
+            numbers = True
+            if outside is None and not 0 <= number <= _MAX_LABEL:
+                outside = row
+        if not hashes:
+            raise SourceError(f"{printable(str(self.path))} names no files")
+        if names and numbers:  # then labels that look like numbers are names, too
+            names.update(row.label for row in self.rows())
+        if outside is not None and not names:
+            raise SourceError(
+                f"{self.name_line(outside.line)}: label {_shorten(outside.label)} is out of range, expected 0 to "
+                f"{_MAX_LABEL}"
+            )
+        ordered = np.sort(np.frombuffer(hashes, np.uint64))
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            self._repeats = self._find_repeats({int(value) for value in twice})
+        known = {name: number for number, name in enumerate(MEANINGS)}
+        return LabelsSummary(
+            tuple(sorted(names)) if names else None,
+            tuple(sorted(splits, key=lambda name: (known.get(name, len(known)), name))),
+            len(ordered) - len(self._repeats),
+        )
+
+    def _find_repeats(self, suspects: set[int]) -> set[int]:
+        """Returns the numbers of lines that repeat a file. ``suspects`` are hashes that occur twice. Raises
+        :class:`SourceError` for a file with different labels or splits."""
+        first: dict[str, LabelRow] = {}
+        repeats = set()
+        for row in self.rows():
+            if hash_path(row.file) not in suspects:
+                continue
+            known = first.setdefault(row.file, row)  # files of equal hashes may differ
+            if known is row:
+                continue
+            if known[2:] != row[2:]:
+                raise SourceError(
+                    f"{self.name_line(row.line)}: {printable(row.file)} is named again as {printable(row.label)!r}, "
+                    f"first on line {known.line} as {printable(known.label)!r}"
+                )
+            repeats.add(row.line)
+        return repeats
+
+
+def parse_number(label: str) -> int | None:
+    """Parses ``label`` as an integer in its usual form. Returns None for a name, and for another form, such as ``007``.
+    Returns 2^64 or -2^64 for any number of 20 or more digits."""
+    # Python takes quadratic time to parse digits, and refuses many.
+    match = _INTEGER.fullmatch(label)
+    if match is None:
+        return None
+    size = int(match[2]) if len(match[2]) < 20 else 1 << 64
+    return -size if match[1] == "-" else size
+
+
+def _shorten(text: str) -> str:
+    """Formats a text for messages, cut after 80 characters."""
+    return printable(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def hash_path(file: str) -> int:
+    """Hashes a file's relative path with XXH3-64."""
+    return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -23,12 +23,19 @@ from packstore.core.errors import PackstoreError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Label, Labels, Text
 from packstore.core.plainjson import load_json
 from packstore.sources.base import SourceOptions
-from packstore.sources.beside import find_file, infer_mask_field, is_file, join, read_json, read_text, read_whole
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.beside import (
+    TextTable,
+    find_file,
+    infer_mask_field,
+    is_file,
+    join,
+    read_json,
+    read_text,
+    read_whole,
+)
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import in_packing_order
-from packstore.sources.text_table import TextTable
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
@@ -46,7 +53,7 @@ class Found(NamedTuple):
         image: Path of the image, relative to the folder of the dataset.
         split: Name of its split; ``""`` in a source without splits.
         values: Its other values by column; a missing value is None, or left out. A class is a name or a number. A value
-            that is a file is an :class:`~packstore.sources.file_rows.InTree`.
+            that is a file is an :class:`~packstore.sources.rows.InTree`.
         key: Key of the sample; None for the path of the image.
         is_folder: ``image`` is a folder, and stands for all images below it, in torchvision's order.
     """
@@ -91,7 +98,7 @@ class Files:
         return next((each for each in name.split("|") if self.exists(each)), name.rpartition("|")[2])
 
     def path(self, name: str) -> str:
-        """Returns the path of a file in the tree, for :class:`~packstore.sources.file_rows.InTree`."""
+        """Returns the path of a file in the tree, for :class:`~packstore.sources.rows.InTree`."""
         return join(self._source.base, name)
 
     def images(self, folder: str) -> Iterator[str]:

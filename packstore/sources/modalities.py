@@ -16,11 +16,10 @@ from packstore.core.fields import Field, Image, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join
+from packstore.sources.columns import make_column_names
 from packstore.sources.contents import list_contents, stem_of
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import make_column_names
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -21,27 +19,35 @@ from packstore.core.fields import (
     Image,
     Images,
     Json,
+    Keypoints,
     Label,
     Labels,
     Mask,
     Text,
     column_of,
 )
-from packstore.core.modes import RGB, Mode, parse_mode
+from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions, Encoder
-from packstore.images.losses import find_losses
 from packstore.images.reading import PLAIN, Reading
-from packstore.images.sniff import HeaderError, check_header, max_file_bytes
+from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import Sample
 from packstore.sources.values import (
+    array_of,
     convert_image,
+    infer_field,
+    infer_mode,
     is_file,
-    is_path,
+    is_pil,
+    mask_dtype,
+    names_an_image,
     nbytes_of,
+    read_file_value,
+    refuse_losses,
+    refuse_odd_mask,
     to_plain,
 )
 
-_MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
+_FURTHER = ("original", "uint8", "uint16", "int16", "int32", "jpeg")
 
 
 class FieldError(ValueError):
@@ -224,9 +230,9 @@ class Schema:
                 continue
             try:
                 if name in self.files:
-                    values[name] = value = _read_file_value(value, max_file_bytes(self.max_pixels))
+                    values[name] = value = read_file_value(value, max_file_bytes(self.max_pixels))
                     if isinstance(field, Mask):
-                        _refuse_odd_mask(value)
+                        refuse_odd_mask(value)
                 if isinstance(field, (Label, Labels)):
                     values[name] = self._to_class_numbers(name, value)
                 elif isinstance(field, Images):
@@ -278,7 +284,7 @@ class Schema:
         """Reads and checks file ``number`` of a list of images. Raises :class:`FieldError` with that number for a bad
         file."""
         try:
-            return bytes(self._encoders[name](key, _read_file_value(value, max_file_bytes(self.max_pixels)))[0])
+            return bytes(self._encoders[name](key, read_file_value(value, max_file_bytes(self.max_pixels)))[0])
         except SampleError as error:
             raise FieldError(name, error.reason, number) from error
         except ValueError as error:
@@ -289,7 +295,7 @@ class Schema:
         and for a file that would lose bits, channels or frames."""
         options = self._encoders[name].options
         if name in self.files and options.encoding != "original":  # packing asks about losses of other files
-            _refuse_losses(value, options)
+            refuse_losses(value, options)
         try:
             record, shape, *_ = self._encoders[name](key, value)
         except SampleError as error:
@@ -359,56 +365,193 @@ def name_values(
     raise ValueError(f"key: found {type(key).__name__}, expected a string")
 
 
-def _read_file_value(value: Any, limit: int) -> bytes:
-    """Returns the bytes of a file that is given by its path or bytes. Raises :class:`ValueError` for a path that cannot
-    be read, is no file, has more than ``limit`` bytes, or changes meanwhile."""
-    if not isinstance(value, str) and not is_path(value):
-        return bytes(value)
-    try:
-        descriptor = os.open(value, os.O_RDONLY | os.O_NONBLOCK)
+def make_schema(
+    samples: Sequence[Any],
+    declared: Mapping[str, Field] | None,
+    *,
+    classes: Sequence[str] | None = None,
+    picks: bool = True,
+    encoding: str | None = None,
+    further: str | None = None,
+    max_pixels: int,
+) -> Schema:
+    """Makes the schema of a dataset from its declaration, or infers it from the first samples. Declared fields without
+    mode, dtype or boxes get these from the first samples, too.
+
+    Args:
+        samples: First samples, unchanged; at least one.
+        declared: Fields by name; None infers them.
+        classes: Class names of the dataset, for an inferred label.
+        picks: See :class:`Schema`.
+        encoding: Requested encoding of the main image, or None.
+        further: Requested encoding of other inferred images that are pixels, or None.
+        max_pixels: See :class:`Schema`.
+
+    Raises:
+        UsageError: A field or an encoding must be declared; or fields contradict each other; or no field can be the
+            main image; or a sample has other parts than the first.
+    """
+    positions = _name_positions(samples[0], declared)
+    rows = []
+    for number, raw in enumerate(samples):
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{printable(str(value))} is not a file")
-            if status.st_size > limit:
-                raise ValueError(f"{printable(str(value))} has {status.st_size} bytes; an image may have {limit}")
-            # One read() returns at most 0x7ffff000 bytes on Linux.
-            data = os.read(descriptor, status.st_size)
-            while more := os.read(descriptor, status.st_size - len(data)):
-                data += more
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
-    if len(data) != status.st_size:
-        raise ValueError(
-            f"{printable(str(value))} ends after {len(data)} bytes of {status.st_size}: it changed meanwhile"
+            rows.append(name_values(raw, positions, declared)[1])
+        except ValueError as error:
+            raise UsageError(f"sample {number}: {error}") from error
+    fields = dict(declared) if declared is not None else _infer_fields(rows, classes)
+    given = {name: [values[name] for values in rows if values.get(name) is not None] for name in fields}
+    main = _find_main(fields)
+    files = frozenset(
+        name
+        for name, field in fields.items()
+        if isinstance(field, (Image, Mask))
+        and (is_file(given[name][0]) if given[name] else getattr(field, "dtype", None) is None)
+    )
+    dtypes = {}
+    for name, field in fields.items():
+        if isinstance(field, Mask) and name not in files:
+            dtypes[name] = field.dtype or mask_dtype(array_of(given[name][0]))
+            fields[name] = replace(field, dtype=dtypes[name])
+        elif isinstance(field, (Labels, Keypoints)) and field.of is None:
+            fields[name] = replace(field, of=_find_matching_boxes(name, fields, rows))
+        elif isinstance(field, Image) and declared is None and name not in (main, *files):
+            fields[name] = field = replace(field, encoding=further)
+        if isinstance(field, Image) and name in files and name != main and field.mode is None:
+            dtype = field.encoding if field.encoding in ("uint16", "int16", "int32") else None
+            field = fields[name] = field if dtype is None else replace(field, mode=mode_of(1, dtype).name)
+        elif isinstance(field, Image) and name not in files and given[name] and field.mode is None:
+            try:
+                field = fields[name] = replace(field, mode=infer_mode(given[name]))
+            except ValueError as error:
+                raise UsageError(f"{printable(name)}: {error}") from error
+        if isinstance(field, Image) and given[name]:
+            _refuse_missing_encoding(
+                name, field, name in files, given[name][0], encoding if name == main else None, name == main
+            )
+    schema = Schema(fields, main, positions, files, picks, max_pixels, dtypes)
+    schema.columns  # noqa: B018 - raises for impossible columns
+    return schema
+
+
+def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
+    """Returns the field names of the parts of a sample: of a tuple's values, or of an image alone. For a dict, returns
+    the declared names. Raises :class:`UsageError` for a tuple of more than two values whose fields are not
+    declared."""
+    names = tuple(declared or ())
+    if isinstance(raw, Mapping):
+        return names
+    if not isinstance(raw, (tuple, list)):
+        return (next((name for name, field in (declared or {}).items() if isinstance(field, Image)), "image"),)
+    parts = [part for part in raw if isinstance(part, Mapping)]
+    if declared is not None and len(names) == len(raw):
+        return names
+    if len(raw) == 1:
+        return ("image",)
+    if len(raw) != 2:
+        wanted = "fields= with a name for each of its values, in order" if not parts else "dicts as samples"
+        raise UsageError(f"a sample is a tuple of {len(raw)} values: give {wanted}")
+    if parts or (declared is not None and len(names) < 2):
+        return ("image", "target")
+    return (names[0] if names else "image", _name_second_value(raw[1]))
+
+
+def _name_second_value(value: Any) -> str:
+    """Returns the field name of the second value of an (image, value) tuple, by its type. The name is ``mask``,
+    ``text``, ``target`` for a list or tuple, or ``label`` for anything else."""
+    if is_pil(value):
+        return "mask"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, (list, tuple)):
+        return "target"
+    return "mask" if getattr(value, "ndim", 0) == 2 else "label"
+
+
+def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
+    """Infers a field for each name in the samples. The field is optional if a sample lacks the value. A text under a
+    name such as ``image`` is a path. ``classes`` are the class names of every label; None for unknown.
+
+    Raises :class:`UsageError`
+
+    - for a name that is no text, or has no value in any sample;
+    - for values that fit no field.
+    """
+    fields: dict[str, Field] = {}
+    for name in dict.fromkeys(name for values in samples for name in values):
+        if not isinstance(name, str):
+            raise UsageError(f"a sample has the name {name!r}; names are strings")
+        given = [values[name] for values in samples if values.get(name) is not None]
+        if not given:
+            raise UsageError(
+                f"{printable(name)}: the first {len(samples)} samples have no value; declare it by fields="
+            )
+        if names_an_image(name) and isinstance(given[0], str):
+            field: Field = Image()
+        else:
+            try:
+                field = infer_field(name, given)
+            except ValueError as error:
+                raise UsageError(f"{printable(name)}: {error}; give fields=") from error
+        if isinstance(field, Label) and classes is not None:
+            field = replace(field, classes=tuple(classes))
+        fields[name] = replace(field, optional=True) if len(given) < len(samples) else field
+    return fields
+
+
+def _find_main(fields: Mapping[str, Field]) -> str:
+    """Returns the name of the main image: ``image``, or else the first image field. Raises :class:`UsageError` if there
+    is none, or it is optional."""
+    images = [name for name, field in fields.items() if isinstance(field, Image)]
+    main = "image" if "image" in images else next(iter(images), None)
+    if main is None:
+        raise UsageError("no field is an image; declare one: fields={'image': 'image', …}")
+    if fields[main].optional:
+        raise UsageError(f"{printable(main)}: every record has the main image: leave samples without one out")
+    return main
+
+
+def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
+    """Finds the field of boxes to which the labels or points in the field ``name`` belong, one to one.
+
+    - Returns the only field of boxes, if every sample has as many values as boxes.
+    - Returns False if there are no or several fields of boxes.
+    - Returns False if all samples with values have another number of boxes.
+    - Raises :class:`UsageError` if the numbers are equal only in some samples with values.
+    """
+    boxes = [name for name, field in fields.items() if column_of(name, field).traits.rows_are_objects]
+    if len(boxes) != 1:
+        return False
+    pairs = [(_count_value_rows(values.get(name)), _count_value_rows(values.get(boxes[0]))) for values in samples]
+    differing = next((number for number, (rows, others) in enumerate(pairs) if rows != others), None)
+    if differing is None:
+        return boxes[0]
+    together = next((number for number, (rows, others) in enumerate(pairs) if rows and rows == others), None)
+    if together is not None:
+        raise UsageError(
+            f"{printable(name)}: there is one for each of the {printable(boxes[0])} in sample {together}, but not in "
+            f"sample {differing}; declare it with of={boxes[0]!r} if they go together, else with of=False"
         )
-    return data
+    return False
 
 
-def _refuse_losses(data: bytes, options: EncodeOptions) -> None:
-    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by encoding. A file without
-    a readable header is such an error, too."""
-    try:
-        losses = find_losses(data, check_header(data), options.reading)
-    except HeaderError as error:
-        raise ValueError(error.reason) from error
-    if losses:
-        raise ValueError(
-            f"the file has {'; and '.join(losses.values())}. It would become {options.encoding} of mode "
-            f"{options.reading.pixels}: declare the files' mode, as packstore.Image('uint16', mode='I;16') does, or "
-            "keep the files as they are with packstore.Image(mode='I;16')"
+def _count_value_rows(value: Any) -> int | None:
+    """Returns the number of rows of a value; None for a single number, and for other values without a length."""
+    return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
+
+
+def _refuse_missing_encoding(
+    name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool
+) -> None:
+    """Raises :class:`UsageError` for an image of pixels without a chosen encoding. A further image with an encoding
+    that only main images can have is such an error, too."""
+    asked = encoding or field.encoding
+    if not main and asked not in (None, *_FURTHER):
+        raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")
+    if not is_file and asked in (None, "original"):
+        what = "PIL images" if is_pil(value) else f"pixels ({type(value).__name__})"
+        dtype = parse_mode(field.mode or RGB.name).dtype
+        how = f"encoding={dtype!r}" if main else f"fields={{…, {name!r}: packstore.Image({dtype!r})}}"
+        raise UsageError(
+            f"{printable(name)}: the images come as {what}, not as files: choose {how} (the pixels, nothing lost) or "
+            "'jpeg' (smaller, and lossy); paths or bytes of image files are kept as they are"
         )
-
-
-def _refuse_odd_mask(data: bytes) -> None:
-    """Raises :class:`ValueError` for a mask file other than a PNG of one channel."""
-    try:
-        kind = check_header(data).kind
-    except HeaderError as error:
-        raise ValueError(error.reason) from error
-    if kind != "png":
-        raise ValueError(f"found a {kind} file; expected PNG, or an array (height, width)")
-    if data[25] not in _MASK_COLOURS:
-        raise ValueError("found a PNG in colour; expected one with a palette or in gray, or an array (height, width)")

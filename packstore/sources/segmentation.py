@@ -20,7 +20,6 @@ from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import find_file, infer_mask_field, is_file, join, read_lines
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import is_image_name
 from packstore.sources.mask_pairs import MaskPair, OtherSizeError, find_pairs, has_other_endings, list_unpaired_folders
 from packstore.sources.palettes import (
@@ -30,6 +29,7 @@ from packstore.sources.palettes import (
     find_palette,
     read_mask_columns,
 )
+from packstore.sources.rows import FileRow, FileRowSource, InTree
 
 _MEANINGS = re.compile(r".*(class|label|categor|palette|colou?r).*[.](txt|csv|tsv|json|ya?ml|xml|names)", re.I)
 _SCENES = "sceneCategories.txt"

@@ -6,6 +6,8 @@ Does not import PIL or torch: their objects are recognised by type; if one exist
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -14,14 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
+from packstore.core.errors import printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
+from packstore.images.encode import EncodeOptions
+from packstore.images.losses import find_losses
 from packstore.images.reading import Reading, convert_pixels
+from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
 """Names of whole numbers that are labels, in formats without declarations of fields."""
 _PNG = b"\x89PNG\r\n\x1a\n"
+_MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
 
 
 def is_pil(value: Any) -> bool:
@@ -399,3 +406,58 @@ def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[A
         shapes = ", ".join(sorted({str(array.shape) for array in arrays})[:3])
         raise ValueError(f"found arrays of shapes {shapes}, which differ beyond the first dimension: keep it as 'json'")
     return Array(dtype, next(iter(rows), ()), ragged=True)
+
+
+def read_file_value(value: Any, limit: int) -> bytes:
+    """Returns the bytes of a file that is given by its path or bytes. Raises :class:`ValueError` for a path that cannot
+    be read, is no file, has more than ``limit`` bytes, or changes meanwhile."""
+    if not isinstance(value, str) and not is_path(value):
+        return bytes(value)
+    try:
+        descriptor = os.open(value, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{printable(str(value))} is not a file")
+            if status.st_size > limit:
+                raise ValueError(f"{printable(str(value))} has {status.st_size} bytes; an image may have {limit}")
+            # One read() returns at most 0x7ffff000 bytes on Linux.
+            data = os.read(descriptor, status.st_size)
+            while more := os.read(descriptor, status.st_size - len(data)):
+                data += more
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
+    if len(data) != status.st_size:
+        raise ValueError(
+            f"{printable(str(value))} ends after {len(data)} bytes of {status.st_size}: it changed meanwhile"
+        )
+    return data
+
+
+def refuse_losses(data: bytes, options: EncodeOptions) -> None:
+    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by encoding. A file without
+    a readable header is such an error, too."""
+    try:
+        losses = find_losses(data, check_header(data), options.reading)
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    if losses:
+        raise ValueError(
+            f"the file has {'; and '.join(losses.values())}. It would become {options.encoding} of mode "
+            f"{options.reading.pixels}: declare the files' mode, as packstore.Image('uint16', mode='I;16') does, or "
+            "keep the files as they are with packstore.Image(mode='I;16')"
+        )
+
+
+def refuse_odd_mask(data: bytes) -> None:
+    """Raises :class:`ValueError` for a mask file other than a PNG of one channel."""
+    try:
+        kind = check_header(data).kind
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    if kind != "png":
+        raise ValueError(f"found a {kind} file; expected PNG, or an array (height, width)")
+    if data[25] not in _MASK_COLOURS:
+        raise ValueError("found a PNG in colour; expected one with a palette or in gray, or an array (height, width)")

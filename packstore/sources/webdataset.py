@@ -22,11 +22,10 @@ from packstore.core.fields import Bytes, Field, Images, Label
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import OpenTar
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess
+from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
 from packstore.sources.encodings import active_encoding
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.names import make_column_name
 from packstore.sources.records.shards import ShardSource, find_shards, read_class_names
 from packstore.sources.rows import Row
 from packstore.sources.webdataset_files import (

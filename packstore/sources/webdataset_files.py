@@ -23,10 +23,9 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, Usa
 from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.archives.headers import states_utf8
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
-from packstore.sources.column_options import KEY
-from packstore.sources.encodings import choose_name_encoding, to_utf8
+from packstore.sources.columns import make_column_name
+from packstore.sources.encodings import KEY, choose_name_encoding, to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import make_column_name
 
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
 LABELS, _TEXTS, _JSON = (

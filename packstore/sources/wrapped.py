@@ -14,7 +14,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.geotiff import read_geotiff
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey
-from packstore.sources.column_options import GEO
+from packstore.sources.encodings import GEO
 
 _GEO_BYTES = 1024
 

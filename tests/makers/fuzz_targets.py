@@ -50,10 +50,10 @@ from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
 from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
+from packstore.sources.flat import LabelsFile
 from packstore.sources.huggingface.columns import TableFacts, declare_columns
 from packstore.sources.huggingface.features import read_features
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
-from packstore.sources.labels import LabelsFile
 from packstore.sources.lmdbs.formats import parse_datum
 from packstore.sources.medical.dicom import DicomSource
 from packstore.sources.medical.nifti import NiftiSource

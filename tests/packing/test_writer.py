@@ -21,7 +21,7 @@ import packstore
 from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import StreamSource
-from packstore.sources.schema_inference import make_schema
+from packstore.sources.schema import make_schema
 from packstore.stores.builder import StoreBuilder
 from tests.makers.datasets import make_folder, pixels
 from tests.makers.images import all_images, whole_images

@@ -17,7 +17,7 @@ from packstore import convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.progress import Progress
 from packstore.images.sniff import max_file_bytes
-from packstore.sources import Entry, Source, labels, open_source
+from packstore.sources import Entry, Source, flat, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
 from tests.makers.annotated import fill, jpeg
@@ -291,7 +291,7 @@ def test_too_many_splits(images: Path) -> None:
 
 
 def test_files_that_share_a_hash_are_not_duplicates(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "hash_path", lambda file: 1)
+    monkeypatch.setattr(flat, "hash_path", lambda file: 1)
     text = "file,label\na.jpg,0\nb.jpg,0\n"
     assert labelled(images, text).survey().records == 2
     assert "b.jpg is named again as '1', first on line 3 as '0'" in failure(images, text + "b.jpg,1\n")

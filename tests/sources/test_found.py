@@ -12,9 +12,9 @@ import pytest
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.fields import Label, Labels
 from packstore.sources.base import SourceOptions
-from packstore.sources.file_rows import InTree
 from packstore.sources.found import Files, Found, FoundSource
 from packstore.sources.ledger import Role
+from packstore.sources.rows import InTree
 from tests.makers.annotated import fill, jpeg, mask
 
 Generator = Callable[[Files], Iterator[Found]]

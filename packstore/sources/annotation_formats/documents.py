@@ -21,10 +21,9 @@ from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_text
 from packstore.sources.contents import path_and_parents
-from packstore.sources.file_rows import FileRow
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
-from packstore.sources.rows import Row, in_packing_order
+from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree

@@ -26,9 +26,8 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_text
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.encodings import convert_start
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import find_splits_of_folders, is_split
 from packstore.sources.tree import Tree
 

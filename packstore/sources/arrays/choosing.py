@@ -14,10 +14,9 @@ from packstore.core.modes import MAX_CHANNELS
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 from packstore.sources.arrays.values import may_be_flat_images, parse_layout, unflatten_images
 from packstore.sources.base import SourceOptions
-from packstore.sources.names import make_column_names
+from packstore.sources.columns import make_column_names, name_words
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import SPLIT_ORDER
-from packstore.sources.text_labels import name_words
 
 IMAGE_WORDS = frozenset(
     ["x", "image", "images", "img", "imgs", "data", "pixels", "rgb", "picture", "pictures", "photo", "photos"]

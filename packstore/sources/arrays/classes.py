@@ -16,8 +16,8 @@ from packstore.core.errors import printable
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays, unused_column_name
 from packstore.sources.arrays.stored import BlockCache, ColumnArray
 from packstore.sources.arrays.values import decode_text
+from packstore.sources.columns import LabelTexts, is_label_name, name_words
 from packstore.sources.splits import SPLIT_ORDER
-from packstore.sources.text_labels import LabelTexts, is_label_name, name_words
 
 ATTRIBUTES = ("classes", "class_names", "label_names", "names")
 """Attributes that name classes."""

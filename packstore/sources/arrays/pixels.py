@@ -22,13 +22,12 @@ from packstore.sources.arrays.pickles import BatchError, OpenPickle
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray, StoredArrays
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.beside import join, read_text, read_whole
+from packstore.sources.beside import TextTable, join, read_text, read_whole
 from packstore.sources.found import has_path
 from packstore.sources.listing import list_folders
 from packstore.sources.named import find_marked_folder
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import in_packing_order
-from packstore.sources.text_table import TextTable
 
 
 class PixelSource(ArraySource):

@@ -39,12 +39,12 @@ from packstore.sources.arrays.values import (
     to_native,
 )
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.columns import name_words
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.splits import find_split_folders
-from packstore.sources.text_labels import name_words
 
 OpenSource = Callable[[Path, SourceOptions], Source]
 

@@ -37,10 +37,9 @@ from packstore.sources.coco.files import (
     group_by_split,
     separate_copies,
 )
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
-from packstore.sources.rows import Row, in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
 from packstore.sources.splits import find_split_in_path
 from packstore.sources.spread import find_image_places, places_by_split
 

@@ -11,6 +11,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
 from packstore.sources.boxes import CONVENTIONS
+from packstore.sources.columns import make_column_names
 from packstore.sources.huggingface.arrow_types import (
     is_binary,
     is_file_struct,
@@ -47,7 +48,6 @@ from packstore.sources.huggingface.features import (
     warn_of_lost_names,
 )
 from packstore.sources.huggingface.objects import ObjectColumn, ValueKind, find_object_column
-from packstore.sources.names import make_column_names
 from packstore.sources.values import infer_field, names_an_image
 
 _DTYPES = {**{name: name for name in ITEM_SIZE}, "halffloat": "float16", "float": "float32", "double": "float64"}

@@ -12,6 +12,7 @@ from typing import Any
 
 from packstore.core.errors import printable
 from packstore.core.plainjson import load_json
+from packstore.sources.columns import is_label_name, name_words
 from packstore.sources.huggingface.arrow_types import (
     is_binary,
     is_file_struct,
@@ -20,7 +21,6 @@ from packstore.sources.huggingface.arrow_types import (
     load_pyarrow,
     value_type,
 )
-from packstore.sources.text_labels import is_label_name, name_words
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
+from packstore.sources.columns import make_column_names
+from packstore.sources.flat import hash_path
 from packstore.sources.huggingface.card import CARD, Card, parse_card
 from packstore.sources.huggingface.metadata import FILES, MetadataRow, has_file_names, names_lists, read_metadata
 from packstore.sources.huggingface.objects import (
@@ -30,10 +31,8 @@ from packstore.sources.huggingface.objects import (
     merge_kinds,
 )
 from packstore.sources.huggingface.splits import Patterns, choose_word_patterns, find_splits, matches_pattern
-from packstore.sources.labels import hash_path
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import make_column_names
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
 from packstore.sources.tree import Tree

@@ -15,6 +15,7 @@ from typing import Any
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Image, Images
 from packstore.sources.boxes import NOT_CONVERTED
+from packstore.sources.columns import LabelTexts
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.cells import json_cells
 from packstore.sources.huggingface.columns import TableColumn, TableFacts, declare_columns, find_box_column
@@ -35,7 +36,6 @@ from packstore.sources.huggingface.open_table import (
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import PROBED
 from packstore.sources.splits import lower_known_split
-from packstore.sources.text_labels import LabelTexts
 
 
 @dataclass(slots=True)

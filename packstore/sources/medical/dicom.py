@@ -19,8 +19,8 @@ from packstore.images.sniff import too_many_values
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
 from packstore.sources.beside import join
-from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
+from packstore.sources.encodings import parse_columns
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.medical.dicom_files import KEPT, MAGIC, MAGIC_AT, NoPixelsError, load_pydicom, parse_file

@@ -12,8 +12,8 @@ from packstore.core.modes import RGB, Mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import SourceOptions, Survey
 from packstore.sources.beside import join
-from packstore.sources.file_rows import TreeRowSource
 from packstore.sources.listing import is_passed_over
+from packstore.sources.rows import TreeRowSource
 from packstore.sources.tree import FileStat
 from packstore.stores.link_files import Location
 

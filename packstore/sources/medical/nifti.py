@@ -20,8 +20,8 @@ from packstore.images.sniff import excess_pixels_message
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
 from packstore.sources.beside import join
-from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
+from packstore.sources.encodings import parse_columns
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.medical.nifti_files import (

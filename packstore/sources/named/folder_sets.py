@@ -20,9 +20,9 @@ from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join
-from packstore.sources.file_rows import InTree
 from packstore.sources.found import Files, Found, FoundSource, has_path
 from packstore.sources.named import walk_lone_folders
+from packstore.sources.rows import InTree
 from packstore.sources.tree import Tree
 
 _MOST_FOLDERS = 64

@@ -10,12 +10,11 @@ from typing import Any
 from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.sources.beside import clean_path
 from packstore.sources.boxes import CORNERS
-from packstore.sources.file_rows import InTree
 from packstore.sources.found import Files, Found, parse_numbers
 from packstore.sources.named import published_set
 from packstore.sources.named.class_names import EUROSAT, FLOWERS
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number, to_whole_numbers
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import InTree, in_packing_order
 from packstore.sources.voc.objects import parse_annotation
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import printable
-from packstore.sources.names import make_column_name
+from packstore.sources.columns import make_column_name
 from packstore.sources.records.examples import KEYS
 from packstore.sources.records.shards import read_class_names
 

@@ -22,8 +22,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Label, Labels
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.columns import BYTES, FILE, JSON, TEXT, ValueType, guess
-from packstore.sources.names import make_column_name
+from packstore.sources.columns import BYTES, FILE, JSON, TEXT, ValueType, guess, make_column_name
 from packstore.sources.records.examples import SUFFIXES, Example, ExampleSource, is_tfrecord, scale_boxes
 from packstore.sources.records.facts import Numbering, find_class_names, find_numbering
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
+from packstore.images.orientation import read_annotation_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.columns import LABEL_COLUMNS, is_label_name, name_words
 from packstore.sources.huggingface.metadata import MISSING, ColumnValues, classify_text
-from packstore.sources.labels import LABEL_COLUMNS
 from packstore.sources.splits import is_split_value
-from packstore.sources.table.boxes import (
-    find_box_columns,
-    is_box_name,
-    letters_and_digits,
-    parse_boxes,
-    parse_number_cell,
-    parse_text_list,
-)
-from packstore.sources.text_labels import is_label_name, name_words
 
 _SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
 _MAX_TEXTS, _LEAST_POINTS = 1 << 16, 3
@@ -29,6 +23,30 @@ _FLAGS = {"": None, "0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
 _RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")
 _CROWD_NAMES = ("iscrowd", "isgroupof")
 _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
+_BOX_NUMBERS = {
+    "xyxy": (
+        *("xmin ymin xmax ymax", "x1 y1 x2 y2", "x0 y0 x1 y1", "xtl ytl xbr ybr", "left top right bottom"),
+        "minx miny maxx maxy",
+    ),
+    "cxcywh": (
+        *("cx cy w h", "xcenter ycenter width height", "xcenter ycenter w h", "centerx centery width height"),
+        "xc yc w h",
+    ),
+    "xywh": (
+        *("x y w h", "x y width height", "left top width height", "xmin ymin width height", "xmin ymin w h"),
+        *("x1 y1 w h", "x1 y1 width height"),
+    ),
+}
+_FOURS = [
+    (convention, tuple(before + number for number in four.split()))
+    for convention, sets in _BOX_NUMBERS.items()
+    for four in sets
+    for before in ("", "bbox", "box", "roi")
+]
+"""Convention, and the names of the four numbers of a box, without punctuation."""
+_BOX_NAMES = re.compile(r"(.*bbox|box|boxes|boundingbox|.*boxes?(string|list)?|rect|rectangle|region|roi)(es|s)?")
+_NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
+"""Cells of images without a box; Global Wheat's is ``no_box``."""
 
 
 @dataclass(slots=True)
@@ -41,7 +59,6 @@ class ColumnFacts:
         texts: Different values as texts; None if there are more than 65,536.
         flags: Which of 0, 1, -1 and blank (None) occur; None if there are other values.
         split: All values are names of splits.
-        low: Smallest number, at most 0.
         high: Largest number, at least 0.
         boxes: Conventions of the boxes, as the values state them; None if some value is no box.
         lists: All values are lists of texts.
@@ -55,7 +72,6 @@ class ColumnFacts:
     texts: set[str] | None = field(default_factory=set)
     flags: set[int | None] | None = field(default_factory=set)
     split: bool = True
-    low: float = 0.0
     high: float = 0.0
     boxes: set[str] | None = field(default_factory=set)
     lists: bool = True
@@ -91,7 +107,7 @@ class ColumnFacts:
         if (number := parse_number_cell(value)) is not None:
             self.numbers += 1
             self.negatives += number < 0
-            self.low, self.high = min(self.low, number), max(self.high, number)
+            self.high = max(self.high, number)
 
     @property
     def numeric(self) -> bool:
@@ -188,23 +204,25 @@ def find_roles(
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
     roles = ColumnRoles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    roles.split = next(iter(given.get("split", ())), "") or _take_column(free, _find_split_column(free))
-    roles.boxes, roles.convention, bare_label = tuple(given.get("boxes", ())), "", ""
+    splits = (n for n, each in free.items() if n.lower() in _SPLIT_NAMES and each.split and each.filled_count)
+    roles.split = next(iter(given.get("split", splits)), "")
+    free.pop(roles.split, None)
+    roles.boxes, bare_label = tuple(given.get("boxes", ())), ""
     if not roles.boxes:
         numbered = [point for point in _find_point_columns(free) if point[0].isdigit()]
         if len(numbered) < _LEAST_POINTS:  # else x1, y1, x2, y2, x3, y3 … are points
             roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
-        _remove_columns(free, roles.boxes)
         if not roles.boxes:
             runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
-            roles.runs = _take_column(free, next(runs, ""))
+            roles.runs = next(runs, "")
+        free = {name: each for name, each in free.items() if name not in (*roles.boxes, roles.runs)}
     roles.crowds = _find_crowd_column(free) if roles.boxes else ""
     if "keypoints" in given:
         names = given["keypoints"]
         roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
     elif not roles.boxes and not several:
         roles.points = _find_point_columns(free)
-        _remove_columns(free, [name for _, x, y in roles.points for name in (x, y)])
+        free = {n: each for n, each in free.items() if not any(n in (x, y) for _, x, y in roles.points)}
     labels = given.get("labels", ())
     if len(labels) > 1:
         roles.flags = tuple(labels)
@@ -213,7 +231,7 @@ def find_roles(
         roles.several = bool(labels)
     else:
         roles.label = bare_label or _find_label_column(free, header, bool(roles.boxes or roles.runs))
-        _remove_columns(free, [roles.label])
+        free.pop(roles.label, None)
     if roles.label:
         one = facts[roles.label]
         plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
@@ -221,28 +239,8 @@ def find_roles(
         roles.several |= bool(roles.separator) or bool(one.filled_count and one.lists)
     elif not roles.flags:
         roles.flags = _find_flag_columns(free, alone=not (roles.split or roles.boxes or roles.points))
-        _remove_columns(free, roles.flags)
-    roles.rest = tuple(free)
+    roles.rest = tuple(name for name in free if name not in roles.flags)
     return roles
-
-
-def _take_column(free: dict[str, ColumnFacts], name: str) -> str:
-    """Removes a column from ``free`` if it is there. Returns its name."""
-    free.pop(name, None)
-    return name
-
-
-def _remove_columns(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
-    """Removes columns from ``free``; ignores others."""
-    for name in names:
-        free.pop(name, None)
-
-
-def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
-    """Finds the column of splits among ``free`` columns, by its name and values; empty for none."""
-    return next(
-        (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled_count), ""
-    )
 
 
 def _find_crowd_column(free: Mapping[str, ColumnFacts]) -> str:
@@ -382,3 +380,133 @@ def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[
         at = end
     rest = [width * height - at] if at < width * height else []
     return [left, top, right, bottom], {"size": [height, width], "counts": counts + rest}
+
+
+def letters_and_digits(name: str) -> str:
+    """Returns the ASCII letters and digits of a name, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def parse_number_cell(value: Any) -> float | None:
+    """Returns the number in a cell, also if it is written as text. Returns None for booleans, NaN, infinity and
+    other values."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if number - number == 0 else None
+
+
+def is_blank(value: Any) -> bool:
+    """Tells if a cell has no value: None, an empty text or NaN."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """Finds the four columns with names of a box's numbers (``xmin`` …). Returns them and their convention.
+
+    Compares only letters and digits, without case. Prefers corners to centres, and centres to a corner with sizes.
+    Returns ``((), "")`` if there are no such columns.
+    """
+    plain = {letters_and_digits(name): name for name in names}
+    for convention, four in _FOURS:
+        if all(name in plain for name in four):
+            return tuple(plain[name] for name in four), convention
+    return (), ""
+
+
+def is_box_name(name: str) -> bool:
+    """Tells if a column has a name for boxes."""
+    return _BOX_NAMES.fullmatch(letters_and_digits(name)) is not None
+
+
+def parse_boxes(value: Any) -> tuple[list[list[Any]], str] | None:
+    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``. A cell holds
+
+    - one box: ``[1, 2, 3, 4]``, ``1 2 3 4``, or an object of just four numbers, such as ``{"xmin": 1, …}``;
+    - several boxes: a list of them, or boxes separated by ``;``;
+    - no box: a text such as ``no_box``.
+
+    Python's notation is read, too. Returns None for other values, and for boxes of several conventions.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in _NO_BOX:
+            return [], ""
+        if text[:1] in "[{(" and text:
+            value = _parse_list(text)
+        else:
+            value = [re.split(r"[\s,]+", part.strip()) for part in text.split(";") if part.strip()]
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        return None
+    if len(value) == 4 and not any(isinstance(each, (list, Mapping)) for each in value):
+        value = [value]
+    boxes: list[list[Any]] = []
+    conventions = set()
+    for each in value:
+        convention = ""
+        if isinstance(each, Mapping):
+            names, convention = find_box_columns(map(str, each))
+            if len(each) != len(names):
+                return None
+            each = [each[name] for name in names]
+        numbers = [parse_number_cell(part) for part in each] if isinstance(each, list) else []
+        if len(numbers) != 4 or None in numbers:
+            return None
+        boxes.append(numbers)
+        conventions.add(convention)
+    return (boxes, "".join(conventions)) if len(conventions) < 2 else None
+
+
+def parse_text_list(value: Any) -> list[str] | None:
+    """Parses a cell with a list of texts, also in the notation of JSON or Python. Returns None for other values."""
+    texts = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
+    return texts if isinstance(texts, list) and all(isinstance(each, str) for each in texts) else None
+
+
+def _parse_list(text: str) -> Any:
+    """Parses a list or an object in the notation of JSON, Python or numpy. Returns None for other texts."""
+    plain = text if '"' in text else text.replace("'", '"')
+    whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
+    for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):
+        try:
+            return json.loads(each)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
+    """Reads the boxes of a row; none if all cells are blank. A single column may hold several boxes in a cell.
+
+    Raises :class:`ValueError` for a cell that is no number, or no box.
+    """
+    values = [cells.get(name) for name in columns]
+    if all(map(is_blank, values)):
+        return []
+    if len(columns) == 1:
+        cell = parse_boxes(values[0])
+        if cell is None:
+            shown = printable(str(values[0])[:40])
+            raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
+        return cell[0]
+    numbers = [parse_number_cell(value) for value in values]
+    for name, value, number in zip(columns, values, numbers, strict=True):
+        if number is None:
+            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
+    return [[number for number in numbers if number is not None]]
+
+
+def read_stored_sides(image: bytes) -> tuple[tuple[int, int], bool]:
+    """Reads width and height, as stored, of an image file, and if they change places in the upright image. Raises
+    :class:`ValueError` if it is no image."""
+    try:
+        info, swapped = sniff(image), swaps_sides(read_annotation_orientation(image))
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    upright = swapped and info.kind == "tiff"  # whose header is read as decoded
+    return (info.height, info.width) if upright else (info.width, info.height), swapped

@@ -3,24 +3,36 @@ possible table."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.beside import join, read_whole
+from packstore.sources.columns import FILE_COLUMNS
 from packstore.sources.contents import list_contents, suffix_of
+from packstore.sources.encodings import try_utf8
+from packstore.sources.huggingface.metadata import read_json_lines, read_parquet_rows
 from packstore.sources.ignoring import escape_pattern, ignore_paths
-from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, split_path
-from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, batch_rows, name_columns, read_table
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
+TEXT = (".csv", ".tsv", ".txt", ".lst")
+"""Suffixes of tables whose columns have names only in a header."""
+_BLOCK = 4096
+MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
+_NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
+"""Line of text: an image, whose name may have blanks, and the rest."""
 SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
@@ -28,6 +40,18 @@ _BOXES = re.compile(r"(.*/)?[\w-]*annotations-bbox\.csv", re.I)
 _FEW, _SEARCHED = 16, 48
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
 _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
+
+
+class TableRow(NamedTuple):
+    """Row of a table.
+
+    Attributes:
+        place: File, and line or number of the row, for messages.
+        cells: Values by column.
+    """
+
+    place: str
+    cells: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -56,6 +80,21 @@ class Table:
     def files(self) -> tuple[str, ...]:
         """Path of the table, and those of the tables that are joined to it."""
         return (self.file, *(table.file for table in self.joined))
+
+    @property
+    def is_text(self) -> bool:
+        """True if all cells are texts, and only a header names the columns."""
+        return suffix_of(self.file) in TEXT
+
+    @property
+    def has_names(self) -> bool:
+        """True if the columns have names."""
+        return self.header or not self.is_text
+
+    @property
+    def has_row_per_image(self) -> bool:
+        """True if the table has one row for each image."""
+        return self.naming.hits == self.naming.images
 
     def rows(self, tree: Tree) -> Iterator[TableRow]:
         """Yields all rows of the table's file, but not the header, nor rows of joined tables. Raises
@@ -181,7 +220,8 @@ def examine_table(
     try:
         for block in batch_rows(read_table(tree, file, header=False)):
             first = first or block[0].cells
-            for name in _limit_columns(dict.fromkeys(name for row in block for name in row.cells)):
+            listed = [*dict.fromkeys(name for row in block for name in row.cells)]
+            for name in dict.fromkeys([*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]):
                 counter = counters.setdefault(name, NamingCounter(index))
                 counter.count_values(row.cells.get(name) for row in block)
             rows += len(block)
@@ -197,20 +237,20 @@ def examine_table(
         raise failure
     header = suffix_of(file) in TEXT and _is_header(first, ways)
     rows -= header
-    text = suffix_of(file) in TEXT
-    named_by = dict(zip(first, name_columns([str(cell) for cell in first.values()]), strict=True)) if header else {}
-    names = {name: named_by.get(name, name) for name in first} if text else {}
+    if header:  # the first line names the columns, which had numbers so far
+        names = dict(zip(first, name_columns([str(cell) for cell in first.values()]), strict=True))
+        counters = {names[name]: counter for name, counter in counters.items()}
+        ways = {names[name]: way for name, way in ways.items()}
     likely = {
-        names.get(name, name): way
+        name: way
         for name, way in ways.items()
-        if 2 * way.hits >= rows and (is_open_images_boxes(file) or _is_image_column(names.get(name, name), way))
+        if 2 * way.hits >= rows and (is_open_images_boxes(file) or _is_image_column(name, way))
     }
     wanted = given.get("image", ())
     if wanted:
-        by_name = {names.get(name, name): way for name, way in ways.items()}
-        if wanted[0] not in by_name:
+        if wanted[0] not in ways:
             return None
-        likely = {wanted[0]: by_name[wanted[0]]} | {n: w for n, w in likely.items() if n != wanted[0]}
+        likely = {wanted[0]: ways[wanted[0]]} | {n: w for n, w in likely.items() if n != wanted[0]}
     if not likely or rows < 1 or (len(first) < 2 and not named):
         return None
     main = wanted[0] if wanted else _find_main_column(tree, file, likely)
@@ -225,16 +265,9 @@ def examine_table(
     further = {
         name: other
         for name, other in likely.items()
-        if name != main and not other.by_stem and not _name_same_images(counters, names, name, main)
+        if name != main and not other.by_stem and counters[name].list_named() != counters[main].list_named()
     }
     return Table(file, header, main, way, further, find_split_of_file(file))
-
-
-def _limit_columns(names: Mapping[str, Any]) -> list[str]:
-    """Returns the columns that are searched for names of images. Of more than 48, these are the first and the last
-    24."""
-    listed = list(names)
-    return listed if len(listed) <= _SEARCHED else [*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
@@ -287,19 +320,6 @@ def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> st
     return (usual or [name for name in with_suffix if name.lower() in FILE_COLUMNS] or names)[0]
 
 
-def _name_same_images(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: str, other: str) -> bool:
-    """Tells if columns ``one`` and ``other`` name the same images, row by row. ``names``: name of each column by its
-    key in ``counters``."""
-    back = {shown: name for name, shown in names.items()}
-    return counters[back.get(one, one)].list_named() == counters[back.get(other, other)].list_named()
-
-
-def refuse_unknown_image_column(given: Mapping[str, Sequence[str]], tables: Sequence[Table], tree: Tree) -> None:
-    """Raises :class:`UsageError` if the user names a column of images that no table has."""
-    if given.get("image") and not tables:
-        raise UsageError(f"{tree.name()}: no table has a column {printable(given['image'][0])} that names images")
-
-
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     """Joins each table with one row per image to the first earlier table that fits. Returns the tables that were not
     joined.
@@ -311,7 +331,7 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     groups: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
-        own = {name for row in list(_first_cells(tree, table)) for name in row} - {table.image}
+        own = {name for row in next(batch_rows(table.rows(tree)), []) for name in row.cells} - {table.image}
         place = next((n for n, each in enumerate(groups) if _can_join(each, table) and not columns[n] & own), None)
         if place is None:
             groups.append(table)
@@ -322,28 +342,17 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     return groups
 
 
-def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
-    """Returns the cells of the first 4096 rows of a table."""
-    return [row.cells for row in next(batch_rows(table.rows(tree)), [])]
-
-
 def _can_join(one: Table, other: Table) -> bool:
     """Tells if table ``other`` may be joined to table ``one``, by their numbers of rows and images.
 
     Both must be of the same split, both or neither of text, and have names of columns. Only one column of ``other`` may
     name images.
     """
-    named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
-    alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
-    if not (named and alike and _has_row_per_image(other)) or other.further:
+    alike = one.has_names and other.has_names and one.is_text == other.is_text and one.split == other.split
+    if not (alike and other.has_row_per_image) or other.further:
         return False
     enough = other.naming.images - one.naming.images
-    return enough == 0 if _has_row_per_image(one) else enough >= 0
-
-
-def _has_row_per_image(table: Table) -> bool:
-    """Tells if a table has one row for each image."""
-    return table.naming.hits == table.naming.images
+    return enough == 0 if one.has_row_per_image else enough >= 0
 
 
 class JoinedRows:
@@ -387,7 +396,7 @@ class JoinedRows:
         Raises :class:`AmbiguousSourceError` if there are such images, but the first table has one row for each image.
         """
         for image in dict.fromkeys(image for rows in self._rows for image in rows if image not in self._taken):
-            if _has_row_per_image(self._table):
+            if self._table.has_row_per_image:
                 raise self._mismatch_error(image, self._table.joined[0])
             yield image, self.join_cells(image, {})
 
@@ -399,3 +408,138 @@ class JoinedRows:
             f"have a column in common ({printable(image)}): leave one out with --ignore",
             [Answer(ignore_paths([file])) for file in files],
         )
+
+
+def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
+    """Yields all rows of a table in any format. Reads the file whole.
+
+    Columns of text without a ``header`` are named ``1``, ``2`` …; cells of text are stripped strings. Raises
+    :class:`SourceError` for a file over 1 GiB, and, with file and line, for a malformed row.
+
+    Raises :class:`AmbiguousSourceError` for an unknown encoding only after the last row. By then the caller knows if
+    the rows name images.
+    """
+    shown, suffix = tree.name(file), suffix_of(file)
+    if suffix not in TEXT:
+        reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
+        for place, values in _read_converted(tree, file, reader):
+            yield TableRow(f"{shown}, {place}", values)
+        return
+    names: list[str] = []
+    for number, cells in read_cells(tree, file):
+        place = f"{shown}, line {number}"
+        if not names:
+            names = name_columns(cells) if header else [str(n) for n in range(1, len(cells) + 1)]
+            if len(set(names)) < len(names):
+                raise SourceError(f"{place}: the header has a column twice")
+            if len(names) > _MAX_COLUMNS:
+                raise SourceError(f"{place}: {len(names):,} columns; at most {_MAX_COLUMNS:,} are read")
+            if header:
+                continue
+        if len(cells) != len(names):
+            raise SourceError(f"{place}: {len(cells)} fields, the first line has {len(names)}")
+        yield TableRow(place, dict(zip(names, cells, strict=True)))
+
+
+def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and cells of each row of a table of text, including the header.
+
+    ``data``: the first bytes of the file; None reads all of it. Raises :class:`SourceError` for a malformed row. Raises
+    :class:`AmbiguousSourceError` for an unknown encoding after the last row.
+    """
+    return _read_converted(tree, file, partial(_split_lines, suffix_of(file)), data)
+
+
+def _read_converted(
+    tree: Tree, file: str, reader: Callable[[bytes, str], Iterator[Any]], data: bytes | None = None
+) -> Iterator[Any]:
+    """Yields what ``reader`` reads from a file that is converted to UTF-8. Raises the error about its encoding last."""
+    shown, fault = tree.name(file), None
+    data = read_whole(tree, file, MAX_BYTES) if data is None else data
+    if suffix_of(file) != ".parquet":
+        data, fault = try_utf8(data, tree.encoding, shown)
+    yield from reader(data, shown)
+    if fault is not None:
+        raise fault
+
+
+def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yields lists of 4096 rows; the last list is shorter. If reading raises :class:`SourceError`, first yields the
+    rows that were read."""
+    block: list[Any] = []
+    try:
+        for row in rows:
+            block.append(row)
+            if len(block) == _BLOCK:
+                yield block
+                block = []
+    except SourceError:
+        if block:
+            yield block
+        raise
+    if block:
+        yield block
+
+
+def name_columns(cells: Sequence[str]) -> list[str]:
+    """Names the columns of a header. A column without a name gets its number.
+
+    If another column has this name, it is ``index``, or ``column NUMBER`` if that is taken, too.
+    """
+    taken = set(cells)
+    return [
+        name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
+        for n, name in enumerate(cells, 1)
+    ]
+
+
+def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other content."""
+    try:
+        items = load_json(data, "is no JSON", parse_float=parse_float64)
+    except ValueError as error:
+        raise SourceError(f"{shown}: {printable(str(error))}") from None
+    if not isinstance(items, list):
+        raise SourceError(f"{shown} is not a list of objects")
+    for number, value in enumerate(items):
+        if not isinstance(value, dict):
+            raise SourceError(f"{shown}, item {number}: no object of values by name")
+        yield f"item {number}", value
+
+
+def _split_lines(suffix: str, data: bytes, shown: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and stripped cells of each row that is not blank.
+
+    Suffix and first line tell if the text is CSV, or if blanks divide the cells. Raises :class:`SourceError` for
+    malformed CSV.
+    """
+    first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
+    delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)  # a comma if there is none
+    lines = _decode_lines(data, shown)
+    if suffix not in (".tsv", ".csv") and (delimiter == "\t" or delimiter not in first):
+        for number, line in enumerate(lines, 1):
+            if text := line.strip():
+                match = _NAMED.fullmatch(text)
+                yield number, [match[1], *(match[2] or "").split()] if match else text.split()
+        return
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
+    begin = 1
+    try:
+        for cells in reader:
+            if any(map(str.strip, cells)):
+                yield begin, [cell.strip() for cell in cells]
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        reason = "a quote is not closed" if "unexpected end" in str(error) else printable(str(error))
+        raise SourceError(f"{shown}, line {begin}: not CSV: {reason}") from None
+
+
+def _decode_lines(data: bytes, shown: str) -> Iterator[str]:
+    """Yields the text of each line. Raises :class:`SourceError` for a line that is too long or not text."""
+    for number, raw in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
+        where = f"{shown}, line {number}"
+        if len(raw) > _MAX_LINE:
+            raise SourceError(f"{where}: {len(raw):,} bytes in a line; at most {_MAX_LINE:,} are read")
+        if b"\0" in raw:
+            raise SourceError(f"{where}: has a NUL byte, so this is not a text (or --column encoding=utf-16-le)")
+        yield raw.decode()

@@ -14,16 +14,14 @@ import numpy as np
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.annotation_formats.spool import ValuesByImage
 from packstore.sources.beside import join
-from packstore.sources.contents import stem_of, suffix_of
+from packstore.sources.contents import stem_of
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.splits import find_meanings
 from packstore.sources.table.columns import ColumnFacts
-from packstore.sources.table.reading import TEXT
 from packstore.sources.tree import Tree
 
 _MOST_ALIKE = 64
-_BLOCK = 4096
 
 
 class ImageIndex:
@@ -35,29 +33,24 @@ class ImageIndex:
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
-        self._suffixes: list[str] = []
-        names, stems, folders, suffixes = array("q"), array("q"), array("i"), array("h")
-        tails = array("q"), array("q")
-        longer = array("q"), array("q")
+        suffixes: dict[str, int] = {}
+        of_folder, of_suffix = array("i"), array("h")
+        keys = [[array("q") for _ in range(3)] for _ in range(2)]
         for folder, listed in tree.folders(is_passed_over):
             images = [name for name in listed.ending(*IMAGE_SUFFIXES) if not is_passed_over(name)]
             if images:
                 self.folders.append(folder)
+            tails = _list_tails(folder)
             for name in images:
                 stem = stem_of(name)
-                suffix = name[len(stem) :]
-                if suffix not in self._suffixes:
-                    self._suffixes.append(suffix)
-                names.append(hash(name))
-                stems.append(hash(stem))
-                tails[0].append(hash(_last_folders_and_name(folder, name)))
-                tails[1].append(hash(_last_folders_and_name(folder, stem)))
-                longer[0].append(hash(_last_folders_and_name(folder, name, 2)))
-                longer[1].append(hash(_last_folders_and_name(folder, stem, 2)))
-                folders.append(len(self.folders) - 1)
-                suffixes.append(self._suffixes.index(suffix))
-        self._folder, self._suffix = np.array(folders, np.int32), np.array(suffixes, np.int16)
-        both = [np.array([*a, *b, *c], np.int64) for a, b, c in zip((names, stems), tails, longer, strict=True)]
+                for text, by_depth in zip((name, stem), keys, strict=True):
+                    for tail, hashes in zip(tails, by_depth, strict=True):
+                        hashes.append(hash(tail + text))
+                of_folder.append(len(self.folders) - 1)
+                of_suffix.append(suffixes.setdefault(name[len(stem) :], len(suffixes)))
+        self._suffixes = [*suffixes]
+        self._folder, self._suffix = np.array(of_folder, np.int32), np.array(of_suffix, np.int16)
+        both = [np.concatenate([np.array(each, np.int64) for each in by_depth]) for by_depth in keys]
         self._orders = [np.argsort(each, kind="stable") for each in both]
         self._hashes = [each[order] for each, order in zip(both, self._orders, strict=True)]
 
@@ -81,9 +74,9 @@ class ImageIndex:
             begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
             return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
-        near = search(_last_folders_and_name(folder, name) if whole_path and folder else name for folder, name in pairs)
+        near = search(_list_tails(folder)[1] + name if whole_path and folder else name for folder, name in pairs)
         deep = any("/" in folder for folder, _ in pairs) if whole_path else False
-        far = search(_last_folders_and_name(folder, name, 2) for folder, name in pairs) if deep else near
+        far = search(_list_tails(folder)[2] + name for folder, name in pairs) if deep else near
         for (folder, _), one, other in zip(pairs, near, far, strict=True):
             begin, end = other if "/" in folder and other[0] < other[1] else one
             numbers = order[begin : min(end, begin + _MOST_ALIKE)]
@@ -99,9 +92,10 @@ class ImageIndex:
         return join(self.folder_of_image(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
 
 
-def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
-    """Joins a name to the last folders of its path: ``b/x.jpg`` for the folder ``a/b``."""
-    return "/".join((*folder.split("/")[-folders:], name))
+def _list_tails(folder: str) -> tuple[str, str, str]:
+    """Returns what precedes a name in a path of no, one and two folders: ``""``, ``b/`` and ``a/b/`` for ``a/b``."""
+    parts = folder.split("/")
+    return "", f"{parts[-1]}/", f"{'/'.join(parts[-2:])}/"
 
 
 def split_path(value: Any) -> tuple[str, str] | None:
@@ -320,10 +314,9 @@ class RowsByImage(ValuesByImage):
                 self.table_of.append(number)
             elif self.table_of[owner] != number:
                 raise self._named_twice_error(image, self._tables[self.table_of[owner]].file, table.file)
-            text = suffix_of(table.file) in TEXT
             for name, value in cells.items():
                 if name not in table.further:
-                    self.facts.setdefault(name, ColumnFacts()).add_value(value, text=text)
+                    self.facts.setdefault(name, ColumnFacts()).add_value(value, text=table.is_text)
             yield image, [place, cells]
 
     def _named_twice_error(self, image: str, first: str, second: str) -> AmbiguousSourceError:

@@ -26,17 +26,16 @@ from packstore.core.fields import Field, Image
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.dataset import index_key
+from packstore.sources.encodings import parse_columns
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.splits import find_split_of_file
-from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables
+from packstore.sources.table import TableSource
+from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables, read_cells
 from packstore.sources.table.images import NamedRow
-from packstore.sources.table.reading import read_cells
-from packstore.sources.table.source import TableSource
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".csv", ".tsv")
@@ -73,6 +72,16 @@ class PixelTable:
     def files(self) -> tuple[str, ...]:
         """Path of the table; no table is joined to it."""
         return (self.file,)
+
+    @property
+    def is_text(self) -> bool:
+        """True: all cells are texts."""
+        return True
+
+    @property
+    def has_names(self) -> bool:
+        """True if the columns have names."""
+        return self.header
 
 
 class PixelTableSource(TableSource):

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from packstore.core.column import CROWD
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, Labels
-from packstore.sources.boxes import to_corners
-from packstore.sources.names import make_column_names
+from packstore.sources.annotation_formats.parsing import parse_json
+from packstore.sources.beside import join, read_text
+from packstore.sources.boxes import BoxConventionCounter, to_corners
+from packstore.sources.columns import make_column_names
 from packstore.sources.schema import RELATIVE, UPRIGHT_VALUES
-from packstore.sources.table.boxes import is_blank, parse_number_cell, read_row_boxes, read_stored_sides
-from packstore.sources.table.classes import (
-    BLANK,
-    UNCERTAIN,
-    ClassColumn,
-    ClassTable,
-    FlagColumns,
-    find_descriptions,
-    find_hierarchies,
-    read_descriptions,
-    read_hierarchy,
+from packstore.sources.table.columns import (
+    ColumnRoles,
+    convert_runs,
+    is_blank,
+    parse_flag,
+    parse_number_cell,
+    parse_text_list,
+    read_row_boxes,
+    read_stored_sides,
 )
-from packstore.sources.table.columns import ColumnRoles, convert_runs, parse_flag
+from packstore.sources.table.finding import MAX_BYTES, Table, batch_rows, read_cells
 from packstore.sources.table.images import RowsByImage
 from packstore.sources.tree import Tree
+
+_UNCERTAIN, _BLANK = "uncertain", "unmentioned"
+"""Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
+_MAX_CLASSES = 1 << 16
+_OPEN_IMAGES = re.compile(
+    r"(.*/)?[\w-]*annotations-(bbox|(human|machine)-imagelabels|object-segmentation)[\w-]*\.csv", re.I
+)
+_HIERARCHY = re.compile(r"[\w-]*hierarchy[\w-]*\.json", re.I)
+_DEEPEST = 64
+_DESCRIPTIONS = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
 
 
 class RecordColumns:
@@ -76,7 +90,7 @@ class RecordColumns:
         if roles.runs:
             fields["segmentations"] = Json(shapes=True)
         if roles.label:
-            classes = self._class_column.names
+            classes = self._class_names
             if roles.boxes or roles.runs:
                 fields["labels"] = Labels(classes, of="boxes")
                 if self._has_tags:
@@ -90,7 +104,7 @@ class RecordColumns:
         if self._parents:
             fields["parents"] = Json()
         if roles.flags:
-            fields |= self._flag_columns.fields
+            fields |= self._flag_fields
         if roles.points:
             fields["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
             fields["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
@@ -114,7 +128,10 @@ class RecordColumns:
             labels = result["labels"] if "labels" in result else [result["label"]]
             result["parents"] = [self._parents.get(each, ()) for each in labels or ()]
         if roles.flags:
-            result |= self._flag_columns.flag_values(rows)
+            flags = {"label": 1, "labels": 1, _UNCERTAIN: -1, _BLANK: None}
+            result |= {name: self._list_flagged(flags[name], rows) for name in self._flag_fields}
+            if "label" in self._flag_fields:
+                result["label"] = result["label"][0]
         if roles.points:
             result |= self._read_points(rows[0])
         for name in roles.rest:
@@ -163,13 +180,13 @@ class RecordColumns:
 
         Raises :class:`ValueError` if boxes and classes differ in number.
         """
-        label, column = self._roles.label, self._class_column
+        label = self._roles.label
         if self._roles.boxes or self._roles.runs:
-            labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
+            labels = [each for cells, count in boxed for each in self._list_box_classes(cells, count)]
             with_box = [cells for cells, _ in boxed]
-            tags = [each for cells in rows if cells not in with_box for each in column.all_classes(cells.get(label))]
+            tags = [each for cells in rows if cells not in with_box for each in self._list_classes(cells)]
             return {"labels": labels} | ({"tags": tags} if self._has_tags and tags else {})
-        classes = [each for cells in rows for each in column.all_classes(cells.get(label))]
+        classes = [each for cells in rows for each in self._list_classes(cells)]
         if not self._roles.several and label not in self._varying_columns:
             return {"label": classes[0] if classes else None}
         kept = classes if self._pairs_classes else list(dict.fromkeys(classes))
@@ -191,9 +208,9 @@ class RecordColumns:
     @cached_property
     def class_files(self) -> list[str]:
         """Files that describe classes, beside the tables."""
-        hierarchies = find_hierarchies(self._tree, self._files) if self._parents else []
+        hierarchies = find_class_files(self._tree, self._files, _HIERARCHY) if self._parents else []
         known = [] if self._class_table is None else [self._class_table.file]
-        return [*known, *find_descriptions(self._tree, self._files), *hierarchies]
+        return [*known, *find_class_files(self._tree, self._files, _DESCRIPTIONS), *hierarchies]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -212,8 +229,8 @@ class RecordColumns:
             "keypoints",
             "keypoint_labels",
             *(["parents"] if self._parents else []),
-            UNCERTAIN,
-            BLANK,
+            _UNCERTAIN,
+            _BLANK,
         ]
         free = [name for name in taken if name not in ("label", "labels", "tags")]
         used = taken if self._roles.label or self._roles.flags else free
@@ -266,36 +283,88 @@ class RecordColumns:
         return columns
 
     @cached_property
-    def _class_column(self) -> ClassColumn:
-        """Classes of the column of labels. Raises :class:`SourceError` for more than 65,536."""
+    def _has_class_numbers(self) -> bool:
+        """True if the cells of the column of labels are class numbers."""
+        facts = self._rows.facts[self._roles.label]
+        return facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists
+
+    @cached_property
+    def _class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes: sorted, or by the numbers in the column of labels; None if these have no names. Raises
+        :class:`SourceError` for more than 65,536."""
         label, known = self._roles.label, self._class_table
-        numbered = known.names if known is not None and known.column == label else None
-        return ClassColumn(self._tree.name(), self._roles, self._rows.facts[label], self._class_titles, numbered)
+        if self._has_class_numbers:
+            return known.names if known is not None and known.column == label else None
+        texts = self._rows.facts[label].texts
+        if texts is None:
+            raise SourceError(f"{self._tree.name()}: more than {_MAX_CLASSES:,} classes in {printable(label)}")
+        return tuple(sorted({part for text in texts for part in self._split_classes(text)}))
+
+    def _split_classes(self, value: Any) -> list[str]:
+        """Splits a cell into names of classes: at the separator of the column, or as a list. Replaces identifiers
+        outside of lists by their titles."""
+        facts, separator = self._rows.facts[self._roles.label], self._roles.separator
+        if facts.filled_count and facts.lists:
+            return parse_text_list(value) or []
+        text = str(value)
+        parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
+        return [self._class_titles.get(part, part) for part in parts]
+
+    def _list_classes(self, cells: Mapping[str, Any]) -> list[Any]:
+        """Returns all classes in a row: names, or numbers if the column has numbers. A blank cell has none."""
+        value: Any = cells.get(self._roles.label)
+        if is_blank(value):
+            return []
+        return [int(value)] if self._has_class_numbers else self._split_classes(value)
+
+    def _list_box_classes(self, cells: Mapping[str, Any], boxes: int) -> list[Any]:
+        """Returns a class for each box of a row. The only class of a cell is that of all boxes. Raises
+        :class:`ValueError` for no class, and for several if there is not one for each box."""
+        classes = self._list_classes(cells)
+        if len(classes) not in (1, boxes):
+            raise ValueError(f"{boxes} boxes have {len(classes)} classes" if classes else "a box has no class")
+        return classes if len(classes) == boxes else classes * boxes
 
     @cached_property
     def _class_titles(self) -> Mapping[str, str]:
         """Names of classes by their identifiers, from Open Images' descriptions."""
-        return read_descriptions(self._tree, find_descriptions(self._tree, self._files))
+        return read_descriptions(self._tree, find_class_files(self._tree, self._files, _DESCRIPTIONS))
 
     @cached_property
     def _parents(self) -> Mapping[str, Sequence[str]]:
         """Classes above each class, by their names; empty without names of classes or a hierarchy."""
-        if not self._roles.label or self._class_column.names is None:
+        if not self._roles.label or self._class_names is None:
             return {}
-        return read_hierarchy(self._tree, find_hierarchies(self._tree, self._files), self._class_titles)
+        return read_hierarchy(self._tree, find_class_files(self._tree, self._files, _HIERARCHY), self._class_titles)
 
     @cached_property
-    def _flag_columns(self) -> FlagColumns:
-        """The columns that are a class each. Raises :class:`SourceError` if one has other values than 0, 1, -1 and
-        blank."""
-        return FlagColumns(self._tree.name(), self._roles.flags, self._rows)
+    def _flag_fields(self) -> dict[str, Field]:
+        """Fields of the columns that are a class each: ``label`` if each row has exactly one 1, and each image one row.
+        Else ``labels``, with ``uncertain`` and ``unmentioned`` for classes with -1 and with blank cells.
+
+        Raises :class:`SourceError` for other values than 0, 1, -1 and blank."""
+        values: set[int | None] = set()
+        for name in self._roles.flags:
+            each = self._rows.facts[name]
+            if each.flags is None:
+                raise SourceError(f"{self._tree.name()}: column {printable(name)} has other values than 0, 1, -1")
+            values |= each.flags | ({None} if each.values.count < len(self._rows) else set())
+        single = values <= {0, 1} and not self._rows.images_with_several()
+        if single and all(len(self._list_flagged(1, [cells])) == 1 for _, cells in self._rows):
+            return {"label": Label(self._roles.flags)}
+        columns = ["labels", *([_UNCERTAIN] if -1 in values else []), *([_BLANK] if None in values else [])]
+        return {name: Labels(self._roles.flags, of=False) for name in columns}
+
+    def _list_flagged(self, wanted: int | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Lists the classes that have a flag (1, 0, -1, or None for a blank cell) in one of the rows."""
+        return [name for name in self._roles.flags if any(parse_flag(cells.get(name)) == wanted for cells in rows)]
 
     @cached_property
     def _has_tags(self) -> bool:
         """True if some row has a class and no box. Reads rows up to the first such."""
         roles = self._roles
         return any(
-            self._class_column.all_classes(cells.get(roles.label))
+            self._list_classes(cells)
             and (is_blank(cells.get(roles.runs)) if roles.runs else not read_row_boxes(cells, roles.boxes))
             for _, cells in self._rows
         )
@@ -309,3 +378,182 @@ class RecordColumns:
 def number_further(name: str, number: int) -> str:
     """Returns the name of a further image by its number in the column: ``NAME`` for 1, ``NAME 2`` for 2."""
     return name if number == 1 else f"{name} {number}"
+
+
+class ClassTable(NamedTuple):
+    """Table that describes the classes of other tables, a row each.
+
+    Attributes:
+        file: Path of the table.
+        column: Column of the other tables that has the classes.
+        names: Names of the classes, if their numbers count from 0; else None.
+    """
+
+    file: str
+    column: str
+    names: tuple[str, ...] | None
+
+
+def separate_class_table(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], ClassTable | None]:
+    """Separates a table of classes that names an image of each, such as an icon. Returns the other tables, and the
+    table of classes; None if there is none.
+
+    It has a row for each image, and fewer rows than the others. One of its columns has a different value in each row,
+    and has all values of one column of the others.
+    """
+    for table in tables:
+        others = [each for each in tables if each is not table]
+        few = table.naming.hits == table.naming.images < min(_MAX_CLASSES, sum(t.naming.images for t in others))
+        if not few or not table.has_names:
+            continue
+        rows = [{n: str(v) for n, v in row.cells.items() if n != table.image} for row in table.rows(tree)]
+        unique = {name: [row.get(name, "") for row in rows] for name in rows[0]}
+        unique = {name: values for name, values in unique.items() if len({*values}) == len(rows) and all(values)}
+        used = _list_few_values(tree, others, len(rows)) if unique else {}
+        matches = [
+            (len(values), column, key)
+            for column, values in used.items()
+            for key, own in unique.items()
+            if len(values) > 1 and values <= {*own}
+        ]
+        if matches:
+            _, column, key = max(matches, key=lambda each: each[0])
+            texts = [name for name, own in unique.items() if not all(map(str.isdecimal, own))]
+            named = next((name for name in texts if "name" in name.lower()), next(iter(texts), key))
+            titles = dict(zip(unique[key], unique[named], strict=True))
+            numbers = [titles.get(str(number)) for number in range(len(rows))]
+            names = tuple(name for name in numbers if name is not None)
+            return others, ClassTable(table.file, column, names if len(names) == len(rows) else None)
+    return list(tables), None
+
+
+def _list_few_values(tree: Tree, tables: Sequence[Table], most: int) -> dict[str, set[str]]:
+    """Returns the different values of each column that all tables have, without those of more than ``most`` values."""
+    found: dict[str, set[str]] = {}
+    columns: set[str] | None = None
+    for table in tables:
+        own: set[str] = set()
+        for row in table.rows(tree):
+            for name, value in row.cells.items():
+                if name != table.image:
+                    own.add(name)
+                    if len(values := found.setdefault(name, set())) <= most:
+                        values.add(str(value))
+        columns = own if columns is None else columns & own
+    return {name: values for name, values in found.items() if name in (columns or ()) and len(values) <= most}
+
+
+def find_class_files(tree: Tree, tables: Iterable[str], names: re.Pattern[str]) -> list[str]:
+    """Finds files with a name that matches ``names`` in the folders of Open Images' tables."""
+    folders = sorted({file.rpartition("/")[0] for file in tables if _OPEN_IMAGES.fullmatch(file)})
+    return [join(folder, name) for folder in folders for name in tree.names(folder).files if names.fullmatch(name)]
+
+
+def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
+    """Reads names of classes by their identifiers, from lines such as ``/m/011k07,Tortoise``. Skips other lines.
+
+    Raises :class:`SourceError` for a file that is no CSV.
+    """
+    rows = (row for file in files for _, row in read_cells(tree, file))
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reads the classes above each class, the nearest first. The class above a part (wheel) is its whole (car).
+
+    Classes have the names in ``titles``, or else their identifiers. Raises :class:`SourceError` for a file that is no
+    hierarchy.
+    """
+    parents: dict[str, list[str]] = {}
+    for file in files:
+        text = read_text(tree, file, MAX_BYTES)
+        try:
+            _collect_parents(parse_json(text), [], titles, parents)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SourceError(f"{tree.name(file)} is not a hierarchy of classes ({printable(reason)[:80]})") from None
+    return parents
+
+
+def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], parents: dict[str, list[str]]) -> None:
+    """Adds the classes ``above`` a node to ``parents``. Does the same for its children.
+
+    Raises :class:`ValueError` for more than 64 levels, and :class:`KeyError` or :class:`TypeError` for a malformed
+    node.
+    """
+    if len(above) > _DEEPEST:
+        raise ValueError(f"more than {_DEEPEST} levels")
+    name = titles.get(node["LabelName"], str(node["LabelName"]))
+    known = parents.setdefault(name, [])
+    known += [each for each in above if each not in known]
+    for kind in ("Subcategory", "Part"):
+        for child in node.get(kind, ()):
+            _collect_parents(child, [name, *above], titles, parents)
+
+
+def find_convention(
+    where: str,
+    names: Sequence[str],
+    implied: str,
+    rows: Iterable[Any],
+    sized: Mapping[int, tuple[int, int]],
+    said: str | None,
+) -> str:
+    """Finds the convention that all boxes follow, by the names of their columns and the sizes of images.
+
+    The name of the convention ends in ``n`` if boxes are fractions of the image. Sizes are those in ``sized``, and
+    columns ``width`` and ``height``. Columns named like corners are ``xyxy``, even if boxes do not fit. Without boxes,
+    returns the first convention that the names allow.
+
+    Args:
+        where: Name of the table, for messages.
+        names: Columns of the boxes.
+        implied: Convention that their names imply; empty for none.
+        rows: Place and cells of each row.
+        sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
+            outside of an image.
+        said: Convention that the user names: it is returned, after all cells are checked.
+
+    Raises:
+        AmbiguousSourceError: The boxes fit several conventions, or none.
+        SourceError: A cell of boxes is malformed.
+    """
+    ranges, measured = BoxConventionCounter(), BoxConventionCounter()
+    for number, block in enumerate(batch_rows(rows)):
+        boxes, sides = [], []
+        for n, (place, cells) in enumerate(block, number * 4096):
+            try:
+                own = read_row_boxes(cells, names)
+            except ValueError as error:
+                raise SourceError(f"{place}: {error}") from None
+            for box in own:
+                boxes.append(box)
+                if n in sized:
+                    measured.count_boxes(np.array([box]), np.array([sized[n]], np.float64))
+                width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
+                sides.append((width, height) if {"width", "height"}.isdisjoint(names) else (None, None))
+        full = all(w and h for w, h in sides)
+        ranges.count_boxes(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
+    if said is not None:
+        return said
+    possible = [
+        name for name in ranges.possible_conventions() if not measured.count or name in measured.possible_conventions()
+    ]
+    named = [name for name in possible if name.removesuffix("n") == implied]
+    if implied == "xywh" and not named:
+        named = possible
+    if implied in ("xywh", "cxcywh"):
+        named = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
+        precise = implied == "cxcywh" or not names[0].lower().endswith(("x", "left"))
+        named = [n for n in named if n.removesuffix("n") == implied] or named if precise else named
+    choices = named if implied else possible
+    if implied == "xyxy" and len(choices) != 1:
+        choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
+    if len(choices) == 1 or not ranges.count:
+        return choices[0] if choices else "xyxy"
+    offered = choices or ["xyxy", "xywh", "cxcywh"]
+    columns = ", ".join(map(printable, names))
+    raise AmbiguousSourceError(
+        f"{where}: the {ranges.count:,} boxes in {columns} could be {' or '.join(offered)}: say which with --layout",
+        [Answer(("--layout", each)) for each in offered],
+    )

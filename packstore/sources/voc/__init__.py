@@ -34,12 +34,11 @@ from packstore.sources.beside import (
 )
 from packstore.sources.boxes import CORNERS, VOC
 from packstore.sources.contents import stem_of
-from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
-from packstore.sources.rows import in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import (
