@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.images.orientation import read_orientation, swaps_sides
-from packstore.images.sniff import sniff
+from packstore.images.orientation import upright_size
 
 CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")
 """Left, top, right, bottom; left, top, width, height; centre, width, height; and the same as fractions."""
@@ -94,15 +93,8 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
     if convention.endswith("n"):
         if not isinstance(image, bytes):
             raise ValueError("boxes are fractions of an image that is not a file")
-        corners *= np.tile(read_upright_sides(image), 2)
+        corners *= np.tile(upright_size(image), 2)
     return corners.astype(np.float32)
-
-
-def read_upright_sides(image: bytes) -> tuple[int, int]:
-    """Reads width and height of the upright image from the beginning of its file. Raises
-    :class:`~packstore.images.sniff.HeaderError` if it is no image."""
-    info = sniff(image)
-    return (info.height, info.width) if swaps_sides(read_orientation(image, info)) else (info.width, info.height)
 
 
 def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:

@@ -181,16 +181,21 @@ def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
 def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
     """Yields line number and caption of each line. Files are JSON Lines, tables, or Flickr's files. Raises
     :class:`ValueError` or :class:`csv.Error` for a malformed line."""
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="surrogateescape", newline="")
     if file.lower().endswith(".jsonl"):
         for number, raw in enumerate(io.BytesIO(data), 1):
-            yield from ((number, line) for line in _parse_json_line(raw))
-        return
-    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="surrogateescape", newline="")
-    pattern = _find_line_pattern(data[:_START])
-    if pattern is None:
+            if raw.strip():
+                yield from ((number, line) for line in _parse_record(load_json(raw, "not JSON")))
+    elif (pattern := _find_line_pattern(data[:_START])) is None:
         yield from _parse_table(text, "\t" if file.lower().endswith(".tsv") else ",")
     else:
-        yield from _parse_by_pattern(text, pattern)
+        for number, each in enumerate(map(str.strip, text), 1):
+            match = pattern.fullmatch(each)
+            if match is not None and not (number == 1 and each.startswith("image_name|")):
+                caption = match[2].strip()
+                yield number, _CaptionLine(match[1].strip(), _strip_quotes(caption) if pattern is _BARE else caption)
+            elif each and (number > 1 or pattern is _BARE):
+                raise ValueError(f"{each[:60]!r} has no image and caption")
 
 
 def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _CaptionLine]]:
@@ -202,53 +207,31 @@ def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Ca
     columns, width = _find_columns(header), len(header)
     if columns is None:
         raise ValueError("the header is neither file,caption nor file,caption,split")
-    at, caption, split = columns
-    for row in rows:
-        if row and len(row) <= max(at, caption, split):
+    for row in filter(None, rows):
+        if len(row) > width and columns[1] == width - 1:  # commas of a caption that is not quoted
+            row[width - 1 :] = [delimiter.join(row[width - 1 :])]
+        if len(row) <= max(columns):
             raise ValueError(f"{len(row)} values, fewer than the header has")
-        if len(row) > width and caption == width - 1:  # commas of a caption that is not quoted
-            row[caption:] = [delimiter.join(row[caption:])]
         if len(row) > width:
             raise ValueError(f"{len(row)} values, more than the header has: quote captions that have commas")
-        if row:
-            name = row[split].strip() if split >= 0 else ""
-            yield rows.line_num, _CaptionLine(row[at].strip(), row[caption].strip(), name)
+        yield rows.line_num, _CaptionLine(*(row[n].strip() for n in columns))
 
 
-def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header.
-
-    Removes quotes around captions with the pattern ``_BARE``, for files that have no header. Raises
-    :class:`ValueError` for other lines."""
-    for number, each in enumerate(text, 1):
-        match = pattern.fullmatch(each.strip())
-        if match is not None and not (number == 1 and each.startswith("image_name|")):
-            caption = match[2].strip()
-            yield number, _CaptionLine(match[1].strip(), _strip_quotes(caption) if pattern is _BARE else caption)
-        elif each.strip() and (number > 1 or pattern is _BARE):
-            raise ValueError(f"{each.strip()[:60]!r} has no image and caption")
-
-
-def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
-    """Yields the captions in a line of JSON; none for a blank line. A line is an object with a file, one or several
-    captions, and optionally a split and counters. Raises :class:`ValueError` for any other line."""
-    if not text.strip():
-        return
-    record = load_json(text, "not JSON")
+def _parse_record(record: Any) -> Iterator[_CaptionLine]:
+    """Yields the captions in an object with a file, one or several captions, and optionally a split and counters.
+    Raises :class:`ValueError` for any other value."""
     columns = _find_columns([*record]) if isinstance(record, dict) else None
     if columns is None:
         raise ValueError("expected an object with a file, a caption or captions, and optionally a split")
-    values = [*record.values()]
-    file, captions = values[columns[0]], values[columns[1]]
-    split = values[columns[2]] if columns[2] >= 0 else ""
+    file, captions, *split = (list(record.values())[n] for n in columns)
     for caption in captions if isinstance(captions, list) else [captions]:
-        if not all(isinstance(value, str) for value in (file, caption, split)):
+        if not all(isinstance(value, str) for value in (file, caption, *split)):
             raise ValueError("a file, a caption or a split is not a text")
-        yield _CaptionLine(file, caption, split)
+        yield _CaptionLine(file, caption, *split)
 
 
-def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
-    """Returns the positions of file, caption and split in a header; -1 for no split. Returns None unless there is
+def _find_columns(header: Sequence[str]) -> list[int] | None:
+    """Returns the positions of file, caption and, if there is one, split in a header. Returns None unless there is
     exactly one file and one caption. Also returns None if another column is neither a split nor a counter."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
@@ -256,7 +239,7 @@ def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
     rest = [n for n, name in enumerate(names) if n not in (*files, *captions) and name not in _NUMBERS]
     if len(files) != 1 or len(captions) != 1 or [names[n] for n in rest] not in ([], ["split"]):
         return None
-    return files[0], captions[0], rest[0] if rest else -1
+    return [*files, *captions, *rest]
 
 
 def _find_line_pattern(start: bytes) -> re.Pattern[str] | None:

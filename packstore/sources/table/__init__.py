@@ -13,11 +13,11 @@ import numpy as np
 
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Field, Image, Mask
+from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field
-from packstore.sources.boxes import read_upright_sides
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.encodings import parse_columns
 from packstore.sources.ledger import Claims, Role
@@ -63,6 +63,7 @@ class TableSource(FileRowSource):
     """
 
     kind = "table"
+    _tables: Sequence[Table]
     left_images = "images that no row names"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -98,7 +99,6 @@ class TableSource(FileRowSource):
         Raises :class:`SourceError` if there is no table. Raises :class:`UsageError` if none has the column of images
         that the user names.
         """
-        self._tables: Sequence[Any]
         tables, self._copies = separate_repeated_tables(self.tree, find_tables(self.tree, given, self.options.named))
         tables, self._class_table = separate_class_table(self.tree, join_tables(self.tree, tables))
         self._tables = name_splits_alike(self.tree, tables)
@@ -262,7 +262,7 @@ def _measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]
     for image in range(0, rows.image_count, max(1, rows.image_count // _SIZED)):
         start = tree.first_bytes(rows.image_path(image), _HEADER)
         with suppress(HeaderError, SampleError, ValueError):
-            sizes |= dict.fromkeys(rows.numbers_of(image), read_upright_sides(start))
+            sizes |= dict.fromkeys(rows.numbers_of(image), upright_size(start))
     return sizes
 
 

@@ -26,14 +26,14 @@ from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, sp
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
-TEXT = (".csv", ".tsv", ".txt", ".lst")
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
+_TEXT = (".csv", ".tsv", ".txt", ".lst")
 """Suffixes of tables whose columns have names only in a header."""
 _BLOCK = 4096
 MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
 _NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
 """Line of text: an image, whose name may have blanks, and the rest."""
-SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
+_SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
 _BOXES = re.compile(r"(.*/)?[\w-]*annotations-bbox\.csv", re.I)
@@ -84,7 +84,7 @@ class Table:
     @property
     def is_text(self) -> bool:
         """True if all cells are texts, and only a header names the columns."""
-        return suffix_of(self.file) in TEXT
+        return suffix_of(self.file) in _TEXT
 
     @property
     def has_names(self) -> bool:
@@ -115,10 +115,10 @@ def list_possible_tables(tree: Tree) -> list[str]:
     """
     files = []
     for folder, contents in list_contents(tree).folders.items():
-        for suffix in SUFFIXES:
+        for suffix in _SUFFIXES:
             names = contents.others.get(suffix)
             if names is not None and names.count <= _FEW:
-                files += [join(folder, n) for n in names.first if not (SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
+                files += [join(folder, n) for n in names.first if not (_SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
     return files
 
 
@@ -128,7 +128,7 @@ def find_sample_submissions(tree: Tree) -> list[str]:
         join(folder, name)
         for folder, contents in list_contents(tree).folders.items()
         for name in contents.other_names
-        if SAMPLE.fullmatch(name) and suffix_of(name) in SUFFIXES
+        if _SAMPLE.fullmatch(name) and suffix_of(name) in _SUFFIXES
     ]
 
 
@@ -235,7 +235,7 @@ def examine_table(
         if suffix_of(file) in (".txt", ".json", ".lst") and not (named or asked):
             return None
         raise failure
-    header = suffix_of(file) in TEXT and _is_header(first, ways)
+    header = suffix_of(file) in _TEXT and _is_header(first, ways)
     rows -= header
     if header:  # the first line names the columns, which had numbers so far
         names = dict(zip(first, name_columns([str(cell) for cell in first.values()]), strict=True))
@@ -420,7 +420,7 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
     the rows name images.
     """
     shown, suffix = tree.name(file), suffix_of(file)
-    if suffix not in TEXT:
+    if suffix not in _TEXT:
         reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
         for place, values in _read_converted(tree, file, reader):
             yield TableRow(f"{shown}, {place}", values)

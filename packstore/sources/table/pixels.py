@@ -12,7 +12,6 @@ import math
 import os
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +33,8 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table import TableSource
-from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables, read_cells
-from packstore.sources.table.images import NamedRow
+from packstore.sources.table.finding import Table, find_sample_submissions, list_possible_tables, read_cells
+from packstore.sources.table.images import NamedRow, Naming
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".csv", ".tsv")
@@ -47,41 +46,18 @@ _NOTES = re.compile(r"(readme|licen[cs]e|.*class|.*label_?names|.*mapping)[^/]*"
 
 
 @dataclass(slots=True)
-class PixelTable:
+class PixelTable(Table):
     """Table of pixels.
 
     Attributes:
-        file: Path in the tree.
-        header: The first line names the columns.
         names: Names of all columns.
         pixels: Places of the columns of pixels, in order. If there is only one, each cell is an image.
-        split: Split that the name of the file names; ``""`` for none.
-        further: Always empty: a table of pixels has no columns that name further images.
-        image: Name of the column of images in messages.
     """
 
-    file: str
-    header: bool
-    names: list[str]
-    pixels: list[int]
-    split: str
-    further: dict[str, Any] = field(default_factory=dict)
     image: str = "the pixels"
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Path of the table; no table is joined to it."""
-        return (self.file,)
-
-    @property
-    def is_text(self) -> bool:
-        """True: all cells are texts."""
-        return True
-
-    @property
-    def has_names(self) -> bool:
-        """True if the columns have names."""
-        return self.header
+    naming: Naming = field(default_factory=lambda: Naming(False, False))
+    names: list[str] = field(default_factory=list)
+    pixels: list[int] = field(default_factory=list)
 
 
 class PixelTableSource(TableSource):
@@ -93,7 +69,7 @@ class PixelTableSource(TableSource):
     """
 
     kind = "pixel_table"
-    _tables: Sequence[Any]
+    _tables: Sequence[PixelTable]
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
         """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none, or a header
@@ -109,8 +85,8 @@ class PixelTableSource(TableSource):
         for table in self._tables:
             if len(set(table.names)) < len(table.names):
                 raise SourceError(f"{self.tree.name(table.file)}: the header has a column twice")
-        splits = [table.split for table in self._tables]
-        if len(set(splits)) < len(splits) or (len(splits) > 1 and "" in splits):
+        splits = {table.split for table in self._tables}
+        if len(splits) < len(self._tables) or (len(splits) > 1 and "" in splits):
             named = [table.file for table in self._tables]
             raise AmbiguousSourceError(
                 f"{self.tree.name()} has {len(named)} tables of pixels, {' and '.join(map(printable, named[:3]))}, "
@@ -250,10 +226,10 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
     if len(one) == 1:
         second = next(lines, (0, []))[1]
         full = len(second) == len(first) and len(second[one[0]].split()) >= _LEAST
-        return PixelTable(file, True, first, one, split) if full else None
+        return PixelTable(file, True, split=split, names=first, pixels=one) if full else None
     many = [n for n, name in enumerate(first) if _PIXEL.fullmatch(name)]
     if len(many) >= _LEAST and find_square_shape(len(many)) is not None:
-        return PixelTable(file, True, first, many, split)
+        return PixelTable(file, True, split=split, names=first, pixels=many)
     if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or find_square_shape(len(first) - 1) is None:
         return None
     names = [str(n) for n in range(1, len(first) + 1)]
@@ -265,7 +241,8 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
             "--column label=COL",
             [Answer(("--column", f"label={other}")), Answer(("--column", f"label={last}"))],
         )
-    return PixelTable(file, False, names, [n for n, name in enumerate(names) if name != label], split)
+    places = [n for n, name in enumerate(names) if name != label]
+    return PixelTable(file, False, split=split, names=names, pixels=places)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -279,18 +256,14 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     try:
         files = {table.file for table in find_pixel_tables(tree, parse_columns(options.columns))}
-    except SourceError as error:
-        if isinstance(error, AmbiguousSourceError):
-            raise
+    except AmbiguousSourceError:
+        raise
+    except SourceError:
         return Certainty.NO
     if not files:
         return Certainty.NO
-    others = Counter(
-        file
-        for file in list_possible_tables(tree)
-        if file not in files and not _NOTES.fullmatch(name := file.rpartition("/")[2]) and not SAMPLE.fullmatch(name)
-    )
-    return Certainty.PARTIAL if others else Certainty.CERTAIN
+    others = (file.rpartition("/")[2] for file in list_possible_tables(tree) if file not in files)
+    return Certainty.CERTAIN if all(map(_NOTES.fullmatch, others)) else Certainty.PARTIAL
 
 
 KIND = Kind(
